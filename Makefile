@@ -9,7 +9,10 @@ ARGS ?=
 # STRICT=1: a test that cannot run here is a failure (CI). Without it, what is left out is said loudly.
 STRICT ?=
 
-.PHONY: serve test install lint types unit browser bench soak peers gpu-check gpu-figures gpu-wheels constraints clean help
+# Written by npm when it has installed the packages of package-lock.json.
+JS_STAMP := node_modules/.package-lock.json
+
+.PHONY: serve test install lint types js unit browser bench soak peers gpu-check gpu-figures gpu-wheels constraints clean help
 
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -35,6 +38,14 @@ lint: install  ## ruff
 
 types: install  ## mypy
 	@$(BIN)/mypy
+
+js: $(JS_STAMP)  ## types and format of static/js; needs npm
+	@npm run --silent check
+
+$(JS_STAMP): package.json package-lock.json
+	@command -v npm > /dev/null || { echo "make js needs npm, which comes with Node.js"; exit 1; }
+	@npm ci --silent --no-audit --no-fund
+	@touch $@
 
 unit: install  ## every test
 	@CAROUSEL_STRICT=$(STRICT) $(BIN)/python -m pytest -p tests.both_ends
@@ -87,4 +98,4 @@ constraints: install  ## pin what is installed now
 	@{ sed -n '/^#/p' constraints.txt; $(BIN)/pip freeze --exclude-editable | sed 's/+cpu$$//'; } > constraints.new && mv constraints.new constraints.txt
 
 clean:  ## remove everything that was made here
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf $(VENV) node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -2,8 +2,11 @@
 // and updates the page. One tab drives an answer; the other tabs read the saved records.
 import { ApiError } from "./api.js";
 import { Answer } from "./stream.js";
-import { ordinal } from "./labels.js";
+import { shortStatus } from "./labels.js";
 import { flush, separate } from "./reasoning.js";
+
+/** @import { AnswerRequest, Conversation, Message, Status } from "./types.js" */
+/** @import { AnswerEvent } from "./stream.js" */
 
 /** Fields that are reset when an answer is continued: its text stays, all else belongs to the new request. */
 const CONTINUED_FIELDS = {
@@ -20,13 +23,17 @@ const CONTINUED_FIELDS = {
   pausedMs: 0,
 };
 const SAVE_INTERVAL_MS = 400;
-const TAKEOVER_MS = 4000; // ms without an update before another tab takes an answer over; a longer time in the queue causes two readers
+// Ms without an update before another tab takes an answer over; a longer time in the queue causes two readers
+const TAKEOVER_MS = 4000;
 
 /**
- * @typedef {import("./store.js").Conversation} Conversation
- * @typedef {import("./store.js").Message} Message
- * @typedef {{ begin(): void, write(text: string): void, think(text: string): void, status(status: any): void, reconnecting(): void, offline(): void,
- *   retrying(error: any, at: number): void, settle(): void }} AnswerDisplay
+ * View of an answer in the open conversation.
+ * @typedef {{ begin(): void, write(text: string): void, think(text: string): void, status(status: Status): void,
+ *   reconnecting(): void, offline(): void, retrying(error: ApiError, at: number): void, settle(): void }} AnswerDisplay
+ *
+ * @typedef {{ viewOf(message: Message): AnswerDisplay | null, changed(): void,
+ *   ended(conversation: Conversation, message: Message): void, announce(text: string, conversation: Conversation): void,
+ *   onError(error: ApiError): void }} AnswerPage
  */
 
 export class Answers {
@@ -34,10 +41,7 @@ export class Answers {
   #ended = Promise.resolve(); // resolves when the last ended answer is saved
   #running = /** @type {Map<string, { answer: Answer, message: Message }>} */ (new Map());
 
-  /**
-   * @param {import("./store.js").Store} store
-   * @param {{ viewOf(message: Message): AnswerDisplay | null, changed(): void, ended(conversation: Conversation, message: Message): void, announce(text: string, conversation: Conversation): void, onError(error: ApiError): void }} page
-   */
+  /** @param {import("./store.js").Store} store @param {AnswerPage} page */
   constructor(store, page) {
     this.store = store;
     this.page = page;
@@ -48,12 +52,15 @@ export class Answers {
     return new Set(this.#running.keys());
   }
 
-  /** @param {Conversation} conversation @param {Message} message @param {object} body */
+  /** @param {Conversation} conversation @param {Message} message @param {AnswerRequest} body */
   start(conversation, message, body) {
     return this.#drive(conversation, message, new Answer(body));
   }
 
-  /** Continues an ended answer after its present text. @param {Conversation} conversation @param {Message} message @param {object} body */
+  /**
+   * Continues an ended answer after its present text.
+   * @param {Conversation} conversation @param {Message} message @param {AnswerRequest} body
+   */
   continue(conversation, message, body) {
     Object.assign(message, {
       ...CONTINUED_FIELDS,
@@ -65,14 +72,18 @@ export class Answers {
     return this.start(conversation, message, body);
   }
 
-  /** Resumes an answer after a reload or a closed tab; if another tab still drives it, waits for its end first. */
+  /**
+   * Resumes an answer after a reload or a closed tab; if another tab still drives it, waits for its end first.
+   * @param {Conversation} conversation @param {Message} message
+   */
   async resumeSaved(conversation, message) {
     await this.#exclusively(message.id, async () => {
       await this.store.refresh({ id: conversation.id });
       const now = this.store.get(conversation.id);
       const last = now?.messages.at(-1);
       if (!now || last?.id !== message.id || last.state !== "streaming" || this.#running.has(now.id)) return;
-      if (last.usage) return this.#end(now, last, "done"); // the text is complete, only the end of the stream was missed
+      // The text is complete, only the end of the stream was missed
+      if (last.usage) return this.#end(now, last, "done");
       last.resumed = true;
       if (last.stream) return this.#run(now, last, new Answer(null, last.stream, last.last));
       this.#end(
@@ -84,7 +95,10 @@ export class Answers {
     });
   }
 
-  /** Takes over an answer of another tab when that tab goes away. Without locks this is inferred from missing updates. */
+  /**
+   * Takes over an answer of another tab when that tab goes away. Without locks this is inferred from missing updates.
+   * @param {Conversation} conversation @param {Message} message
+   */
   async takeOver(conversation, message) {
     if (this.#takingOver.has(message.id)) return;
     this.#takingOver.add(message.id);
@@ -93,7 +107,7 @@ export class Answers {
     this.#takingOver.delete(message.id);
   }
 
-  /** Waits until the tab that drives an answer stops updating it. */
+  /** Waits until the tab that drives an answer stops updating it. @param {string} conversation @param {string} id */
   async #untilSilent(conversation, id) {
     for (;;) {
       const last = this.store.get(conversation)?.messages.at(-1);
@@ -129,10 +143,12 @@ export class Answers {
     this.#running.get(id)?.answer.now();
   }
 
+  /** @param {Conversation} conversation @param {Message} message @param {Answer} answer */
   #drive(conversation, message, answer) {
     return this.#exclusively(message.id, () => this.#run(conversation, message, answer));
   }
 
+  /** @param {Conversation} conversation @param {Message} message @param {Answer} answer */
   async #run(conversation, message, answer) {
     this.#running.set(conversation.id, { answer, message });
     this.store.ownMessages.add(message.id);
@@ -141,7 +157,8 @@ export class Answers {
     let savedAt = 0;
     let pausedAt = 0;
     for await (const event of answer.events()) {
-      if (this.#running.get(conversation.id)?.answer !== answer) continue; // stopped meanwhile: the generator still has to clean up
+      // Stopped meanwhile: the generator still has to clean up
+      if (this.#running.get(conversation.id)?.answer !== answer) continue;
       if (pausedAt) message.pausedMs = (message.pausedMs ?? 0) + Date.now() - pausedAt;
       const isWaiting =
         event.kind === "status" && (event.state === "paused" || (event.state === "queued" && message.pieces));
@@ -160,7 +177,10 @@ export class Answers {
     }
   }
 
-  /** Applies an event to the record and, if the answer is visible, to the page. Returns the final state, or null. */
+  /**
+   * Applies an event to the record and, if the answer is visible, to the page. Returns the final state, or null.
+   * @param {Conversation} conversation @param {Message} message @param {AnswerEvent} event
+   */
   #apply(conversation, message, event) {
     const view = this.page.viewOf(message);
     if ("id" in event && event.id) message.last = event.id;
@@ -171,16 +191,12 @@ export class Answers {
         return null;
       case "status":
         view?.status(event);
-        if (event.cause === "restart") this.page.announce("The engine is restarting", conversation);
-        else if (event.state !== "running")
-          this.page.announce(
-            event.state === "paused" ? "Paused" : event.position ? `${ordinal(event.position)} in line` : "In line",
-            conversation,
-          );
+        if (event.state !== "running") this.page.announce(shortStatus(event), conversation);
         return null;
       case "delta":
         message.lastAt = Date.now();
-        if (!message.resumed) message.firstAt ??= message.lastAt; // after a reload the time of the first token is unknown
+        // After a reload the time of the first token is unknown
+        if (!message.resumed) message.firstAt ??= message.lastAt;
         message.pieces = (message.pieces ?? 0) + 1;
         this.#append(message, { text: "", thinking: event.thinking });
         this.#append(message, separate(message, event.text));
@@ -212,6 +228,7 @@ export class Answers {
     return null;
   }
 
+  /** @param {Message} message @param {{ text: string, thinking: string }} added */
   #append(message, { text, thinking }) {
     const view = this.page.viewOf(message);
     if (thinking) {
@@ -225,6 +242,10 @@ export class Answers {
     if (text) view?.write(text);
   }
 
+  /**
+   * @param {Conversation} conversation @param {Message} message @param {"done" | "stopped" | "error"} state
+   * @param {ApiError | null} [error]
+   */
   #end(conversation, message, state, error = null) {
     this.#append(message, flush(message));
     message.state = state;
@@ -239,10 +260,13 @@ export class Answers {
     if (error) this.page.onError(error);
   }
 
-  /** Runs `work` under a lock shared by all tabs. Plain http has no locks, so there two tabs can read the same answer. */
-  #exclusively(name, work) {
+  /**
+   * Runs `work` under a lock shared by all tabs. Plain http has no locks, so there two tabs can read the same answer.
+   * @param {string} name @param {() => Promise<void>} work @returns {Promise<void>}
+   */
+  async #exclusively(name, work) {
     // The next holder of the lock reads the record, which must not show an ended answer as in progress.
     const saved = () => work().finally(() => this.#ended);
-    return navigator.locks ? navigator.locks.request(`carousel.answer.${name}`, saved) : saved();
+    await (navigator.locks ? navigator.locks.request(`carousel.answer.${name}`, saved) : saved());
   }
 }

@@ -1,10 +1,12 @@
 // HTTP client of the server: URLs, the API key, and the form of errors. Independent of the page.
 import { RESUME_SECONDS, url } from "./env.js";
 
+/** @import { AnswerRequest, ErrorBody, ErrorFields, Model, Timeline, Turn } from "./types.js" */
+
 const KEY = "carousel.key";
 
 export class ApiError extends Error {
-  /** @param {{ message: string, status?: number, type?: string, code?: string | null, param?: string | null, retryAfter?: number | null, body?: any }} fault */
+  /** @param {ErrorFields & { status?: number, retryAfter?: number | null, body?: ErrorBody | null }} fields */
   constructor({ message, status = 0, type = "", code = null, param = null, retryAfter = null, body = null }) {
     super(message);
     this.name = "ApiError";
@@ -61,7 +63,7 @@ export async function call(path, init = {}) {
 /** @param {Response} response */
 export async function readError(response) {
   const text = await response.text().catch(() => "");
-  let body = null;
+  let body = /** @type {ErrorBody | null} */ (null);
   try {
     body = JSON.parse(text);
   } catch {
@@ -80,6 +82,7 @@ export async function readError(response) {
   });
 }
 
+/** @param {Response} response */
 const statusText = (response) => `The server answered ${response.status} ${response.statusText}`.trim() + ".";
 
 /** Returns the milliseconds to wait, or null if the server named none. @param {Headers} headers */
@@ -92,10 +95,10 @@ export function retryAfter(headers) {
   return Number.isFinite(ms) ? Math.max(0, ms) : null;
 }
 
-/** @returns {Promise<{ id: string, max_model_len?: number, service_tiers?: string[] }[]>} */
+/** @returns {Promise<Model[]>} */
 export const listModels = async () => (await (await call("/v1/models")).json()).data;
 
-/** Starts an answer. @param {object} body @param {AbortSignal} signal */
+/** Starts an answer. @param {AnswerRequest} body @param {AbortSignal} signal */
 export const startAnswer = (body, signal) =>
   call("/v1/chat/completions", {
     method: "POST",
@@ -108,14 +111,20 @@ export const startAnswer = (body, signal) =>
     },
   });
 
-/** Resumes an answer after the last received event. @param {string} stream @param {string | null} last @param {AbortSignal} signal */
+/**
+ * Resumes an answer after the last received event.
+ * @param {string} stream @param {string | null} last @param {AbortSignal} signal
+ */
 export const resumeAnswer = (stream, last, signal) =>
   call(`/v1/streams/${encodeURIComponent(stream)}`, {
     signal,
     headers: { Accept: "text/event-stream", ...(last ? { "Last-Event-ID": last } : {}) },
   });
 
-/** Returns the tokens of a conversation and the context length of the model. @param {object[]} messages @returns {Promise<{ count: number, max_model_len: number }>} */
+/**
+ * Returns the tokens of a conversation and the context length of the model.
+ * @param {Turn[]} messages @returns {Promise<{ count: number, max_model_len: number }>}
+ */
 export const countTokens = async (messages) =>
   (
     await call("/tokenize", {
@@ -125,10 +134,13 @@ export const countTokens = async (messages) =>
     })
   ).json();
 
-/** Returns the timeline of an answer. @param {string} stream @returns {Promise<{ choices: { intervals: any[] }[] }>} */
+/** Returns the timeline of an answer. @param {string} stream @returns {Promise<Timeline>} */
 export const getTimeline = async (stream) => (await call(`/v1/requests/${encodeURIComponent(stream)}`)).json();
 
-/** Stops an answer, which frees its slot at once. With `keepalive` the request survives the page. @param {string} stream */
+/**
+ * Stops an answer, which frees its slot at once. With `keepalive` the request survives the page.
+ * @param {string} stream
+ */
 export const stopAnswer = (stream) =>
   call(`/v1/streams/${encodeURIComponent(stream)}`, { method: "DELETE", keepalive: true }).then(
     () => {},

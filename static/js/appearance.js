@@ -2,7 +2,7 @@
 import { openMenu } from "./menu.js";
 import { readPref, writePref } from "./prefs.js";
 
-const CHOICES = { "": "As the system", light: "Light", dark: "Dark" };
+const CHOICES = /** @type {Record<string, string>} */ ({ "": "As the system", light: "Light", dark: "Dark" });
 
 /** @param {HTMLElement} button */
 export function setUpTheme(button) {
@@ -24,17 +24,20 @@ export function setUpTheme(button) {
   });
 }
 
+/** @param {string} theme @param {HTMLElement} button */
 function choose(theme, button) {
   writePref("theme", theme);
   apply(theme, button);
 }
 
+/** @param {string} theme @param {HTMLElement} button */
 function apply(theme, button) {
   if (theme) document.documentElement.dataset.theme = theme;
   else delete document.documentElement.dataset.theme;
   label(button);
 }
 
+/** @param {HTMLElement} button */
 function label(button) {
   const theme = document.documentElement.dataset.theme ?? "";
   button.setAttribute("aria-label", `Theme: ${CHOICES[theme]}`);

@@ -17,6 +17,7 @@ const LIST_ITEM = /^ {0,3}(?:[-*+]|\d{1,9}[.)])(?:[ \t]|$)/;
 const HEADING = /^ {0,3}#{1,6}(?:[ \t]|$)/;
 const INDENTED = /^(?: {2,}|\t)/;
 
+/** @param {Block["kind"]} kind @param {Partial<Block>} [extra] @returns {Block} */
 const newBlock = (kind, extra = {}) => ({
   kind,
   source: "",
@@ -75,6 +76,7 @@ export class BlockSplitter {
     return closed;
   }
 
+  /** @param {string} line @param {Block[]} closed */
   #line(line, closed) {
     if (this.#inLongLine) {
       this.#inLongLine = false;
@@ -92,12 +94,14 @@ export class BlockSplitter {
     else this.#textLine(line, closed);
   }
 
+  /** @param {Block} open @param {string} line @param {Block[]} closed */
   #codeLine(open, line, closed) {
     if (closes(open, line)) return this.#close(closed);
     open.source += `${dedent(line, open.indent)}\n`;
     if (open.source.length > MAX_CODE_CHARACTERS) this.#continue(closed);
   }
 
+  /** @param {string} line @param {Block[]} closed */
   #textLine(line, closed) {
     const open = this.#open;
     if (open?.inner) {
@@ -129,6 +133,7 @@ export class BlockSplitter {
     }
   }
 
+  /** @param {string} line @param {Block[]} closed */
   #append(line, closed) {
     const open = (this.#open ??= newBlock("text"));
     open.source += `${line}\n`;
@@ -137,7 +142,7 @@ export class BlockSplitter {
     if (open.source.length > MAX_TEXT_CHARACTERS) this.#close(closed);
   }
 
-  /** Emits an overlong line in pieces and returns the rest of it. */
+  /** Emits an overlong line in pieces and returns the rest of it. @param {string} line @param {Block[]} closed */
   #spill(line, closed) {
     if (this.#open?.kind === "code") {
       this.#open.source += line;
@@ -153,24 +158,27 @@ export class BlockSplitter {
     return line.slice(from);
   }
 
-  /** Closes an overlong code block and opens a block that continues it. */
+  /** Closes an overlong code block and opens a block that continues it. @param {Block[]} closed */
   #continue(closed) {
     const { info, fence, indent } = /** @type {Block} */ (this.#open);
     this.#close(closed);
     this.#open = newBlock("code", { info, fence, indent, cut: true });
   }
 
+  /** @param {Block[]} closed */
   #close(closed) {
     if (this.#open && (this.#open.source.trim() || this.#open.kind === "code")) closed.push(this.#open);
     this.#open = null;
   }
 }
 
+/** @param {Block} open @param {string} line */
 const closes = (open, line) => {
   const text = line.trim();
   return text.startsWith(open.fence) && !text.replaceAll(open.fence[0], "");
 };
 
+/** @param {string} line @param {number} indent */
 const dedent = (line, indent) => {
   let from = 0;
   while (from < indent && line[from] === " ") from++;

@@ -8,6 +8,8 @@ import { requestFor } from "./sampling.js";
 import { newId, titleFrom } from "./store.js";
 import { Truncation } from "./truncation.js";
 
+/** @import { Conversation, Message, Sampling } from "./types.js" */
+
 export class Chat {
   #models = [MODEL];
   /** `service_tier` of requests: the best that the key allows, since the user waits for the answers. */
@@ -39,8 +41,12 @@ export class Chat {
     return this.#models;
   }
 
+  /** @returns {Conversation} */
   #blank() {
-    const { system = SYSTEM_PROMPT, sampling = {} } = readPref("defaults", /** @type {any} */ ({}));
+    const { system = SYSTEM_PROMPT, sampling = {} } = readPref(
+      "defaults",
+      /** @type {{ system?: string, sampling?: Sampling }} */ ({}),
+    );
     const now = Date.now();
     return {
       id: newId(),
@@ -65,7 +71,11 @@ export class Chat {
     this.show();
   }
 
-  /** Updates the page after another tab changed or deleted a conversation. An answer of this tab continues if it still exists. @param {string} id */
+  /**
+   * Updates the page after another tab changed or deleted a conversation. An answer of this tab continues if it still
+   * exists.
+   * @param {string} id
+   */
   changedElsewhere(id) {
     this.answers.dropRemoved(id);
     if (id !== this.current.id) return this.show();
@@ -85,7 +95,7 @@ export class Chat {
 
   #takeOver() {
     if (this.isAnsweredElsewhere)
-      this.answers.takeOver(this.current, /** @type {any} */ (this.current.messages.at(-1)));
+      this.answers.takeOver(this.current, /** @type {Message} */ (this.current.messages.at(-1)));
   }
 
   /** Whether another tab writes an answer into the open conversation; it would overwrite messages added by this tab. */
@@ -93,7 +103,7 @@ export class Chat {
     return this.hasOtherWriter(this.current);
   }
 
-  /** Whether another tab writes an answer into a conversation. @param {import("./store.js").Conversation} conversation */
+  /** Whether another tab writes an answer into a conversation. @param {Conversation} conversation */
   hasOtherWriter({ id, messages }) {
     return messages.at(-1)?.state === "streaming" && !this.answers.running.has(id);
   }
@@ -102,7 +112,7 @@ export class Chat {
     return this.answers.running.has(this.current.id) || this.isAnsweredElsewhere;
   }
 
-  /** @param {string} text @param {import("./store.js").Conversation} [conversation] */
+  /** @param {string} text @param {Conversation} [conversation] */
   send(text, conversation = this.current) {
     if (this.answers.running.has(conversation.id) || this.hasOtherWriter(conversation)) return;
     if (!conversation.messages.length) {
@@ -132,20 +142,27 @@ export class Chat {
     else writePref(`draft.${id}`, [text, readPref(`draft.${id}`, "")].filter(Boolean).join("\n\n"));
   }
 
-  /** Handles the end of an answer: after a complete one, the queued message is sent. @param {import("./store.js").Conversation} conversation @param {import("./store.js").Message} message */
+  /**
+   * Handles the end of an answer: after a complete one, the queued message is sent.
+   * @param {Conversation} conversation @param {Message} message
+   */
   onAnswerEnd(conversation, { state }) {
     if (state !== "done") return this.takeBack(conversation.id);
     const text = this.queued.take(conversation.id);
     if (text) this.send(text, conversation);
   }
 
+  /** @param {Conversation} conversation @param {Message} message */
   #add(conversation, message) {
     conversation.messages.push(message);
     if (conversation === this.current) this.thread.append(message);
     return message;
   }
 
-  /** Requests an answer to the current messages. @param {import("./store.js").Message[]} added messages that are not saved yet */
+  /**
+   * Requests an answer to the current messages. @param {Message[]} added messages that are not saved yet
+   * @param {Conversation} conversation
+   */
   #answer(conversation, ...added) {
     const now = Date.now();
     const body = requestFor(conversation, conversation.messages, conversation.model, this.tier);
@@ -177,7 +194,10 @@ export class Chat {
     this.composer.restoreFocus();
   }
 
-  /** Repeats a request without the oldest messages, after the conversation exceeded the context. @param {string} id the failed answer */
+  /**
+   * Repeats a request without the oldest messages, after the conversation exceeded the context.
+   * @param {string} id the failed answer
+   */
   async leaveOut(id) {
     const { current } = this;
     const first = await firstMessageThatFits(current);
@@ -234,7 +254,10 @@ export class Chat {
     this.change((conversation) => (conversation.model = model));
   }
 
-  /** Changes fields of the open conversation; before its first message it is not saved. @param {(conversation: any) => void} apply */
+  /**
+   * Changes fields of the open conversation; before its first message it is not saved.
+   * @param {import("./store.js").Change} apply
+   */
   change(apply) {
     if (this.store.get(this.current.id)) this.store.change(this.current.id, apply);
     else apply(this.current);

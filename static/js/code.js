@@ -8,12 +8,8 @@ const MAX_HIGHLIGHTED_CHARACTERS = 60_000;
 export function codeFrame(info, text) {
   const lang = (info.split(/[\s,{]/)[0] ?? "").slice(0, 24);
   const code = h("code", {}, text);
-  const button = h(
-    "button",
-    { class: "code-copy", type: "button", onclick: () => copy(code.textContent ?? "", button) },
-    icon("copy"),
-    h("span", {}, "Copy"),
-  );
+  const button = h("button", { class: "code-copy", type: "button" }, icon("copy"), h("span", {}, "Copy"));
+  button.addEventListener("click", () => copy(code.textContent ?? "", button));
   return h(
     "div",
     { class: "code", "data-lang": lang },
@@ -22,16 +18,21 @@ export function codeFrame(info, text) {
   );
 }
 
-/** Appends the new part of the code, so that a selection inside it is kept. @param {HTMLElement} frame @param {string} text */
+/**
+ * Appends the new part of the code, so that a selection inside it is kept.
+ * @param {HTMLElement} frame @param {string} text
+ */
 export function growCode(frame, text) {
   const code = /** @type {HTMLElement} */ (frame.querySelector("code"));
   const node = /** @type {Text | null} */ (code.firstChild);
   if (node && code.childNodes.length === 1 && text.startsWith(node.data)) node.appendData(text.slice(node.data.length));
   else code.textContent = text;
-  if (text.length > 8000) frame.classList.toggle("wrapped", /[^\n]{8000}/.test(text)); // an overlong line would make a very wide scroller
+  // An overlong line would make a very wide scroller
+  if (text.length > 8000) frame.classList.toggle("wrapped", /[^\n]{8000}/.test(text));
 }
 
-let highlighter = /** @type {Promise<any> | null} */ (null); // loaded lazily, shared by all code blocks
+// Loaded lazily, shared by all code blocks
+let highlighter = /** @type {Promise<typeof import("../vendor/highlight/highlight.min.js")> | null} */ (null);
 
 /** Highlights a closed block when the browser is idle. @param {HTMLElement} frame */
 export async function highlight(frame) {
@@ -53,7 +54,10 @@ export async function highlight(frame) {
   }
 }
 
-/** Copies only text and spans with hljs classes from the highlighter's output. @param {Node} parent @returns {(Node | string)[]} */
+/**
+ * Copies only text and spans with hljs classes from the highlighter's output.
+ * @param {Node} parent @returns {(Node | string)[]}
+ */
 function onlySpans(parent) {
   return [...parent.childNodes].map((node) => {
     if (node.nodeType === Node.TEXT_NODE) return node.textContent ?? "";

@@ -10,10 +10,10 @@ export class Composer {
   /** @param {{ send(text: string): void, queue(text: string): boolean, stop(): void, editLast(): void }} actions */
   constructor(actions) {
     this.actions = actions;
-    this.form = byId("composer");
-    this.area = byId("prompt");
-    this.sendButton = byId("send");
-    this.stopButton = byId("stop");
+    this.form = byId("composer", HTMLFormElement);
+    this.area = byId("prompt", HTMLTextAreaElement);
+    this.sendButton = byId("send", HTMLButtonElement);
+    this.stopButton = byId("stop", HTMLButtonElement);
     this.form.addEventListener("submit", (event) => {
       event.preventDefault();
       this.#send();
@@ -87,6 +87,7 @@ export class Composer {
     this.area.style.setProperty("overflow-y", this.area.scrollHeight > this.area.clientHeight + 1 ? "auto" : "hidden");
   }
 
+  /** @param {KeyboardEvent} event */
   #key(event) {
     // An Enter that ends a composition (Japanese, Chinese, Korean) does not send; Safari reports it as key code 229.
     if (event.isComposing || event.keyCode === 229) return;

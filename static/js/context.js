@@ -2,29 +2,35 @@
 import { countTokens } from "./api.js";
 import { requestFor, sentMessages } from "./sampling.js";
 
+/** @import { Conversation, Message } from "./types.js" */
+
 const MAX_PROMPT_SHARE = 0.75; // share of the context for the prompt afterwards; the rest is for later answers
 
 /**
  * Returns the id of the first message to send so that the prompt fits: a question, with at least one turn less than before.
  * Null if only the last question is left.
- * @param {import("./store.js").Conversation} conversation
+ * @param {Conversation} conversation
  */
 export async function firstMessageThatFits(conversation) {
   const sent = sentMessages(conversation, conversation.messages);
   const questions = sent.filter(({ role }) => role === "user");
   if (questions.length < 2) return null;
   const share = await shareThatFits(conversation, sent);
-  const size = (messages) => messages.reduce((sum, { content }) => sum + content.length, 0);
+  const size = (/** @type {Message[]} */ messages) => messages.reduce((sum, { content }) => sum + content.length, 0);
   const maximum = share * size(sent);
-  const fits = ({ id }) => size(sent.slice(sent.findIndex((message) => message.id === id))) <= maximum;
-  return (questions.slice(1).find(fits) ?? /** @type {any} */ (questions.at(-1))).id;
+  const fits = (/** @type {Message} */ { id }) =>
+    size(sent.slice(sent.findIndex((message) => message.id === id))) <= maximum;
+  return (questions.slice(1).find(fits) ?? /** @type {Message} */ (questions.at(-1))).id;
 }
 
-/** Returns the share of the messages' characters that fits. */
+/**
+ * Returns the share of the messages' characters that fits.
+ * @param {Conversation} conversation @param {Message[]} sent @returns {Promise<number>}
+ */
 async function shareThatFits(conversation, sent) {
   try {
     const { count, max_model_len: length } = await countTokens(requestFor(conversation, sent, "", "").messages);
-    const longest = conversation.sampling.max_tokens ?? 0;
+    const longest = Number(conversation.sampling.max_tokens ?? 0);
     return Math.max(0, Math.min(MAX_PROMPT_SHARE * length, length - longest - 1)) / count;
   } catch {
     return 0.5; // too long to be counted: if half does not fit either, the user can leave out more

@@ -1,6 +1,8 @@
 // Schema of the IndexedDB database: its tables, the upgrade from older versions, and promises for its requests.
 // `conversations` has a small row per conversation, `messages` a row per message under [conversation, id].
 
+/** @import { Conversation, Message } from "./types.js" */
+
 export const CONVERSATIONS = "conversations";
 export const MESSAGES = "messages";
 const VERSION = 2;
@@ -43,7 +45,9 @@ function splitRecords(transaction) {
   cursors.onsuccess = () => {
     const cursor = cursors.result;
     if (!cursor) return;
-    const { messages = [], ...row } = cursor.value;
+    const { messages = [], ...row } = /** @type {Omit<Conversation, "messages"> & { messages?: Message[] }} */ (
+      cursor.value
+    );
     cursor.update({ ...row, revision: 1, next: messages.length });
     messages.forEach((message, position) => rows.put({ ...message, conversation: row.id, position }));
     cursor.continue();
@@ -53,7 +57,7 @@ function splitRecords(transaction) {
 /** Returns the key range of all messages of a conversation. @param {string} id */
 export const messagesOf = (id) => IDBKeyRange.bound([id], [id, []]);
 
-/** @param {IDBRequest} request @returns {Promise<any>} */
+/** @template T @param {IDBRequest<T>} request @returns {Promise<T>} */
 export const asPromise = (request) =>
   new Promise((resolve, reject) => {
     request.onsuccess = () => resolve(request.result);

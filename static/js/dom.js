@@ -4,11 +4,17 @@ import { ICONS } from "./env.js";
 const SVG = "http://www.w3.org/2000/svg";
 
 /**
+ * Attributes of an element; `on…` are listeners; null, undefined and false are omitted.
+ * @typedef {Record<string, string | number | boolean | null | undefined | ((event: Event) => unknown)>} Props
+ */
+
+/**
  * h("button", { class: "x", type: "button", onclick: fn }, "label", child)
- * @param {string} tag
- * @param {Record<string, any>} [props] attributes; `on…` are listeners; null and false are omitted
+ * @template {keyof HTMLElementTagNameMap} Tag
+ * @param {Tag} tag
+ * @param {Props} [props]
  * @param {...(Node | string | null | undefined | false)} children
- * @returns {any}
+ * @returns {HTMLElementTagNameMap[Tag]}
  */
 export function h(tag, props = {}, ...children) {
   const node = document.createElement(tag);
@@ -17,7 +23,14 @@ export function h(tag, props = {}, ...children) {
   return node;
 }
 
-/** Creates an SVG element in the same way. @returns {any} */
+/**
+ * Creates an SVG element in the same way.
+ * @template {keyof SVGElementTagNameMap} Tag
+ * @param {Tag} tag
+ * @param {Props} [props]
+ * @param {...(Node | string)} children
+ * @returns {SVGElementTagNameMap[Tag]}
+ */
 export function svg(tag, props = {}, ...children) {
   const node = document.createElementNS(SVG, tag);
   setProps(node, props);
@@ -25,10 +38,11 @@ export function svg(tag, props = {}, ...children) {
   return node;
 }
 
+/** @param {Element} node @param {Props} props */
 function setProps(node, props) {
   for (const [name, value] of Object.entries(props)) {
     if (value === null || value === undefined || value === false) continue;
-    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    if (typeof value === "function") node.addEventListener(name.slice(2), value);
     else node.setAttribute(name, value === true ? "" : String(value));
   }
 }
@@ -37,13 +51,26 @@ function setProps(node, props) {
 export const icon = (name) =>
   svg("svg", { class: "icon", "aria-hidden": "true", focusable: "false" }, svg("use", { href: `${ICONS}#${name}` }));
 
-/** @param {string} id @returns {any} */
-export const byId = (id) => document.getElementById(id);
+/**
+ * Returns the element with an id, which the page's template contains.
+ * @template {Element} [Type=HTMLElement]
+ * @param {string} id
+ * @param {new () => Type} [type]
+ * @returns {Type}
+ */
+export function byId(id, type = /** @type {new () => Type} */ (/** @type {unknown} */ (HTMLElement))) {
+  const node = document.getElementById(id);
+  if (!(node instanceof type)) throw new TypeError(`this page has no ${type.name} with the id ${id}`);
+  return node;
+}
 
-/** Creates a round button with an icon and an accessible name. */
-export const iconButton = (name, label, onclick, extra = {}) =>
-  h(
-    "button",
-    { class: "icon-button small", type: "button", "aria-label": label, title: label, onclick, ...extra },
-    icon(name),
-  );
+/**
+ * Creates a round button with an icon and an accessible name.
+ * @param {string} name @param {string} label @param {(button: HTMLButtonElement) => void} onclick @param {Props} [extra]
+ */
+export function iconButton(name, label, onclick, extra = {}) {
+  const props = { class: "icon-button small", type: "button", "aria-label": label, title: label, ...extra };
+  const button = h("button", props, icon(name));
+  button.addEventListener("click", () => onclick(button));
+  return button;
+}

@@ -1,6 +1,8 @@
 // Conversation export, as Markdown or JSON. The first half is pure.
 
-/** @param {import("./store.js").Conversation} conversation */
+/** @import { Conversation } from "./types.js" */
+
+/** @param {Conversation} conversation */
 export function asMarkdown(conversation) {
   const parts = [`# ${conversation.title}`];
   if (conversation.system.trim()) parts.push(`> ${conversation.system.trim().replaceAll("\n", "\n> ")}`);
@@ -9,7 +11,7 @@ export function asMarkdown(conversation) {
   return `${parts.join("\n\n")}\n`;
 }
 
-/** Returns messages and request parameters, without the page's internal fields. @param {import("./store.js").Conversation} conversation */
+/** Returns messages and request parameters, without the page's internal fields. @param {Conversation} conversation */
 export function asJson({ title, created, model, system, sampling, messages }) {
   const plain = messages.map(({ role, content, thinking, created: at, usage, finish, state }) => ({
     role,

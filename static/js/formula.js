@@ -2,17 +2,17 @@
 // shown as text. KaTeX sets styles through the DOM, which the content security policy allows.
 import { h } from "./dom.js";
 
-const OPTIONS = {
+const OPTIONS = /** @type {const} */ ({
   throwOnError: true,
   trust: false,
   strict: "ignore",
   maxSize: 20,
   maxExpand: 500,
   output: "htmlAndMathml",
-};
+});
 const MAX_CACHED = 300;
 
-let katex = /** @type {any} */ (null); // loaded lazily, shared by all formulas
+let katex = /** @type {typeof import("katex").default | null} */ (null); // loaded lazily, shared by all formulas
 let loading = /** @type {Promise<void> | null} */ (null);
 const cache = /** @type {Map<string, Node[]>} */ (new Map()); // a growing block is drawn repeatedly
 
@@ -22,7 +22,8 @@ export function formula(tex, display) {
   if (katex) return draw(node);
   node.classList.add("pending");
   node.textContent = tex;
-  loading ??= load().then(drawPending, () => (loading = null)); // the TeX stays as text, and the next formula tries again
+  // The TeX stays as text, and the next formula tries again
+  loading ??= load().then(drawPending, () => void (loading = null));
   return node;
 }
 
@@ -34,7 +35,7 @@ async function load() {
   });
   document.head.append(style);
   await Promise.all([styled, import("../vendor/katex/katex.min.js")]);
-  katex = /** @type {any} */ (globalThis).katex;
+  katex = /** @type {{ katex: typeof import("katex").default }} */ (/** @type {unknown} */ (globalThis)).katex;
 }
 
 function drawPending() {
@@ -44,8 +45,9 @@ function drawPending() {
   }
 }
 
+/** @param {HTMLElement} node */
 function draw(node) {
-  const tex = node.dataset.tex;
+  const tex = node.dataset.tex ?? "";
   const key = `${node.className} ${tex}`;
   let nodes = cache.get(key);
   if (!nodes) {
@@ -56,10 +58,11 @@ function draw(node) {
   return node;
 }
 
+/** @param {string} tex @param {boolean} displayMode */
 function render(tex, displayMode) {
   const root = h("span");
   try {
-    katex.render(tex, root, { ...OPTIONS, displayMode });
+    katex?.render(tex, root, { ...OPTIONS, displayMode });
   } catch {
     root.textContent = tex; // not supported by KaTeX
   }

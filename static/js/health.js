@@ -2,7 +2,12 @@
 import { ApiError, call } from "./api.js";
 import { byId } from "./dom.js";
 
-/** Resolves once the server is ready. @param {(ready: boolean) => void} onReady called with false first if the page has to wait */
+/** @import { Loading } from "./types.js" */
+
+/**
+ * Resolves once the server is ready.
+ * @param {(ready: boolean) => void} onReady called with false first if the page has to wait
+ */
 export async function untilReady(onReady) {
   for (let waited = false; ; waited = true) {
     try {
@@ -17,8 +22,9 @@ export async function untilReady(onReady) {
   }
 }
 
+/** @param {unknown} error */
 function show(error) {
-  const bar = byId("loading-bar");
+  const bar = byId("loading-bar", HTMLProgressElement);
   const loading = error instanceof ApiError ? error.body?.loading : null;
   byId("loading").hidden = false;
   byId("loading-title").textContent =
@@ -27,7 +33,7 @@ function show(error) {
         ? "The model is loading"
         : error.message
       : "The server cannot be reached, trying again";
-  if (loading?.total > 0) {
+  if (loading && loading.total > 0) {
     bar.max = loading.total;
     bar.value = loading.done;
   } else {
@@ -38,6 +44,8 @@ function show(error) {
     : "You can write meanwhile.";
 }
 
+/** @param {Loading} loading */
 const share = ({ what, done, total }) =>
   what === "weights" ? `${size(done)} of ${size(total)}` : total > 1 ? `${done} of ${total}` : "";
+/** @param {number} bytes */
 const size = (bytes) => (bytes >= 1e9 ? `${(bytes / 1e9).toFixed(1)} GB` : `${Math.round(bytes / 1e6)} MB`);

@@ -11,7 +11,7 @@ export function whenIdle(step) {
   let handle = 0;
   const hasIdle = "requestIdleCallback" in window;
   const next = () => (handle = hasIdle ? requestIdleCallback(slice) : window.setTimeout(slice));
-  const slice = (deadline) => {
+  const slice = (/** @type {IdleDeadline | void} */ deadline) => {
     const start = performance.now();
     const hasTime = () => (deadline ? deadline.timeRemaining() > 1 : performance.now() - start < SLICE_MS);
     let more = true;

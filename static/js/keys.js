@@ -1,19 +1,21 @@
 // Keyboard shortcuts outside of fields. main.js provides the actions.
 import { readPref } from "./prefs.js";
 
-/**
- * @param {{ stop(): boolean, search(): void, create(): void, settings(): void, help(): void, write(): void }} actions
- */
+/** @typedef {{ stop(): boolean, search(): void, create(): void, settings(): void, help(): void, write(): void }} KeyActions */
+
+/** @param {KeyActions} actions */
 export function setUpKeys(actions) {
   addEventListener("keydown", (event) => {
     if (event.defaultPrevented || event.isComposing) return;
-    if (document.querySelector("dialog[open], [popover]:popover-open")) return; // they handle Esc and other keys themselves
+    // They handle Esc and other keys themselves
+    if (document.querySelector("dialog[open], [popover]:popover-open")) return;
     const run = chosen(event, actions);
     if (!run) return;
     if (run() !== false) event.preventDefault();
   });
 }
 
+/** @param {KeyboardEvent} event @param {KeyActions} actions @returns {(() => boolean | void) | null} */
 function chosen(event, actions) {
   const mod = event.metaKey || event.ctrlKey;
   const key = event.key.toLowerCase();
@@ -27,7 +29,7 @@ function chosen(event, actions) {
   // Single keys work only outside of text fields, and only if the user has enabled them.
   if (
     event.altKey ||
-    event.target.closest?.("input, textarea, select, [contenteditable]") ||
+    (event.target instanceof Element && event.target.closest("input, textarea, select, [contenteditable]")) ||
     !readPref("single-keys", true)
   )
     return null;

@@ -1,7 +1,9 @@
 // Texts for the states of an answer and of the engine, in one place for consistency. Pure.
 
+/** @import { Interval, Message, Status } from "./types.js" */
+
 /** Reasons for a wait, worded as in `carousel explain` (app/cli/explain.py). */
-export const CAUSE_TEXTS = {
+export const CAUSE_TEXTS = /** @type {Record<string, string>} */ ({
   step: "waiting for the next step",
   prompt: "prompt computed by the first choice",
   order: "other requests first",
@@ -15,14 +17,14 @@ export const CAUSE_TEXTS = {
   body: "request body incomplete",
   texts: "long texts of other requests tokenized first",
   reader: "complete, not yet read by the client",
-};
+});
 
 /** Methods by which a paused request keeps its computed tokens, worded as in `carousel explain`. */
-export const MECHANISM_TEXTS = {
+export const MECHANISM_TEXTS = /** @type {Record<string, string>} */ ({
   swap: "pages kept in host memory",
   partial: "pages kept while memory lasts",
   recompute: "to be recomputed",
-};
+});
 
 /** Returns the ordinal of a number: 1 -> 1st. @param {number} n */
 export function ordinal(n) {
@@ -33,7 +35,7 @@ export function ordinal(n) {
 
 /**
  * Returns the text of the waiting line: the state in bold, then the reason.
- * @param {{ state: string, position?: number, cause?: string, by?: string, mechanism?: string }} status
+ * @param {Status} status
  * @returns {{ kind: string, head: string, why: string }}
  */
 export function describe(status) {
@@ -50,7 +52,14 @@ export function describe(status) {
   return { kind: "running", head: "Reading your message", why: CAUSE_TEXTS[status.cause ?? ""] ?? "" };
 }
 
-/** @param {import("./store.js").Message} message @returns {string[]} time to first token, speed, time paused, tokens */
+/** Returns the status of a waiting answer for screen readers. @param {Status} status */
+export function shortStatus({ state, cause, position }) {
+  if (cause === "restart") return "The engine is restarting";
+  if (state === "paused") return "Paused";
+  return position ? `${ordinal(position)} in line` : "In line";
+}
+
+/** @param {Message} message @returns {string[]} time to first token, speed, time paused, tokens */
 export function figures(message) {
   const parts = [];
   if (message.firstAt && message.sentAt) parts.push(`${seconds(message.firstAt - message.sentAt)} to first token`);
@@ -64,7 +73,7 @@ export function figures(message) {
   return parts;
 }
 
-const PHASES = {
+const PHASES = /** @type {Record<string, string>} */ ({
   intake: "received",
   queued: "queued",
   prefill: "read the prompt",
@@ -72,13 +81,13 @@ const PHASES = {
   paused: "paused",
   swapping: "swapped in",
   delivery: "delivered",
-};
+});
 
 /** Returns a phase with its duration, such as "written 1.2 s". @param {string} phase @param {number} ms */
 export const phaseDuration = (phase, ms) => `${PHASES[phase] ?? phase} ${seconds(ms)}`;
 
 /** Returns the reason for an interval of an answer's timeline; often empty.
- * @param {{ phase: string, cause?: string, by?: string | null, mechanism?: string, why?: string }} interval */
+ * @param {Interval} interval */
 export function intervalReason({ phase, cause, by, mechanism, why }) {
   const reason = CAUSE_TEXTS[cause ?? ""] ?? "";
   if (phase !== "paused") return reason;
@@ -86,17 +95,17 @@ export function intervalReason({ phase, cause, by, mechanism, why }) {
   return `${beneficiary}, ${MECHANISM_TEXTS[mechanism ?? ""] ?? mechanism}${why ? `: ${why}` : ""}`;
 }
 
-/** Returns the duration of an answer's reasoning, running or finished. @param {import("./store.js").Message} message @param {number} now */
+/** Returns the duration of an answer's reasoning, running or finished. @param {Message} message @param {number} now */
 export function reasoningLabel({ thinkingAt, thoughtMs }, now) {
   if (thoughtMs !== undefined) return `Thought for ${Math.max(1, Math.round(thoughtMs / 1000))} s`;
   return thinkingAt ? `Thinking (${Math.round((now - thinkingAt) / 1000)} s)` : "Thinking";
 }
 
-/** Whether the model can continue an ended answer. @param {import("./store.js").Message} message */
+/** Whether the model can continue an ended answer. @param {Message} message */
 export const isUnfinished = ({ content, state, finish }) =>
   Boolean(content) && (state === "error" || state === "stopped" || (state === "done" && finish === "length"));
 
-/** @param {import("./store.js").Message} message */
+/** @param {Message} message */
 export function ending(message) {
   if (message.state === "stopped") return "stopped";
   if (message.finish === "length") return "cut at the token limit";
@@ -104,6 +113,8 @@ export function ending(message) {
   return "";
 }
 
+/** @param {number} ms */
 const seconds = (ms) =>
   ms < 995 ? `${Math.max(0, Math.round(ms))} ms` : `${(ms / 1000).toFixed(ms < 9950 ? 1 : 0)} s`;
+/** @param {number} value */
 const decimal = (value) => (value < 9.95 ? value.toFixed(1) : String(Math.round(value)));

@@ -5,10 +5,14 @@ import { asJson, asMarkdown, download, fileName } from "./export.js";
 import { toast } from "./notices.js";
 import { titleFrom } from "./store.js";
 
+/** @import { Conversation, Message } from "./types.js" */
+
 const MAX_AGE_MS = (RESUME_SECONDS + 600) * 1000; // ms after which the server has certainly dropped an abandoned answer
 
 export class Library {
-  /** @param {{ store: import("./store.js").Store, answers: import("./answers.js").Answers, chat: import("./chat.js").Chat }} parts */
+  /**
+   * @param {{ store: import("./store.js").Store, answers: import("./answers.js").Answers, chat: import("./chat.js").Chat }} parts
+   */
   constructor({ store, answers, chat }) {
     this.store = store;
     this.answers = answers;
@@ -58,6 +62,7 @@ export class Library {
       }
   }
 
+  /** @param {Conversation} conversation @param {Message} message */
   #interrupted(conversation, message) {
     Object.assign(message, {
       state: "error",

@@ -1,5 +1,5 @@
 // Entry point of the chat page: creates the parts and connects them.
-import { getTimeline, listModels } from "./api.js";
+import { ApiError, getTimeline, listModels } from "./api.js";
 import { setUpTheme } from "./appearance.js";
 import { Chat } from "./chat.js";
 import { Composer } from "./composer.js";
@@ -18,11 +18,14 @@ import { Sidebar } from "./sidebar.js";
 import { Store } from "./store.js";
 import { Thread } from "./thread.js";
 
+/** @import { Conversation, Message } from "./types.js" */
+
 const store = new Store(
   (reason) =>
     toast(`This browser cannot save conversations: ${reason}. They last until this tab closes.`, { ms: 12_000 }),
   (id) => chat.changedElsewhere(id),
 );
+/** @type {Answers} */
 const answers = new Answers(store, {
   viewOf: (message) => thread.answer(message),
   changed: () => show(),
@@ -58,6 +61,7 @@ const queue = new Queue((id) => {
   chat.takeBack(id);
   composer.focus();
 });
+/** @type {Chat} */
 const chat = new Chat({ store, answers, thread, composer, queue, show: () => show() });
 const library = new Library({ store, answers, chat });
 const settings = new SettingsSheet((apply) => chat.change(apply));
@@ -74,7 +78,10 @@ function show() {
   showContext();
 }
 
-/** Announces a complete answer to screen readers and sends a queued message. */
+/**
+ * Announces a complete answer to screen readers and sends a queued message.
+ * @param {Conversation} conversation @param {Message} message
+ */
 function ended(conversation, message) {
   if (conversation === chat.current && message.state === "done") announce(thread.answer(message)?.blockTexts() ?? []);
   chat.onAnswerEnd(conversation, message);
@@ -83,7 +90,7 @@ function ended(conversation, message) {
 let modelLengths = /** @type {Record<string, number | undefined>} */ ({});
 
 function showModels() {
-  const select = byId("model");
+  const select = byId("model", HTMLSelectElement);
   const many = chat.models.length > 1;
   select.hidden = !many;
   byId("model-name").hidden = many;
@@ -96,7 +103,7 @@ function showModels() {
 
 /** Shows the context use only when the conversation nears the context length. */
 function showContext() {
-  const used = chat.current.messages.findLast((message) => message.usage)?.usage.total_tokens ?? 0;
+  const used = chat.current.messages.findLast((message) => message.usage)?.usage?.total_tokens ?? 0;
   const share = used / (modelLengths[chat.current.model] ?? Infinity);
   byId("context-note").textContent = share > 0.6 ? `${Math.round(share * 100)} % of the context used` : "";
 }
@@ -120,7 +127,7 @@ async function loadModels() {
     chat.tier = models[0]?.service_tiers?.[0] ?? "priority";
     if (models.length) chat.setModels(models.map(({ id }) => id));
   } catch (error) {
-    if (/** @type {any} */ (error).status === 401) askKey(/** @type {any} */ (error).message);
+    if (error instanceof ApiError && error.status === 401) askKey(error.message);
     else
       toast(`The list of models could not be read: ${/** @type {Error} */ (error).message}`, {
         action: "Retry",
@@ -147,7 +154,9 @@ setUpKeys({
 byId("help-button").addEventListener("click", showHelp);
 byId("key-button").addEventListener("click", () => askKey());
 byId("settings-open").addEventListener("click", () => settings.open(chat.current));
-byId("model").addEventListener("change", (event) => chat.setModel(event.target.value));
+byId("model", HTMLSelectElement).addEventListener("change", ({ currentTarget }) =>
+  chat.setModel(/** @type {HTMLSelectElement} */ (currentTarget).value),
+);
 byId("more").addEventListener("click", () => {
   const { id } = chat.current;
   openMenu(byId("more"), [

@@ -8,45 +8,24 @@ import { formula } from "./formula.js";
 import { formulaAt } from "./math.js";
 
 const SAFE_LINK = /^(?:https?:\/\/|mailto:)/i;
+const TAGS = "p br strong em del code pre a ul ol li blockquote hr table thead tbody tr th td h1 h2 h3 h4 h5 h6";
 const CLEAN = {
-  ALLOWED_TAGS: [
-    "p",
-    "br",
-    "strong",
-    "em",
-    "del",
-    "code",
-    "pre",
-    "a",
-    "ul",
-    "ol",
-    "li",
-    "blockquote",
-    "hr",
-    "table",
-    "thead",
-    "tbody",
-    "tr",
-    "th",
-    "td",
-    "h1",
-    "h2",
-    "h3",
-    "h4",
-    "h5",
-    "h6",
-  ],
+  ALLOWED_TAGS: TAGS.split(" "),
   ALLOWED_ATTR: ["href", "title", "align", "start", "class"],
   ALLOWED_URI_REGEXP: SAFE_LINK,
   ADD_URI_SAFE_ATTR: ["align", "start"], // otherwise the rule for links would apply to these as well
   ALLOW_DATA_ATTR: false,
   ALLOW_ARIA_ATTR: false,
-  RETURN_DOM_FRAGMENT: true,
+  RETURN_DOM_FRAGMENT: /** @type {const} */ (true),
 };
 
+/** @param {string} text */
 const escape = (text) => text.replace(/[&<>"']/g, (char) => `&#${char.charCodeAt(0)};`);
 
-/** Returns a permitted link target without control characters and spaces (which browsers ignore), or null. */
+/**
+ * Returns a permitted link target without control characters and spaces (which browsers ignore), or null.
+ * @param {string} href
+ */
 function safeHref(href) {
   const plain = href.replace(/[\u0000-\u0020\u007f-\u00a0\u200b-\u200f\u2028\u2029]/g, "");
   return SAFE_LINK.test(plain) ? plain : null;
@@ -82,6 +61,7 @@ const parser = new Marked({
 
 let isGrowing = false; // whether the text being parsed may still grow
 
+/** @param {{ raw: string, tex: string, display: boolean }} formula */
 const mathToken = ({ raw, tex, display }) => ({ type: "math", raw, tex, display });
 
 /** Formulas are extracted before Markdown, as TeX contains its markup characters; code is extracted before formulas. */
@@ -93,7 +73,8 @@ parser.use({
       start: (source) => /^ {0,3}(?:\$\$|\\\[)/m.exec(source)?.index,
       tokenizer(source) {
         const indent = /^ {0,3}(?=\$\$|\\\[)/.exec(source)?.[0].length;
-        const found = indent === undefined ? null : formulaAt(source, indent, "");
+        if (indent === undefined) return undefined;
+        const found = formulaAt(source, indent, "");
         if (!found || found === "open") return undefined;
         const rest = /^[ \t]*[.,;]?[ \t]*(?:\n+|$)/.exec(source.slice(indent + found.raw.length));
         return rest
@@ -117,10 +98,15 @@ parser.use({
   ],
 });
 
+/** @param {string} text */
 const plainToken = (text) => ({ type: "text", raw: text, text });
+/** @param {string} tex @param {boolean} display */
 const codeOf = (tex, display) => `<code class="math${display ? " display" : ""}">${escape(tex)}</code>`;
 
-/** Returns whether a text could overflow the parser's stack or take very long: deep nesting, many brackets, stars or pipes. */
+/**
+ * Returns whether a text could overflow the parser's stack or take very long: deep nesting, many brackets, stars or pipes.
+ * @param {string} source
+ */
 function isTooComplex(source) {
   if (/^[ \t]*(?:(?:[-*+>]|\d{1,9}[.)])[ \t]*){20}/m.test(source) && !/^[ \t]*(?:(?:- ?)+|(?:\* ?)+)$/m.test(source))
     return true;
@@ -137,7 +123,10 @@ export function renderPlain(source) {
   return fragment;
 }
 
-/** Renders one block of Markdown. @param {string} source @param {boolean} [mayGrow] the block may be unfinished @returns {DocumentFragment} */
+/**
+ * Renders one block of Markdown.
+ * @param {string} source @param {boolean} [mayGrow] the block may be unfinished @returns {DocumentFragment}
+ */
 export function renderMarkdown(source, mayGrow = false) {
   if (isTooComplex(source)) return renderPlain(source);
   let fragment;
@@ -151,8 +140,11 @@ export function renderMarkdown(source, mayGrow = false) {
   return fragment;
 }
 
-/** Completes a fragment: links open in a new tab without a referrer, lists and tables follow the direction of their text,
- *  formulas are drawn, tables and code get their frames. */
+/**
+ * Completes a fragment: links open in a new tab without a referrer, lists and tables follow the direction of their text,
+ * formulas are drawn, tables and code get their frames.
+ * @param {DocumentFragment} fragment
+ */
 function completeFragment(fragment) {
   for (const link of fragment.querySelectorAll("a")) {
     link.target = "_blank";

@@ -1,7 +1,7 @@
 // Detection of TeX in a text: \( \), \[ \] and $$ $$ always, single $ only if it is clearly mathematics, so that prices stay
 // text. Pure.
 
-const CLOSE = { "\\(": "\\)", "\\[": "\\]", $$: "$$" };
+const CLOSE = /** @type {Record<string, string>} */ ({ "\\(": "\\)", "\\[": "\\]", $$: "$$" });
 const MAX_CHARACTERS = 8000;
 const ONE_LETTER = /^[A-Za-z]'*$/;
 const SIGNS = /[\\^_=+<>/|*]|\w\(.+\)|\w-\w/;
@@ -23,7 +23,10 @@ export function formulaAt(text, at, before = text[at - 1] ?? "") {
   return { raw: text.slice(at, end + 2), tex, display: mark !== "\\(" };
 }
 
-/** Returns the position of the first unescaped `close`. */
+/**
+ * Returns the position of the first unescaped `close`.
+ * @param {string} text @param {number} from @param {string} close
+ */
 function endOf(text, from, close) {
   for (let end = text.indexOf(close, from); end >= 0; end = text.indexOf(close, end + 1)) {
     const slashes = /\\*$/.exec(text.slice(from, end))?.[0].length ?? 0;
@@ -32,6 +35,7 @@ function endOf(text, from, close) {
   return -1;
 }
 
+/** @param {string} text @param {number} at @param {string} before */
 function singleDollar(text, at, before) {
   if (/[\w$\\]/.test(before) || /[\s$]/.test(text[at + 1] ?? " ")) return null;
   const end = endOf(text, at + 1, "$");

@@ -29,7 +29,9 @@ export function openMenu(button, items) {
   const buttons = /** @type {HTMLElement[]} */ ([...menu.children]);
   menu.addEventListener("keydown", (event) => {
     const at = buttons.indexOf(/** @type {HTMLElement} */ (document.activeElement));
-    const to = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: -1 }[event.key];
+    const to = /** @type {Record<string, number>} */ ({ ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: -1 })[
+      event.key
+    ];
     if (event.key === "Tab") menu.hidePopover();
     if (event.key === "Escape") event.stopPropagation(); // closes the menu, not the drawer around it
     if (to === undefined) return;
@@ -37,7 +39,7 @@ export function openMenu(button, items) {
     buttons.at(to >= buttons.length ? 0 : to)?.focus();
   });
   menu.addEventListener("toggle", (event) => {
-    const open = /** @type {any} */ (event).newState === "open";
+    const open = /** @type {ToggleEvent} */ (event).newState === "open";
     button.setAttribute("aria-expanded", String(open));
     if (open) return;
     if (menu.contains(document.activeElement) || document.activeElement === document.body) button.focus();
@@ -50,7 +52,10 @@ export function openMenu(button, items) {
   buttons[0]?.focus();
 }
 
-/** Places the menu below the button if there is space, otherwise above; always inside the window. */
+/**
+ * Places the menu below the button if there is space, otherwise above; always inside the window.
+ * @param {HTMLElement} menu @param {HTMLElement} button
+ */
 function place(menu, button) {
   const at = button.getBoundingClientRect();
   const { offsetWidth: width, offsetHeight: height } = menu;

@@ -6,10 +6,11 @@ import { MarkdownStream } from "./render.js";
 import { WaitLine } from "./waiting.js";
 import { ending, figures, isUnfinished, reasoningLabel } from "./labels.js";
 
+/** @import { Message, MessageError, Status, Timeline } from "./types.js" */
+
 /**
  * @typedef {{ regenerate(id: string): void, resume(id: string): void, edit(id: string, text: string): boolean, retryNow(id: string): void,
- *   leaveOut(id: string): void, startOver(): void, askKey(): void, timeline(stream: string): Promise<{ choices: { intervals: any[] }[] }> }} Actions
- * @typedef {import("./store.js").Message} Message
+ *   leaveOut(id: string): void, startOver(): void, askKey(): void, timeline(stream: string): Promise<Timeline> }} Actions
  */
 
 export class AnswerView {
@@ -17,7 +18,10 @@ export class AnswerView {
   #thinking = /** @type {MarkdownStream | null} */ (null);
   #isDrawn = true;
 
-  /** @param {Message} message @param {Actions} actions @param {boolean} [later] defer the text of a complete answer to `draw` */
+  /**
+   * @param {Message} message @param {Actions} actions
+   * @param {boolean} [later] defer the text of a complete answer to `draw`
+   */
   constructor(message, actions, later = false) {
     this.#isDrawn = !later || message.state === "streaming";
     this.message = message;
@@ -37,7 +41,7 @@ export class AnswerView {
     this.tools = h(
       "div",
       { class: "tools" },
-      iconButton("copy", "Copy answer", ({ currentTarget }) => copy(this.message.content, currentTarget)),
+      iconButton("copy", "Copy answer", (button) => copy(this.message.content, button)),
       iconButton("again", "Answer again", () => this.actions.regenerate(this.message.id)),
       this.figures,
       this.resume,
@@ -53,7 +57,9 @@ export class AnswerView {
       this.tools,
       this.timeline.node,
     );
-    this.node.addEventListener("contentvisibilityautostatechange", ({ skipped }) => skipped || this.draw());
+    this.node.addEventListener("contentvisibilityautostatechange", (event) => {
+      if (!(/** @type {ContentVisibilityAutoStateChangeEvent} */ (event).skipped)) this.draw();
+    });
     this.begin();
   }
 
@@ -93,7 +99,10 @@ export class AnswerView {
     this.#showFigures();
   }
 
-  /** Adopts a newer copy of the message if it only extends the shown one; returns whether it did. @param {Message} message */
+  /**
+   * Adopts a newer copy of the message if it only extends the shown one; returns whether it did.
+   * @param {Message} message
+   */
   adopt(message) {
     const before = this.message;
     if (message.id !== before.id || !message.content.startsWith(before.content)) return false;
@@ -117,7 +126,7 @@ export class AnswerView {
     if (isLive) this.wait.thinking(message);
   }
 
-  /** Shows the reason for a wait. @param {{ state: string, position?: number, cause?: string, by?: string, mechanism?: string }} status */
+  /** Shows the reason for a wait. @param {Status} status */
   status(status) {
     const { message } = this;
     if (status.state === "running" && message.pieces) {
@@ -174,6 +183,7 @@ export class AnswerView {
         : reasoningLabel(message, 0).replace(/^Thinking.*/, "Reasoning");
   }
 
+  /** @param {() => void} show */
   #wait(show) {
     show();
     this.body.classList.remove("live"); // the cursor is shown only while text arrives
@@ -184,19 +194,22 @@ export class AnswerView {
     this.body.classList.toggle("live", this.message.state === "streaming");
   }
 
+  /** @param {boolean} live */
   #setLive(live) {
     const { message } = this;
     this.body.classList.toggle("live", live);
     this.node.setAttribute("aria-busy", String(live));
     // An empty answer has no text to copy, and its error already offers the next action.
     for (const button of this.tools.querySelectorAll(".icon-button"))
-      button.hidden = live || (message.state === "error" && !message.content);
+      button.toggleAttribute("hidden", live || (message.state === "error" && !message.content));
     this.resume.hidden = live || message.state === "error" || !isUnfinished(message);
   }
 
+  /** @param {MessageError} error */
   #showError(error) {
     const { id } = this.message;
-    const button = (label, run) => h("button", { class: "button small", type: "button", onclick: () => run() }, label);
+    const button = (/** @type {string} */ label, /** @type {() => void} */ run) =>
+      h("button", { class: "button small", type: "button", onclick: () => run() }, label);
     const again = isUnfinished(this.message)
       ? button("Continue", () => this.actions.resume(id))
       : button("Try again", () => this.actions.regenerate(id));

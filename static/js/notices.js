@@ -4,7 +4,7 @@ import { byId, h, icon } from "./dom.js";
 /** Announces a change of state to screen readers, never single tokens. @param {string} text */
 export function setStatus(text) {
   const status = byId("status");
-  if (status && status.textContent !== text) status.textContent = text;
+  if (status.textContent !== text) status.textContent = text;
 }
 
 const MAX_ANNOUNCED_CHARACTERS = 6000; // characters
@@ -25,14 +25,17 @@ export function toast(text, { action, run, ms = 6000 } = {}) {
   const node = h("div", { class: "toast" }, h("span", {}, text));
   const close = () => node.remove();
   if (action) node.append(h("button", { type: "button", onclick: () => (close(), run?.()) }, action));
-  for (const shown of byId("toasts").children) if (shown.firstChild.textContent === text) shown.remove();
+  for (const shown of byId("toasts").children) if (shown.firstChild?.textContent === text) shown.remove();
   byId("toasts").append(node);
-  while (byId("toasts").children.length > 3) byId("toasts").firstElementChild.remove();
+  while (byId("toasts").children.length > 3) byId("toasts").firstElementChild?.remove();
   setTimeout(close, ms);
   setStatus(text);
 }
 
-/** @param {string} text @param {HTMLElement} button the pressed button: for a moment its icon is a tick, and its label, if any, "Copied" */
+/**
+ * @param {string} text
+ * @param {HTMLElement} button the pressed button: for a moment its icon is a tick, and its label, if any, "Copied"
+ */
 export async function copy(text, button) {
   try {
     await navigator.clipboard.writeText(text);
@@ -50,7 +53,10 @@ export async function copy(text, button) {
   }, 1600);
 }
 
-/** Copies without the clipboard API, which exists on secure origins only; a server in a local network often uses plain http. */
+/**
+ * Copies without the clipboard API, which exists on secure origins only; a server in a local network often uses plain http.
+ * @param {string} text
+ */
 function copyBySelection(text) {
   const area = h("textarea", { class: "sr-only", "aria-hidden": "true" });
   area.value = text;

@@ -10,7 +10,7 @@ export function readPref(name, fallback) {
   }
 }
 
-/** @param {string} name @param {any} value undefined, null and "" remove it */
+/** @param {string} name @param {unknown} value undefined, null and "" remove it */
 export function writePref(name, value) {
   try {
     if (value === undefined || value === null || value === "") localStorage.removeItem(`carousel.${name}`);

@@ -3,10 +3,11 @@ import { h, iconButton } from "./dom.js";
 import { copy } from "./notices.js";
 import { readPref, writePref } from "./prefs.js";
 
+/** @import { Message } from "./types.js" */
+
 const SCROLL_CHARACTERS = 3000; // characters beyond which a bubble scrolls
 
 /**
- * @typedef {import("./store.js").Message} Message
  * @typedef {import("./messages.js").Actions} Actions
  */
 
@@ -43,7 +44,7 @@ export class UserView {
         "div",
         { class: "tools" },
         iconButton("edit", "Edit and send again", () => this.edit()),
-        iconButton("copy", "Copy message", ({ currentTarget }) => copy(this.message.content, currentTarget)),
+        iconButton("copy", "Copy message", (button) => copy(this.message.content, button)),
       ),
     );
   }

@@ -1,11 +1,13 @@
 // Separation of reasoning and answer, for models that write their reasoning between <think> and </think>. Text is separated
 // as it arrives; the state is stored in the message, as the page may be reloaded in between.
 
+/** @import { Message } from "./types.js" */
+
 const OPEN = "<think>";
 const CLOSE = "</think>";
 
 /**
- * @param {import("./store.js").Message} message
+ * @param {Message} message
  * @param {string} text next piece of the stream
  * @returns {{ text: string, thinking: string }} parts of it, and of the held text, that can be shown now
  */
@@ -38,7 +40,7 @@ export function separate(message, text) {
   return { text: rest, thinking };
 }
 
-/** Returns the held text at the end of the stream, as it was not a tag after all. @param {import("./store.js").Message} message */
+/** Returns the held text at the end of the stream, as it was not a tag after all. @param {Message} message */
 export function flush(message) {
   const held = message.held ?? "";
   delete message.held;

@@ -83,10 +83,13 @@ export class MarkdownStream {
   }
 }
 
+/** @param {HTMLElement} root @param {import("./blocks.js").Block} block @param {boolean} closed */
 function drawCode(root, block, closed) {
   const text = block.source.replace(/\n$/, "");
-  let frame = /** @type {HTMLElement | null} */ (root.firstElementChild);
-  if (!frame?.classList.contains("code")) root.replaceChildren((frame = codeFrame(block.info, "")));
+  const shown = root.firstElementChild;
+  const isCode = shown instanceof HTMLElement && shown.classList.contains("code");
+  const frame = isCode ? shown : codeFrame(block.info, "");
+  if (!isCode) root.replaceChildren(frame);
   growCode(frame, text);
   if (closed) highlight(frame);
 }
@@ -106,13 +109,15 @@ export function patch(to, from) {
   while (to.childNodes.length > want.length) to.lastChild?.remove();
 }
 
+/** @param {ChildNode} old @param {ChildNode} next */
 function patchNode(old, next) {
-  if (old.nodeType === Node.TEXT_NODE && next.nodeType === Node.TEXT_NODE) {
+  if (old instanceof Text && next instanceof Text) {
     if (next.data.startsWith(old.data)) old.appendData(next.data.slice(old.data.length));
     else old.data = next.data;
   } else if (
+    old instanceof Element &&
+    next instanceof Element &&
     old.nodeName === next.nodeName &&
-    old.nodeType === Node.ELEMENT_NODE &&
     sameAttributes(old, next) &&
     old.className !== "code"
   ) {
@@ -122,6 +127,7 @@ function patchNode(old, next) {
   }
 }
 
+/** @param {Element} a @param {Element} b */
 const sameAttributes = (a, b) =>
   a.attributes.length === b.attributes.length &&
   [...a.attributes].every(({ name, value }) => b.getAttribute(name) === value);

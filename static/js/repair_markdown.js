@@ -16,7 +16,7 @@ export function repairMarkdown(source) {
   return source.slice(0, start) + repairInline(hideUnfinishedTable(tail));
 }
 
-/** Returns the start of the last paragraph, item or table. */
+/** Returns the start of the last paragraph, item or table. @param {string} source */
 function tailStart(source) {
   const breaks = /\n[ \t]*\n|\n(?=[ \t]*(?:[-*+]|\d{1,9}[.)])[ \t])/g;
   let start = 0;
@@ -24,19 +24,22 @@ function tailStart(source) {
   return start;
 }
 
-/** Hides a table until its second row is complete; before that its pipes would be shown as text. */
+/**
+ * Hides a table until its second row is complete; before that its pipes would be shown as text.
+ * @param {string} tail
+ */
 function hideUnfinishedTable(tail) {
   if (!/^[ \t]*\|/.test(tail)) return tail;
   return (tail.match(/\n/g) ?? []).length < 2 ? "" : tail;
 }
 
-/** Repairs the text before an unfinished formula, which stays unchanged. */
+/** Repairs the text before an unfinished formula, which stays unchanged. @param {string} tail */
 function repairInline(tail) {
   const at = openFormula(tail);
   return at < 0 ? closeMarks(tail) : closeMarks(tail.slice(0, at)) + tail.slice(at);
 }
 
-/** Returns the start of a formula that has no end yet, or -1. */
+/** Returns the start of a formula that has no end yet, or -1. @param {string} text */
 function openFormula(text) {
   let at = 0;
   while (at < text.length) {
@@ -54,6 +57,7 @@ function openFormula(text) {
   return -1;
 }
 
+/** @param {string} tail */
 function closeMarks(tail) {
   const text = tail.replace(/(?<!\\)!?\[([^[\]\n]*)\]\([^)\n]*$/, "$1").replace(/(?<!\\)!?\[([^[\]\n]*)\]?$/, "$1");
   const open = /** @type {string[]} */ ([]);
@@ -77,7 +81,7 @@ function closeMarks(tail) {
   return finish(text, -1, open);
 }
 
-/** Opens or closes emphasis. */
+/** Opens or closes emphasis. @param {string[]} open @param {string} run @param {string} before @param {string} after */
 function mark(open, run, before, after) {
   if (run.length > 3 || (run[0] === "~" && run.length !== 2)) return;
   if (open.at(-1) === run && /\S/.test(before)) open.pop();
@@ -85,7 +89,10 @@ function mark(open, run, before, after) {
   else if (after === "" && !/\w/.test(before)) open.push(run);
 }
 
-/** @param {number} from start of an open code span's content, or -1 */
+/**
+ * @param {string} text @param {number} from start of an open code span's content, or -1
+ * @param {string[]} open @returns {string}
+ */
 function finish(text, from, open) {
   if (from === text.length)
     return finish(text.slice(0, text.length - open[open.length - 1].length), -1, open.slice(0, -1));

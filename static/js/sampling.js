@@ -1,5 +1,7 @@
 // Settings of an answer: names, ranges, and the request built from them. Pure; settings.js draws them.
 
+/** @import { AnswerRequest, Conversation, Message } from "./types.js" */
+
 /**
  * @typedef {{ name: string, label: string, note: string, min?: number, max?: number, step?: number, whole?: boolean, slider?: boolean,
  *   list?: boolean, neutral?: number, group: string }} Field
@@ -125,7 +127,10 @@ export const stopsTo = (stops) => stops.map((stop) => stop.replaceAll("\n", "\\n
 /** Replaces lone surrogates, which cannot be sent. @param {string} text */
 const wellFormed = (text) => text.toWellFormed?.() ?? text;
 
-/** Returns the messages to send, without the oldest if those are left out. @param {{ first?: string }} conversation @param {import("./store.js").Message[]} messages */
+/**
+ * Returns the messages to send, without the oldest if those are left out.
+ * @param {{ first?: string }} conversation @param {Message[]} messages
+ */
 export const sentMessages = ({ first }, messages) =>
   messages.slice(
     Math.max(
@@ -136,11 +141,12 @@ export const sentMessages = ({ first }, messages) =>
 
 /**
  * Builds the request for the next answer. Unset parameters are not sent, so the server's defaults apply.
- * @param {import("./store.js").Conversation} conversation
- * @param {import("./store.js").Message[]} messages
+ * @param {Conversation} conversation
+ * @param {Message[]} messages
  * @param {string} model
  * @param {string} tier the best tier that the key allows
  * @param {boolean} [continues] the last message is an answer that the model should continue
+ * @returns {AnswerRequest}
  */
 export function requestFor(conversation, messages, model, tier, continues = false) {
   const turns = sentMessages(conversation, messages)

@@ -29,7 +29,10 @@ export class AutoScroll {
     jump.addEventListener("click", () => this.toEnd());
   }
 
-  /** Shows another conversation: at its end, or without messages at the top of the page. @param {boolean} hasMessages */
+  /**
+   * Shows another conversation: at its end, or without messages at the top of the page.
+   * @param {boolean} hasMessages
+   */
   open(hasMessages) {
     if (hasMessages) return this.toEnd();
     this.#following = this.#hasMessages = false;
@@ -47,7 +50,10 @@ export class AutoScroll {
     return this.scroller.scrollHeight - this.scroller.clientHeight - this.scroller.scrollTop;
   }
 
-  /** Whether keys scroll the column while `target` has the focus; menus and text fields handle keys themselves. @param {EventTarget | null} target */
+  /**
+   * Whether keys scroll the column while `target` has the focus; menus and text fields handle keys themselves.
+   * @param {EventTarget | null} target
+   */
   #isScrolledFrom(target) {
     return (
       target === document.body || (target instanceof Element && this.scroller.contains(target) && !isTextField(target))
@@ -60,7 +66,10 @@ export class AutoScroll {
     this.#correct(SETTLE_FRAMES);
   }
 
-  /** Corrects the position: messages are laid out only when they come into view, and may be taller than estimated. @param {number} frames */
+  /**
+   * Corrects the position: messages are laid out only when they come into view, and may be taller than estimated.
+   * @param {number} frames
+   */
   #correct(frames) {
     cancelAnimationFrame(this.#frame);
     this.#frame = requestAnimationFrame(() => {

@@ -1,11 +1,13 @@
 // Search over conversations: an index of lower-case titles and texts, built once per revision, ahead of use.
 import { whenIdle } from "./idle.js";
 
+/** @import { Conversation } from "./types.js" */
+
 export class SearchIndex {
   #stop = () => {};
   #entries = /** @type {Map<string, { revision: number, length: number, title: string, text: string }>} */ (new Map());
 
-  /** Returns the conversations that contain all words. @param {import("./store.js").Conversation[]} list @param {string} query */
+  /** Returns the conversations that contain all words. @param {Conversation[]} list @param {string} query */
   find(list, query) {
     const words = query.toLowerCase().split(/\s+/).filter(Boolean);
     if (!words.length) return list;
@@ -15,7 +17,7 @@ export class SearchIndex {
     });
   }
 
-  /** Builds the index in portions while the browser is idle. @param {import("./store.js").Conversation[]} list */
+  /** Builds the index in portions while the browser is idle. @param {Conversation[]} list */
   prepare(list) {
     let at = 0;
     this.#stop();
@@ -25,6 +27,7 @@ export class SearchIndex {
     });
   }
 
+  /** @param {Conversation} conversation */
   #text({ id, revision = 0, title, messages }) {
     const known = this.#entries.get(id);
     const length = messages.at(-1)?.content.length ?? 0;

@@ -6,24 +6,27 @@ import { toast } from "./notices.js";
 import { writePref } from "./prefs.js";
 import { FIELDS, validationError, stopsFrom, stopsTo } from "./sampling.js";
 
-export class SettingsSheet {
-  #conversation = /** @type {import("./store.js").Conversation | null} */ (null);
+/** @import { Conversation, SamplingValue } from "./types.js" */
+/** @import { Field } from "./sampling.js" */
 
-  /** @param {(apply: (conversation: any) => void) => void} onChange changes the open conversation by `apply` */
+export class SettingsSheet {
+  #conversation = /** @type {Conversation | null} */ (null);
+
+  /** @param {(apply: import("./store.js").Change) => void} onChange changes the open conversation by `apply` */
   constructor(onChange) {
     this.onChange = onChange;
-    this.dialog = byId("settings");
+    this.dialog = byId("settings", HTMLDialogElement);
     this.body = byId("settings-body");
     byId("settings-reset").addEventListener("click", () => this.#reset());
     byId("settings-default").addEventListener("click", () => this.#saveDefaults());
     closeByClick(this.dialog);
     // Enter in a number field would submit the form and close the sheet before the value is checked.
     byId("settings-form").addEventListener("keydown", (event) => {
-      if (event.key === "Enter" && event.target.tagName === "INPUT") event.preventDefault();
+      if (event.key === "Enter" && event.target instanceof HTMLInputElement) event.preventDefault();
     });
   }
 
-  /** @param {import("./store.js").Conversation} conversation */
+  /** @param {Conversation} conversation */
   open(conversation) {
     this.#conversation = conversation;
     this.#draw();
@@ -31,7 +34,7 @@ export class SettingsSheet {
   }
 
   #draw() {
-    const { system, sampling } = /** @type {any} */ (this.#conversation);
+    const { system, sampling } = /** @type {Conversation} */ (this.#conversation);
     const area = h("textarea", {
       id: "system-prompt",
       placeholder: "How the model should behave in this conversation",
@@ -55,10 +58,13 @@ export class SettingsSheet {
     );
   }
 
+  /** @param {Field} field @param {SamplingValue | undefined} value */
   #field(field, value) {
-    return field.list ? this.#listField(field, value) : this.#numberField(field, value);
+    if (field.list) return this.#listField(field, Array.isArray(value) ? value : []);
+    return this.#numberField(field, typeof value === "number" ? value : undefined);
   }
 
+  /** @param {Field} field @param {string[]} value */
   #listField(field, value) {
     const describedBy = `note-${field.name} error-${field.name}`;
     const area = h("textarea", {
@@ -68,7 +74,7 @@ export class SettingsSheet {
       "aria-describedby": describedBy,
     });
     const error = h("span", { class: "field-error", id: `error-${field.name}`, hidden: true });
-    area.value = stopsTo(value ?? []);
+    area.value = stopsTo(value);
     area.addEventListener("input", () => {
       if (this.#showError(area, error, validationError(field, area.value))) return;
       const stops = stopsFrom(area.value);
@@ -84,6 +90,7 @@ export class SettingsSheet {
     );
   }
 
+  /** @param {Field} field @param {number | undefined} value */
   #numberField(field, value) {
     const describedBy = `note-${field.name} error-${field.name}`;
     const number = h("input", {
@@ -109,11 +116,11 @@ export class SettingsSheet {
     const range = field.slider
       ? h("input", { type: "range", min: field.min, max: field.max, step: field.step, "aria-label": field.label })
       : null;
-    const show = (now) => {
+    const show = (/** @type {number | undefined} */ now) => {
       node.toggleAttribute("data-auto", now === undefined);
       if (range) range.value = String(now ?? SAMPLING[field.name] ?? field.neutral);
     };
-    number.value = value ?? "";
+    number.value = String(value ?? "");
     show(value);
     number.addEventListener("input", () => {
       const text = number.value.trim().replace(",", ".");
@@ -131,7 +138,10 @@ export class SettingsSheet {
     return node;
   }
 
-  /** Shows or clears the error of a field and returns whether there is one; the last valid value then stays in force. */
+  /**
+   * Shows or clears the error of a field and returns whether there is one; the last valid value then stays in force.
+   * @param {HTMLElement} input @param {HTMLElement} error @param {string} reason
+   */
   #showError(input, error, reason) {
     error.textContent = reason;
     error.hidden = !reason;
@@ -139,6 +149,7 @@ export class SettingsSheet {
     return Boolean(reason);
   }
 
+  /** @param {Field} field @param {SamplingValue | undefined} value */
   #set(field, value) {
     this.onChange(({ sampling }) => {
       if (value === undefined) delete sampling[field.name];
@@ -152,13 +163,14 @@ export class SettingsSheet {
   }
 
   #saveDefaults() {
-    const { system, sampling } = /** @type {any} */ (this.#conversation);
+    const { system, sampling } = /** @type {Conversation} */ (this.#conversation);
     writePref("defaults", { system, sampling });
     this.dialog.close();
     toast("New conversations start with these settings.", { ms: 3500 });
   }
 }
 
+/** @param {Field[]} fields @returns {Map<string, Field[]>} */
 function groupBy(fields) {
   const groups = new Map();
   for (const field of fields) groups.set(field.group, [...(groups.get(field.group) ?? []), field]);

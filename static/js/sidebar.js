@@ -3,6 +3,8 @@ import { byId, h, iconButton } from "./dom.js";
 import { openMenu } from "./menu.js";
 import { SearchIndex } from "./search.js";
 
+/** @import { Conversation } from "./types.js" */
+
 /**
  * @typedef {{ open(id: string): void, rename(id: string, title: string): void, remove(id: string): void,
  *   exportAs(id: string, form: "md" | "json"): void, create(): void }} Actions
@@ -11,7 +13,7 @@ import { SearchIndex } from "./search.js";
 const DRAWER = "(max-width: 820px)"; // as in shell.css
 
 export class Sidebar {
-  #list = /** @type {import("./store.js").Conversation[]} */ ([]);
+  #list = /** @type {Conversation[]} */ ([]);
   #current = "";
   #running = new Set();
   #renaming = false;
@@ -25,7 +27,7 @@ export class Sidebar {
     this.app = byId("app");
     this.node = byId("sidebar");
     this.items = byId("conversations");
-    this.search = byId("search");
+    this.search = byId("search", HTMLInputElement);
     this.search.addEventListener("focus", () => this.index.prepare(this.#list));
     this.search.addEventListener("input", () => this.#draw());
     this.search.addEventListener("keydown", (event) => this.#searchKey(event));
@@ -41,7 +43,7 @@ export class Sidebar {
     });
   }
 
-  /** @param {import("./store.js").Conversation[]} list @param {string} current @param {Set<string>} running */
+  /** @param {Conversation[]} list @param {string} current @param {Set<string>} running */
   show(list, current, running) {
     this.#list = list;
     this.#current = current;
@@ -86,13 +88,14 @@ export class Sidebar {
     none.textContent = this.#list.length ? "Nothing found." : "Your conversations will be listed here.";
   }
 
+  /** @param {string} name */
   #heading(name) {
     let node = this.#headings.get(name);
     if (!node) this.#headings.set(name, (node = h("li", { class: "day" }, name)));
     return node;
   }
 
-  /** Returns the row of a conversation, created once and updated in place. */
+  /** Returns the row of a conversation, created once and updated in place. @param {Conversation} conversation */
   #row({ id, title }) {
     let row = this.#rows.get(id);
     if (!row) this.#rows.set(id, (row = new Row(id, (button) => this.#menu(button, id))));
@@ -107,6 +110,7 @@ export class Sidebar {
     for (const id of this.#rows.keys()) if (!ids.has(id)) this.#rows.delete(id);
   }
 
+  /** @param {HTMLElement} button @param {string} id */
   #menu(button, id) {
     openMenu(button, [
       { label: "Rename", icon: "edit", run: () => this.rename(id) },
@@ -125,13 +129,13 @@ export class Sidebar {
     input.value = conversation.title;
     this.#renaming = true;
     let open = true;
-    const close = (keep) => {
+    const close = (/** @type {boolean} */ keep) => {
       if (!open) return; // Enter also blurs the field
       open = this.#renaming = false;
       this.#rows.delete(id); // the input replaces it
       if (keep && input.value.trim()) this.actions.rename(id, input.value.trim());
       this.#draw();
-      /** @type {any} */ (this.items.querySelector(`[data-id="${id}"] a`))?.focus();
+      /** @type {HTMLElement | null} */ (this.items.querySelector(`[data-id="${id}"] a`))?.focus();
     };
     input.addEventListener("blur", () => close(true));
     input.addEventListener("keydown", (event) => {
@@ -145,6 +149,7 @@ export class Sidebar {
     input.select();
   }
 
+  /** @param {KeyboardEvent} event */
   #searchKey(event) {
     if (event.key === "Escape" && this.search.value) {
       event.stopPropagation();
@@ -152,10 +157,10 @@ export class Sidebar {
       this.#draw();
     } else if (event.key === "Enter" && !event.isComposing) {
       event.preventDefault(); // the focus moves to the message box, where the key would insert a new line
-      /** @type {any} */ (this.items.querySelector(".row-open"))?.click();
+      /** @type {HTMLElement | null} */ (this.items.querySelector(".row-open"))?.click();
     } else if (event.key === "ArrowDown") {
       event.preventDefault();
-      /** @type {any} */ (this.items.querySelector(".row-open"))?.focus();
+      /** @type {HTMLElement | null} */ (this.items.querySelector(".row-open"))?.focus();
     }
   }
 }
@@ -183,12 +188,14 @@ class Row {
     this.#running = running;
   }
 
+  /** @param {string} title */
   #name(title) {
     this.#title = this.link.textContent = this.link.title = title;
     this.more.title = `Menu of ${title}`;
     this.more.setAttribute("aria-label", this.more.title);
   }
 
+  /** @param {boolean} current */
   #mark(current) {
     this.#current = current;
     this.node.toggleAttribute("data-current", current);
@@ -197,7 +204,10 @@ class Row {
   }
 }
 
-/** Sets the children of `parent` to these nodes and moves only those out of place. @param {HTMLElement} parent @param {Node[]} nodes */
+/**
+ * Sets the children of `parent` to these nodes and moves only those out of place.
+ * @param {HTMLElement} parent @param {Node[]} nodes
+ */
 function arrange(parent, nodes) {
   const wanted = new Set(nodes);
   for (const child of [...parent.childNodes]) if (!wanted.has(child)) child.remove();

@@ -39,6 +39,7 @@ export class SseParser {
     return parts;
   }
 
+  /** @param {string} line @param {Part[]} parts */
   #line(line, parts) {
     if (line === "") return this.#dispatch(parts);
     const colon = line.indexOf(":");
@@ -51,6 +52,7 @@ export class SseParser {
     else if (field === "id" && !value.includes("\0")) this.#id = value;
   }
 
+  /** @param {Part[]} parts */
   #dispatch(parts) {
     if (this.#data.length) {
       parts.push({ kind: "event", id: this.#id, event: this.#event || "message", data: this.#data.join("\n") });

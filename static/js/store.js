@@ -3,14 +3,13 @@
 // write of another tab; a deleted conversation leaves a tombstone, so a tab that missed the deletion cannot write it back.
 import { asPromise, committed, CONVERSATIONS, MESSAGES, messagesOf, openDatabase } from "./database.js";
 
+/** @import { Conversation, ConversationRow, Message, MessageRow, Tombstone } from "./types.js" */
+
+/** @typedef {ConversationRow | Tombstone} Row */
+
 /**
- * @typedef {{ id: string, role: "user" | "assistant", content: string, created: number, thinking?: string,
- *   stage?: "thinking" | "answering" | "speaking", held?: string,
- *   state?: "streaming" | "done" | "stopped" | "error", stream?: string | null, last?: string | null, model?: string,
- *   thinkingAt?: number, thoughtMs?: number, sentAt?: number, firstAt?: number, lastAt?: number, pieces?: number, pausedMs?: number, resumed?: boolean, usage?: any, finish?: string,
- *   error?: { message: string, code?: string | null, status?: number } | null }} Message
- * @typedef {{ id: string, title: string, created: number, updated: number, system: string, model: string,
- *   sampling: Record<string, any>, first?: string, revision?: number, messages: Message[] }} Conversation
+ * Change of a conversation's own fields, applied to it in memory and to its row.
+ * @typedef {(conversation: Omit<Conversation, "messages">) => void} Change
  */
 
 const TOMBSTONE_MS = 90 * 86_400_000; // longer than a tab that missed the deletion stays open
@@ -20,7 +19,8 @@ export class Store {
   #db = /** @type {IDBDatabase | null} */ (null);
   #channel = "BroadcastChannel" in window ? new BroadcastChannel("carousel") : null;
   #hasFailed = false;
-  #writes = /** @type {Map<string, number>} */ (new Map()); // number of started writes per conversation, by which a read detects that it is outdated
+  // Number of started writes per conversation, by which a read detects that it is outdated
+  #writes = /** @type {Map<string, number>} */ (new Map());
   /** Ids of the messages that this tab writes: their state in memory is newer than their row. */
   ownMessages = /** @type {Set<string>} */ (new Set());
 
@@ -41,14 +41,14 @@ export class Store {
         this.#fail(new Error("a newer version of this page is open in another tab; reload this one")),
       );
       const transaction = this.#db.transaction([CONVERSATIONS, MESSAGES]);
-      const [rows, messages] = await Promise.all(
-        [CONVERSATIONS, MESSAGES].map((name) => asPromise(transaction.objectStore(name).getAll())),
+      const [rows, messages] = /** @type {[Row[], MessageRow[]]} */ (
+        await Promise.all([CONVERSATIONS, MESSAGES].map((name) => asPromise(transaction.objectStore(name).getAll())))
       );
-      const groups = new Map(rows.filter(({ deleted }) => !deleted).map(({ id }) => [id, []]));
+      const groups = new Map(rows.map(({ id }) => [id, /** @type {MessageRow[]} */ ([])]));
       for (const message of messages) groups.get(message.conversation)?.push(message);
       for (const row of rows)
-        if (!row.deleted) this.#all.set(row.id, { ...row, messages: inOrder(groups.get(row.id)) });
-      this.#forget(rows.filter(({ deleted }) => deleted < Date.now() - TOMBSTONE_MS));
+        if (row.deleted === undefined) this.#all.set(row.id, { ...row, messages: inOrder(groups.get(row.id) ?? []) });
+      this.#forget(rows.filter(({ deleted }) => deleted && deleted < Date.now() - TOMBSTONE_MS));
     } catch (error) {
       this.#fail(error);
     }
@@ -64,14 +64,17 @@ export class Store {
     return this.#all.get(id) ?? null;
   }
 
-  /** Saves messages that were appended to a conversation, which may be new. @param {Conversation} conversation @param {Message[]} added */
+  /**
+   * Saves messages that were appended to a conversation, which may be new.
+   * @param {Conversation} conversation @param {Message[]} added
+   */
   append(conversation, added) {
     const isNew = !this.#all.has(conversation.id);
     this.#all.set(conversation.id, conversation);
     const { messages: _, ...fields } = conversation;
     return this.#write(conversation.id, async (conversations, messages, stored) => {
-      if (stored ? stored.deleted : !isNew) return false;
-      const row = stored ?? { ...fields, revision: 0, next: 0 };
+      if (stored ? stored.deleted !== undefined : !isNew) return false;
+      const row = /** @type {ConversationRow} */ (stored ?? { ...fields, revision: 0, next: 0 });
       for (const message of added) messages.put({ ...message, conversation: row.id, position: row.next++ });
       conversations.put({ ...row, updated: fields.updated, revision: row.revision + 1 });
       return true;
@@ -84,8 +87,8 @@ export class Store {
     return this.#write(
       id,
       async (conversations, messages, row) => {
-        const stored = row && (await asPromise(messages.get([id, message.id])));
-        if (!stored) return false;
+        const stored = await asPromise(messages.get([id, message.id]));
+        if (!row || row.deleted !== undefined || !stored) return false;
         messages.put({ ...now, conversation: id, position: stored.position });
         conversations.put({ ...row, updated: Math.max(row.updated, updated), revision: row.revision + 1 });
         return true;
@@ -94,13 +97,13 @@ export class Store {
     );
   }
 
-  /** Changes fields of a conversation, in memory and in its row. @param {string} id @param {(conversation: any) => void} apply */
+  /** Changes fields of a conversation, in memory and in its row. @param {string} id @param {Change} apply */
   change(id, apply) {
     const conversation = this.#all.get(id);
     if (!conversation) return Promise.resolve();
     apply(conversation);
     return this.#write(id, async (conversations, _, row) => {
-      if (!row || row.deleted) return false;
+      if (!row || row.deleted !== undefined) return false;
       apply(row);
       conversations.put({ ...row, revision: row.revision + 1 });
       return true;
@@ -115,7 +118,7 @@ export class Store {
     return this.#write(id, async (conversations, messages, row) => {
       const stored = await asPromise(messages.getAll(messagesOf(id)));
       const first = stored.find((message) => message.id === from);
-      if (!row || row.deleted || !first) return false;
+      if (!row || row.deleted !== undefined || !first) return false;
       for (const message of stored) if (message.position >= first.position) messages.delete([id, message.id]);
       conversations.put({ ...row, revision: row.revision + 1 });
       return true;
@@ -137,7 +140,7 @@ export class Store {
     const { messages: list, ...fields } = conversation;
     this.#all.set(conversation.id, conversation);
     return this.#write(conversation.id, async (conversations, messages, row) => {
-      const kept = row && !row.deleted ? row : fields;
+      const kept = row && row.deleted === undefined ? row : fields;
       messages.delete(messagesOf(conversation.id));
       list.forEach((message, position) => messages.put({ ...message, conversation: conversation.id, position }));
       conversations.put({ ...kept, next: list.length, revision: (row?.revision ?? 0) + 1 });
@@ -149,7 +152,7 @@ export class Store {
    * Runs `change` on the stored row of a conversation in one transaction. It returns false if the row or message is gone:
    * another tab has removed it, and memory is updated.
    * @param {string} id
-   * @param {(conversations: IDBObjectStore, messages: IDBObjectStore, row: any) => Promise<boolean>} change
+   * @param {(conversations: IDBObjectStore, messages: IDBObjectStore, row: Row | undefined) => Promise<boolean>} change
    * @param {string} [message] the only message that it changes
    */
   async #write(id, change, message) {
@@ -160,7 +163,7 @@ export class Store {
       const done = committed(transaction);
       done.catch(() => {}); // awaited below, unless the change itself fails first
       const conversations = transaction.objectStore(CONVERSATIONS);
-      const row = await asPromise(conversations.get(id));
+      const row = /** @type {Row | undefined} */ (await asPromise(conversations.get(id)));
       const isKept = await change(conversations, transaction.objectStore(MESSAGES), row);
       await done;
       if (!isKept) return this.refresh({ id });
@@ -172,7 +175,10 @@ export class Store {
     }
   }
 
-  /** Reloads a conversation, or one message of it. @param {{ id: string, message?: string }} changed */
+  /**
+   * Reloads a conversation, or one message of it.
+   * @param {{ id: string, message?: string }} changed @returns {Promise<void>}
+   */
   async refresh({ id, message }) {
     if (!this.#db) return;
     const before = this.#writes.get(id);
@@ -186,7 +192,7 @@ export class Store {
         asPromise(read),
       ]);
       if (this.#writes.get(id) !== before) return this.refresh({ id });
-      if (!row || row.deleted) this.#all.delete(id);
+      if (!row || row.deleted !== undefined) this.#all.delete(id);
       else if (Array.isArray(stored)) this.#merge(row, inOrder(stored));
       else
         this.#merge(row, this.#all.get(id)?.messages.map((one) => (one.id === message && stored ? stored : one)) ?? []);
@@ -196,7 +202,10 @@ export class Store {
     }
   }
 
-  /** Keeps the identity of the conversation object and of the messages that this tab writes. */
+  /**
+   * Keeps the identity of the conversation object and of the messages that this tab writes.
+   * @param {ConversationRow} row @param {Message[]} messages
+   */
   #merge(row, messages) {
     const conversation = this.#all.get(row.id) ?? { ...row, messages: [] };
     const own = new Map(
@@ -209,20 +218,21 @@ export class Store {
   /** Reloads changed conversations by their revisions, as a frozen tab may have missed notifications. */
   async #catchUp() {
     if (!this.#db) return;
-    const rows = await asPromise(this.#db.transaction(CONVERSATIONS).objectStore(CONVERSATIONS).getAll()).catch(
-      () => [],
-    );
+    const table = this.#db.transaction(CONVERSATIONS).objectStore(CONVERSATIONS);
+    const rows = /** @type {Row[]} */ (await asPromise(table.getAll()).catch(() => []));
     for (const { id, revision, deleted } of rows) {
       const known = this.#all.get(id);
       if (deleted ? known : known?.revision !== revision) this.refresh({ id });
     }
   }
 
+  /** @param {Row[]} rows */
   #forget(rows) {
     const table = rows.length ? this.#db?.transaction(CONVERSATIONS, "readwrite").objectStore(CONVERSATIONS) : null;
     for (const { id } of rows) table?.delete(id);
   }
 
+  /** @param {unknown} error */
   #fail(error) {
     if (this.#hasFailed) return;
     this.#hasFailed = true;
@@ -230,14 +240,17 @@ export class Store {
   }
 }
 
-/** @param {any[]} rows */
+/** @param {MessageRow[]} rows */
 const inOrder = (rows) => rows.sort((a, b) => a.position - b.position);
 
 /** Returns a random id. Unlike randomUUID, getRandomValues also exists on plain http in a local network. */
 export const newId = () =>
   [...crypto.getRandomValues(new Uint8Array(8))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 
-/** Returns the first line of a question; the list and the top bar truncate it to their width. @param {string} text @param {number} [maximum] characters */
+/**
+ * Returns the first line of a question; the list and the top bar truncate it to their width.
+ * @param {string} text @param {number} [maximum] characters
+ */
 export function titleFrom(text, maximum = 160) {
   const line = text.trim().split("\n")[0].replace(/\s+/g, " ");
   const letters = [...line]; // does not split surrogate pairs

@@ -3,12 +3,14 @@ import { ApiError, resumeAnswer, startAnswer, stopAnswer } from "./api.js";
 import { RESUME_SECONDS } from "./env.js";
 import { readParts, SseTooLong } from "./sse.js";
 
+/** @import { AnswerRequest, Chunk, Status, Usage } from "./types.js" */
+
 /**
  * @typedef {{ kind: "open", stream: string }
- *   | { kind: "status", state: "queued" | "running" | "paused", position?: number, cause?: string, by?: string, mechanism?: string }
+ *   | { kind: "status" } & Status
  *   | { kind: "delta", text: string, thinking: string, id: string }
  *   | { kind: "finish", reason: string, id: string }
- *   | { kind: "usage", usage: any, id: string }
+ *   | { kind: "usage", usage: Usage, id: string }
  *   | { kind: "reconnecting", attempt: number }
  *   | { kind: "offline" }
  *   | { kind: "retry", error: ApiError, at: number }
@@ -31,7 +33,7 @@ export class Answer {
   #complete = false;
 
   /**
-   * @param {object | null} body the request, or null to resume only
+   * @param {AnswerRequest | null} body the request, or null to resume only
    * @param {string | null} [stream]
    * @param {string | null} [last] id of the last saved event
    */
@@ -104,7 +106,7 @@ export class Answer {
   async #connect() {
     this.#floor = this.#seen;
     if (this.stream) return resumeAnswer(this.stream, this.last, this.#abort.signal);
-    const response = await startAnswer(/** @type {object} */ (this.body), this.#abort.signal);
+    const response = await startAnswer(/** @type {AnswerRequest} */ (this.body), this.#abort.signal);
     this.stream = response.headers.get("x-carousel-stream");
     return response;
   }
@@ -115,7 +117,7 @@ export class Answer {
     if (!this.#isNew(part.id)) return [];
     if (part.id) this.last = part.id;
     if (part.data === "[DONE]") return [{ kind: "done" }];
-    const chunk = JSON.parse(part.data);
+    const chunk = /** @type {Chunk} */ (JSON.parse(part.data));
     if (chunk.error) return [{ kind: "error", error: new ApiError(chunk.error) }];
     const events = /** @type {AnswerEvent[]} */ ([]);
     for (const { delta = {}, finish_reason: reason } of chunk.choices ?? []) {
@@ -169,7 +171,10 @@ export class Answer {
   }
 }
 
-/** Returns the ms before an automatic retry, or null. Only a full or throttling server that names a time is retried. @param {any} error */
+/**
+ * Returns the ms before an automatic retry, or null. Only a full or throttling server that names a time is retried.
+ * @param {ApiError} error
+ */
 const retryDelay = (error) =>
   (error.status === 429 || error.status === 503) && error.retryAfter !== null ? error.retryAfter : null;
 
@@ -183,6 +188,7 @@ const resumeError = (error) =>
       })
     : error;
 
+/** @param {string | null} stream */
 const unreachable = (stream) =>
   new ApiError({
     code: stream ? "connection_lost" : "unreachable",

@@ -6,6 +6,8 @@ import { AnswerView } from "./messages.js";
 import { UserView } from "./question.js";
 import { AutoScroll } from "./scroll.js";
 
+/** @import { Message } from "./types.js" */
+
 const DRAWN_AT_ONCE = 12; // messages at the end of a conversation that are drawn when it is opened; more than a screen
 
 export class Thread {
@@ -25,7 +27,7 @@ export class Thread {
     );
   }
 
-  /** @param {import("./store.js").Message[]} messages @param {string} [first] the first message that is sent, if older ones are left out */
+  /** @param {Message[]} messages @param {string} [first] the first message that is sent, if older ones are left out */
   show(messages, first) {
     this.#views.clear();
     this.node.replaceChildren();
@@ -42,7 +44,10 @@ export class Thread {
     this.#views.get(first)?.node.before(h("p", { class: "left-out" }, "The model no longer sees the messages above."));
   }
 
-  /** Updates the conversation after a change by another tab: adds text and messages, or redraws all if others changed. @param {import("./store.js").Message[]} messages @param {string} [first] */
+  /**
+   * Updates the conversation after a change by another tab: adds text and messages, or redraws all if others changed.
+   * @param {Message[]} messages @param {string} [first]
+   */
   sync(messages, first) {
     const views = [...this.#views.values()];
     const grown = messages.length >= views.length && views.every((view, i) => view.adopt(messages[i]));
@@ -51,12 +56,13 @@ export class Thread {
     this.markFirst(first);
   }
 
-  /** @param {import("./store.js").Message} message */
+  /** @param {Message} message */
   append(message) {
     this.#add(message, false);
     this.#showEmpty();
   }
 
+  /** @param {Message} message @param {boolean} later */
   #add(message, later) {
     const view =
       message.role === "user" ? new UserView(message, this.actions) : new AnswerView(message, this.actions, later);
@@ -65,7 +71,11 @@ export class Thread {
     return view;
   }
 
-  /** Draws the texts of older answers while idle, newest first: all at once would block the page, and the browser's search needs them. @param {AnswerView[]} views */
+  /**
+   * Draws the texts of older answers while idle, newest first: all at once would block the page, and the browser's
+   * search needs them.
+   * @param {AnswerView[]} views
+   */
   #drawWhenIdle(views) {
     this.#stopDrawing();
     this.#stopDrawing = whenIdle(() => {
@@ -74,7 +84,7 @@ export class Thread {
     });
   }
 
-  /** @param {import("./store.js").Message} message @returns {AnswerView | null} */
+  /** @param {Message} message @returns {AnswerView | null} */
   answer(message) {
     const view = this.#views.get(message.id);
     return view instanceof AnswerView && view.message === message ? view : null;

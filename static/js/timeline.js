@@ -2,19 +2,24 @@
 import { h, icon } from "./dom.js";
 import { intervalReason, phaseDuration } from "./labels.js";
 
+/** @import { Message, Timeline } from "./types.js" */
+
 const MIN_PHASE_MS = 0.5; // ms; shorter phases are left out
 
 export class TimelineView {
   #listed = ""; // stream of the listed intervals
 
-  /** @param {(stream: string) => Promise<{ choices: { intervals: any[] }[] }>} load */
+  message = /** @type {Message | null} */ (null);
+
+  /** @param {(stream: string) => Promise<Timeline>} load */
   constructor(load) {
     this.load = load;
     this.list = h("ol");
-    this.node = h("details", { class: "timeline", hidden: true, ontoggle: () => this.node.open && this.#list() });
+    this.node = h("details", { class: "timeline", hidden: true });
+    this.node.addEventListener("toggle", () => this.node.open && this.message && this.#list(this.message));
   }
 
-  /** @param {import("./store.js").Message} message */
+  /** @param {Message} message */
   show(message) {
     this.message = message;
     const totals = Object.entries(message.usage?.time_ms ?? {});
@@ -37,13 +42,14 @@ export class TimelineView {
     );
   }
 
-  async #list() {
-    if (this.#listed === this.message.stream) return;
-    this.#listed = this.message.stream;
-    const line = (phase, text, why) =>
+  /** @param {Message} message */
+  async #list({ stream, usage }) {
+    if (!stream || this.#listed === stream) return;
+    this.#listed = stream;
+    const line = (/** @type {string} */ phase, /** @type {string} */ text, /** @type {string} */ why) =>
       h("li", {}, h("i", { "data-phase": phase }), text, why && h("span", { class: "timeline-why" }, `, ${why}`));
     try {
-      const { choices } = await this.load(this.message.stream);
+      const { choices } = await this.load(stream);
       const shown = choices[0].intervals.filter(({ ms }) => ms >= MIN_PHASE_MS);
       this.list.replaceChildren(
         ...shown.map((interval) =>
@@ -53,7 +59,7 @@ export class TimelineView {
     } catch {
       // The server no longer has the timeline or is unreachable; the totals from the answer still hold.
       this.list.replaceChildren(
-        ...Object.entries(this.message.usage.time_ms).map(([phase, ms]) => line(phase, phaseDuration(phase, ms), "")),
+        ...Object.entries(usage?.time_ms ?? {}).map(([phase, ms]) => line(phase, phaseDuration(phase, ms), "")),
       );
     }
   }

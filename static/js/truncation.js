@@ -1,6 +1,8 @@
 // Deletion of the end of a conversation before another answer, with an undo.
 import { toast } from "./notices.js";
 
+/** @import { Message } from "./types.js" */
+
 const UNDO_MS = 12_000; // answers can be compared only when the new one has grown
 
 export class Truncation {
@@ -9,7 +11,11 @@ export class Truncation {
     this.chat = chat;
   }
 
-  /** Deletes a message and all after it. Offers an undo if an answer's text, or more than one question or answer, was deleted. @param {string} id */
+  /**
+   * Deletes a message and all after it. Offers an undo if an answer's text, or more than one question or answer, was
+   * deleted.
+   * @param {string} id
+   */
   run(id) {
     const { answers, current, store, thread } = this.chat;
     answers.stop(current.id);
@@ -24,14 +30,14 @@ export class Truncation {
     if (isMore || hasText) this.#offerUndo(text, current.id, before, at);
   }
 
-  /** @param {string} text @param {string} id @param {import("./store.js").Message[]} messages @param {number} kept */
+  /** @param {string} text @param {string} id @param {Message[]} messages @param {number} kept */
   #offerUndo(text, id, messages, kept) {
     toast(text, { action: "Undo", run: () => this.#undo(id, messages, kept), ms: UNDO_MS });
   }
 
   /**
    * Restores `messages`, of which the first `kept` remained, unless more than one answer was added since.
-   * @param {string} id @param {import("./store.js").Message[]} messages @param {number} kept
+   * @param {string} id @param {Message[]} messages @param {number} kept
    */
   #undo(id, messages, kept) {
     const { answers, current, store } = this.chat;

@@ -2,6 +2,8 @@
 import { h, svg } from "./dom.js";
 import { describe, reasoningLabel } from "./labels.js";
 
+/** @import { Message, Status } from "./types.js" */
+
 export class WaitLine {
   #ticking = 0;
 
@@ -9,19 +11,21 @@ export class WaitLine {
   constructor(retryNow) {
     this.retryNow = retryNow;
     this.node = h("div", { class: "wait", hidden: true });
+    this.head = h("b");
+    this.why = h("span", { class: "wait-why" });
   }
 
   get isShown() {
     return !this.node.hidden;
   }
 
-  /** @param {Parameters<typeof describe>[0]} status */
+  /** @param {Status} status */
   status(status) {
     const { kind, head, why } = describe(status);
     this.#show(kind, head, why);
   }
 
-  /** @param {import("./store.js").Message} message */
+  /** @param {Message} message */
   thinking(message) {
     if (this.isShown && this.node.dataset.kind === "thinking") return;
     this.#tick(() => (this.#show("thinking", reasoningLabel(message, Date.now()), ""), 1000));
@@ -55,22 +59,20 @@ export class WaitLine {
     if (again) this.#ticking = window.setTimeout(() => this.#tick(draw), again);
   }
 
+  /** @param {string} kind @param {string} head @param {string} why @param {boolean} [retry] */
   #show(kind, head, why, retry = false) {
     clearTimeout(this.#ticking);
     if (this.node.dataset.kind !== kind || this.node.hidden) {
       this.node.dataset.kind = kind;
-      this.node.replaceChildren(
-        waitRing(),
-        h("span", { class: "wait-text" }, h("b"), h("span", { class: "wait-why" })),
-      );
+      this.node.replaceChildren(waitRing(), h("span", { class: "wait-text" }, this.head, this.why));
       if (retry)
         this.node.append(
           h("button", { class: "button small", type: "button", onclick: () => this.retryNow() }, "Try now"),
         );
     }
     this.node.hidden = false;
-    this.node.querySelector("b").textContent = head;
-    this.node.querySelector(".wait-why").textContent = why && `${retry ? ". " : ", "}${why}`;
+    this.head.textContent = head;
+    this.why.textContent = why && `${retry ? ". " : ", "}${why}`;
   }
 }
 

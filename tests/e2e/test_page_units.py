@@ -216,12 +216,12 @@ def test_pauses_are_derived_from_snapshots(run: Run) -> None:
         const look = (t, slots, paused, swap) =>
             pauses.read({ t, slots, paused, preemptions: { swap, partial: 0, recompute: 0 } }).map(m.describePause);
         const batch = { request: "4f2a", class: "batch" }, person = { request: "91cc", class: "interactive" };
-        return [look(1, [batch], [{ request: "old", class: "batch", by: "x", mechanism: "swap" }], 5),
-                look(2, [person, null], [{ ...batch, by: "91cc", mechanism: "swap" }], 6),
+        return [look(1, [batch], [{ request: "old", class: "batch", by: "standard", mechanism: "swap" }], 5),
+                look(2, [person, null], [{ ...batch, by: "interactive", mechanism: "swap" }], 6),
                 look(3.5, [batch, null], [], 8)];""",
     )
     assert events[0] == []
-    assert "paused batch 4f2a for interactive 91cc, pages kept in host memory" in events[1]
+    assert "paused batch 4f2a for interactive, pages kept in host memory" in events[1]
     assert events[2] == ["resumed batch 4f2a after 1.5 s", "2 pauses were too short to be listed"]
 
 

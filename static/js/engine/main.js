@@ -22,10 +22,10 @@ const STATES = {
 const TEXT_INTERVAL_MS = 2000; // ms between updates of the table and of the ring's description
 
 const ring = new Ring();
-const spark = new Spark(byId("spark"), byId("spark-note"));
+const spark = new Spark(byId("spark", SVGSVGElement), byId("spark-note"));
 const pauses = new Pauses();
 const smooth = new RateSmoother();
-const table = byId("slots-table");
+const table = byId("slots-table", HTMLDetailsElement);
 let textAt = 0;
 
 setUpTheme(byId("theme"));

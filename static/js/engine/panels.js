@@ -3,17 +3,21 @@ import { byId, h } from "../dom.js";
 import { CAUSE_TEXTS } from "../labels.js";
 import { describePause } from "./pauses.js";
 
-const CLASSES = ["interactive", "standard", "batch"];
+/** @import { ClassName, Snapshot } from "../types.js" */
+
+const CLASSES = /** @type {ClassName[]} */ (["interactive", "standard", "batch"]);
 const MAX_CELLS = 288;
 const MAX_EVENTS = 40;
 
+/** @param {number} value */
 const number = (value) => Math.round(value).toLocaleString("en");
+/** @param {string} id @param {string | number} text */
 const set = (id, text) => {
   const node = byId(id);
   if (node.textContent !== String(text)) node.textContent = String(text);
 };
 
-/** @param {any} snapshot */
+/** @param {Snapshot} snapshot */
 export function showFigures(snapshot) {
   const {
     slots,
@@ -27,7 +31,7 @@ export function showFigures(snapshot) {
   set("tokens", number(tokens));
   set("prefill-rate", number(prefill));
   set("step-ms", ms.toFixed(ms < 10 ? 2 : 1));
-  const busy = slots.filter(Boolean);
+  const busy = slots.filter((slot) => slot !== null);
   // An idle engine still reports its last step.
   set(
     "batch",
@@ -43,7 +47,7 @@ export function showFigures(snapshot) {
 
 const TOKEN_PLACES = { swap: "swapped", partial: "in cache", recompute: "dropped" };
 
-/** @param {any} snapshot */
+/** @param {Snapshot} snapshot */
 export function showQueue({ queue, waiting, paused }) {
   const total = CLASSES.reduce((sum, name) => sum + waiting[name], 0);
   set(
@@ -69,13 +73,16 @@ export function showQueue({ queue, waiting, paused }) {
   ]);
 }
 
-/** Updates a list in place: a list that is rebuilt five times a second cannot be read or selected. */
+/**
+ * Updates a list in place: a list that is rebuilt five times a second cannot be read or selected.
+ * @template T @param {HTMLElement} list @param {T[]} items @param {(item: T) => string[]} cells
+ */
 function fillList(list, items, cells) {
-  while (list.children.length > items.length) list.lastChild.remove();
+  while (list.children.length > items.length) list.lastChild?.remove();
   items.forEach((item, i) => {
     const [kind, ...texts] = cells(item);
     const row = list.children[i] ?? list.appendChild(h("li", {}, h("i", { class: "dot" }), h("b"), h("span"), h("em")));
-    row.dataset.class = kind;
+    row.setAttribute("data-class", kind);
     texts.forEach((text, k) => {
       const cell = row.children[k + 1];
       if (cell.textContent !== text) cell.textContent = text;
@@ -83,26 +90,30 @@ function fillList(list, items, cells) {
   });
 }
 
-/** @param {any} snapshot */
+/** @param {Snapshot} snapshot */
 export function showPages({ slots, pages, page_size: size }) {
   const mosaic = byId("mosaic");
   const each = Math.max(1, Math.ceil(pages.total / MAX_CELLS));
   const count = Math.ceil(pages.total / each);
-  while (mosaic.children.length > count) mosaic.lastChild.remove();
+  while (mosaic.children.length > count) mosaic.lastChild?.remove();
   while (mosaic.children.length < count) mosaic.append(h("i"));
   const kinds = cellKinds(slots, pages, count);
   kinds.forEach((kind, i) => {
     const cell = mosaic.children[i];
-    if (cell.dataset.kind !== kind) cell.dataset.kind = kind;
+    if (cell.getAttribute("data-kind") !== kind) cell.setAttribute("data-kind", kind);
   });
   set(
     "pages-note",
     `${number(pages.total)} pages of ${size} tokens; a cell is ${each === 1 ? "one page" : `${each} pages`}`,
   );
-  for (const name of ["held", "cached", "free", "swapped"]) set(`pages-${name}`, number(pages[name]));
+  const { held, cached, free, swapped } = pages;
+  for (const [name, value] of Object.entries({ held, cached, free, swapped })) set(`pages-${name}`, number(value));
 }
 
-/** Returns the kind of each cell: held pages by class, then cached, then free. Shared pages count once, so the classes divide the held total. */
+/**
+ * Returns the kind of each cell: held pages by class, then cached, then free. Shared pages count once, so the classes divide the held total.
+ * @param {Snapshot["slots"]} slots @param {Snapshot["pages"]} pages @param {number} count
+ */
 function cellKinds(slots, pages, count) {
   const byClass = CLASSES.map((name) => slots.reduce((sum, slot) => sum + (slot?.class === name ? slot.pages : 0), 0));
   const sum = byClass.reduce((a, b) => a + b, 0);
@@ -114,13 +125,14 @@ function cellKinds(slots, pages, count) {
     edge += i < 3 ? shares[i] : pages.cached;
     const before = kinds.length;
     while (kinds.length < Math.min(count, Math.round((edge / pages.total) * count))) kinds.push(name);
-    if (i < 3 && shares[i] > 0 && kinds.length === before && before < count) kinds.push(name); // even the smallest share gets a cell
+    // Even the smallest share gets a cell
+    if (i < 3 && shares[i] > 0 && kinds.length === before && before < count) kinds.push(name);
   });
   while (kinds.length < count) kinds.push("free");
   return kinds;
 }
 
-/** @param {import("./pauses.js").PauseEvent[]} events @param {any} preemptions */
+/** @param {import("./pauses.js").PauseEvent[]} events @param {Snapshot["preemptions"]} preemptions */
 export function showPauses(events, { swap, partial, recompute }) {
   set("swaps", number(swap));
   set("partials", number(partial));
@@ -138,10 +150,11 @@ export function showPauses(events, { swap, partial, recompute }) {
       ),
     );
   }
-  while (list.children.length > MAX_EVENTS) list.lastChild.remove();
+  while (list.children.length > MAX_EVENTS) list.lastChild?.remove();
   byId("events-none").hidden = list.children.length > 0;
 }
 
+/** @param {number | null} ms */
 const milliseconds = (ms) =>
   ms === null
     ? "–"
@@ -151,7 +164,7 @@ const milliseconds = (ms) =>
         ? `${Math.round(ms)} ms`
         : `${(ms / 1000).toFixed(1)} s`;
 
-/** @param {any} snapshot */
+/** @param {Snapshot} snapshot */
 export function showLatency({ latency }) {
   const body = byId("latency-body");
   CLASSES.forEach((name, i) => {
@@ -179,7 +192,7 @@ export function showLatency({ latency }) {
   });
 }
 
-/** @param {any} snapshot */
+/** @param {Snapshot} snapshot */
 export function showTable({ slots }) {
   byId("slots-body").replaceChildren(
     ...slots.map((slot, i) => {
@@ -191,7 +204,7 @@ export function showTable({ slots }) {
   );
 }
 
-/** Describes the ring in one sentence, for screen readers. @param {any} snapshot */
+/** Describes the ring in one sentence, for screen readers. @param {Snapshot} snapshot */
 export function summary({ slots, waiting, paused, tokens_per_s: tokens }) {
   const busy = slots.filter(Boolean).length;
   const queue = CLASSES.reduce((sum, name) => sum + waiting[name], 0);

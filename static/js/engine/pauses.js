@@ -1,19 +1,23 @@
 // Pause events, derived from consecutive snapshots. Pure.
 import { MECHANISM_TEXTS } from "../labels.js";
 
+/** @import { ClassName, Mechanism, Snapshot } from "../types.js" */
+
 /**
- * @typedef {{ kind: "paused" | "resumed" | "left" | "missed", t: number, request?: string, class?: string, by?: string, byClass?: string,
- *   mechanism?: string, after?: number, count?: number }} PauseEvent
+ * @typedef {{ t: number, request: string, class: ClassName }} PausedRequest
+ * @typedef {PausedRequest & { kind: "paused", by: ClassName | null, mechanism: Mechanism }
+ *   | PausedRequest & { kind: "resumed" | "left", after: number }
+ *   | { kind: "missed", t: number, count: number, class?: undefined }} PauseEvent
  */
 
 export class Pauses {
-  #paused = /** @type {Map<string, { t: number, class: string }>} */ (new Map());
+  #paused = /** @type {Map<string, { t: number, class: ClassName }>} */ (new Map());
   #total = -1;
 
-  /** @param {any} snapshot @returns {PauseEvent[]} oldest first */
+  /** @param {Pick<Snapshot, "t" | "slots" | "paused" | "preemptions">} snapshot @returns {PauseEvent[]} oldest first */
   read({ t, slots, paused, preemptions }) {
     const events = /** @type {PauseEvent[]} */ ([]);
-    const running = new Map(slots.filter(Boolean).map((slot) => [slot.request, slot.class]));
+    const running = new Set(slots.map((slot) => slot?.request));
     const now = new Set(paused.map(({ request }) => request));
     for (const [request, { t: since, class: kind }] of this.#paused) {
       if (now.has(request)) continue;
@@ -27,7 +31,7 @@ export class Pauses {
       this.#paused.set(request, { t, class: kind });
       added++;
       if (first) continue; // paused before the page was opened: listed, but with unknown time
-      events.push({ kind: "paused", t, request, class: kind, by, byClass: running.get(by), mechanism });
+      events.push({ kind: "paused", t, request, class: kind, by, mechanism });
     }
     const total = Object.values(preemptions).reduce((sum, count) => sum + count, 0);
     // The engine counts every pause; those that began and ended between two snapshots are reported as missed.
@@ -39,12 +43,16 @@ export class Pauses {
 }
 
 /** @param {PauseEvent} event */
-export function describePause({ kind, request, class: of, by, byClass, mechanism, after = 0, count }) {
-  if (kind === "paused") {
-    const beneficiary = byClass ? ` for ${byClass} ${by}` : by ? ` for ${by}` : ", memory ran short";
-    return `paused ${of} ${request}${beneficiary}, ${MECHANISM_TEXTS[mechanism] ?? mechanism}`;
+export function describePause(event) {
+  if (event.kind === "missed")
+    return event.count === 1
+      ? "1 pause was too short to be listed"
+      : `${event.count} pauses were too short to be listed`;
+  const name = `${event.class} ${event.request}`;
+  if (event.kind === "paused") {
+    const beneficiary = event.by ? ` for ${event.by}` : ", memory ran short";
+    return `paused ${name}${beneficiary}, ${MECHANISM_TEXTS[event.mechanism] ?? event.mechanism}`;
   }
-  if (kind === "resumed") return `resumed ${of} ${request} after ${after.toFixed(1)} s`;
-  if (kind === "left") return `${of} ${request} left after ${after.toFixed(1)} s`;
-  return count === 1 ? "1 pause was too short to be listed" : `${count} pauses were too short to be listed`;
+  if (event.kind === "left") return `${name} left after ${event.after.toFixed(1)} s`;
+  return `resumed ${name} after ${event.after.toFixed(1)} s`;
 }

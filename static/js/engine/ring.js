@@ -2,14 +2,18 @@
 import { byId, svg } from "../dom.js";
 import { layOutSlots, turnRate } from "./slot_layout.js";
 
+/** @import { Slot, Snapshot } from "../types.js" */
+/** @import { SlotPlace } from "./slot_layout.js" */
+
 const FRAME_MS = 1000 / 30; // ms; more frames would use cores that the engine may need on the same machine
 const QUEUE_RADIUS = 262; // radius of the queue outside
 const QUEUE_STEP = 0.105; // radians between two waiting requests
 const reducedMotion = matchMedia("(prefers-reduced-motion: reduce)");
 
+/** @typedef {{ at: SlotPlace, node: SVGGElement, occupant: SVGGElement | null, request: string }} DrawnSlot */
+
 export class Ring {
-  #slots =
-    /** @type {{ at: import("./slot_layout.js").SlotPlace, node: SVGGElement, occupant: SVGGElement | null, request: string }[]} */ ([]);
+  #slots = /** @type {DrawnSlot[]} */ ([]);
   #spokes = /** @type {SVGGElement | null} */ (null);
   #angle = 0;
   #rate = 0;
@@ -18,7 +22,7 @@ export class Ring {
   #step = /** @type {{ step: number, t: number } | null} */ (null);
 
   constructor() {
-    this.node = byId("ring");
+    this.node = byId("ring", SVGSVGElement);
     this.outside = svg("g", { class: "outside" });
     this.big = svg("text", { class: "hub-big", y: 4 }, "–");
     this.unit = svg("text", { class: "hub-unit", y: 34 }, "tokens per second");
@@ -27,7 +31,7 @@ export class Ring {
     requestAnimationFrame((now) => this.#frame(now));
   }
 
-  /** @param {any} snapshot */
+  /** @param {Snapshot} snapshot */
   show(snapshot) {
     if (snapshot.slots.length !== this.#slots.length) this.#build(snapshot.slots.length);
     snapshot.slots.forEach((slot, i) => this.#fill(this.#slots[i], slot));
@@ -41,6 +45,7 @@ export class Ring {
     this.small.textContent = `${busy} of ${snapshot.slots.length} slots, step ${snapshot.step.toLocaleString("en")}`;
   }
 
+  /** @param {number} n */
   #build(n) {
     for (const { node } of this.#slots) node.remove();
     this.#spokes?.remove();
@@ -62,6 +67,7 @@ export class Ring {
     this.#place();
   }
 
+  /** @param {DrawnSlot} place @param {Slot | null} slot */
   #fill(place, slot) {
     const request = slot?.request ?? "";
     if (request !== place.request) {
@@ -77,16 +83,16 @@ export class Ring {
     if (slot) place.node.dataset.class = slot.class;
     else delete place.node.dataset.class;
     const context = place.occupant?.querySelector(".context");
-    if (context) context.textContent = slot.context.toLocaleString("en");
+    if (slot && context) context.textContent = slot.context.toLocaleString("en");
   }
 
-  /** @returns {[number, number]} */
+  /** @param {DrawnSlot} place @returns {[number, number]} */
   #outward({ at }) {
     const angle = at.angle + this.#angle;
     return [Math.cos(angle) * 46, Math.sin(angle) * 46];
   }
 
-  /** Draws the queue to the left of the gate and paused requests to its right. */
+  /** Draws the queue to the left of the gate and paused requests to its right. @param {Snapshot} snapshot */
   #showOutside({ queue, waiting, paused }) {
     const total = waiting.interactive + waiting.standard + waiting.batch;
     const dots = queue.slice(0, 20).map(({ class: kind }, i) => dot(kind, -Math.PI / 2 - 0.09 - i * QUEUE_STEP, ""));
@@ -101,6 +107,7 @@ export class Ring {
     this.outside.replaceChildren(...gate, ...dots, ...labels);
   }
 
+  /** @param {number} now */
   #frame(now) {
     requestAnimationFrame((next) => this.#frame(next));
     const passed = now - this.#last;
@@ -124,11 +131,12 @@ export class Ring {
   }
 }
 
+/** @param {Slot} slot @param {number} size */
 function occupant(slot, size) {
-  const parts = [
+  const parts = /** @type {SVGElement[]} */ ([
     svg("circle", { class: "glow", r: size + Math.min(6, size * 0.35) }),
     svg("circle", { class: "slot-fill", r: size - 1 }),
-  ];
+  ]);
   if (size >= 19)
     parts.push(
       svg(
@@ -141,6 +149,7 @@ function occupant(slot, size) {
   return svg("g", { class: "occupant", "data-class": slot.class }, ...parts); // keeps its colour while it leaves
 }
 
+/** @param {SVGGElement} node @param {[number, number]} offset @param {boolean} off */
 function animateMove(node, [x, y], off) {
   const out = { transform: `translate(${x}px, ${y}px) scale(0.5)`, opacity: 0 };
   const on = { transform: "none", opacity: 1 };
@@ -154,6 +163,7 @@ function animateMove(node, [x, y], off) {
   return undefined;
 }
 
+/** @param {number} angle @param {number} from @param {number} to */
 const line = (angle, from, to) =>
   svg("line", {
     x1: Math.cos(angle) * from,
@@ -162,6 +172,7 @@ const line = (angle, from, to) =>
     y2: Math.sin(angle) * to,
   });
 
+/** @param {string} kind @param {number} angle @param {string} extra */
 const dot = (kind, angle, extra) =>
   svg("circle", {
     class: `waiting ${extra}`,

@@ -5,7 +5,10 @@
 const OUTER = 212;
 const INNER = 128; // leaves the hub with its figures free
 
-/** Places 4 to 256 slots and more: in one ring while there is space, then two, three, four. @param {number} n @returns {{ slots: SlotPlace[], rings: number[] }} */
+/**
+ * Places 4 to 256 slots and more: in one ring while there is space, then two, three, four.
+ * @param {number} n @returns {{ slots: SlotPlace[], rings: number[] }}
+ */
 export function layOutSlots(n) {
   const count = n <= 40 ? 1 : n <= 96 ? 2 : n <= 180 ? 3 : Math.max(4, Math.ceil(n / 90));
   const gap = count === 1 ? 0 : Math.min(count === 2 ? 42 : 32, (OUTER - INNER) / (count - 1));
@@ -23,5 +26,8 @@ export function layOutSlots(n) {
   return { slots, rings };
 }
 
-/** Returns radians per second: grows with the steps per second, up to a comfortable limit. @param {number} stepsPerSecond */
+/**
+ * Returns radians per second: grows with the steps per second, up to a comfortable limit.
+ * @param {number} stepsPerSecond
+ */
 export const turnRate = (stepsPerSecond) => 0.38 * (1 - Math.exp(-stepsPerSecond / 40));

@@ -1,5 +1,7 @@
 // Smoothing of rates: a slow step makes a rate jump between two snapshots, so the page shows the mean of about a second.
 
+/** @import { Snapshot } from "../types.js" */
+
 const SMOOTHING_SECONDS = 1;
 
 export class RateSmoother {
@@ -8,7 +10,7 @@ export class RateSmoother {
   #prefill = 0;
   #busy = 0;
 
-  /** Returns the snapshot with averaged rates; all other fields are unchanged. @param {any} snapshot */
+  /** Returns the snapshot with averaged rates; all other fields are unchanged. @param {Snapshot} snapshot */
   read(snapshot) {
     const { t, tokens_per_s: decode, prefill_tokens_per_s: prefill, busy = 0 } = snapshot;
     const share = this.#t < 0 || t < this.#t ? 1 : 1 - Math.exp(-(t - this.#t) / SMOOTHING_SECONDS);
@@ -16,7 +18,7 @@ export class RateSmoother {
     this.#decode += (decode - this.#decode) * share;
     this.#prefill += (prefill - this.#prefill) * share;
     this.#busy += (busy - this.#busy) * share;
-    const floor = (value) => (value < 0.5 ? 0 : value);
+    const floor = (/** @type {number} */ value) => (value < 0.5 ? 0 : value);
     return {
       ...snapshot,
       tokens_per_s: floor(this.#decode),

@@ -1,11 +1,13 @@
 // Connection to /v1/engine/events: with the key, with reconnects, and closed while the page is hidden.
-import { call } from "../api.js";
+import { ApiError, call } from "../api.js";
 import { readParts } from "../sse.js";
+
+/** @import { Snapshot } from "../types.js" */
 
 const STALL_MS = 15_000; // ms; even an idle engine sends a snapshot every two seconds
 
 /**
- * @param {(snapshot: any) => void} onSnapshot
+ * @param {(snapshot: Snapshot) => void} onSnapshot
  * @param {(state: "connecting" | "live" | "asleep" | "lost" | "denied" | "loading" | "restarting" | "failed" | "stopped") => void} onState
  */
 export async function watch(onSnapshot, onState) {
@@ -33,7 +35,7 @@ export async function watch(onSnapshot, onState) {
         draw(onSnapshot, JSON.parse(part.data));
       }
     } catch (error) {
-      const status = /** @type {any} */ (error).status;
+      const status = error instanceof ApiError ? error.status : 0;
       if (!document.hidden) onState(status === 401 || status === 403 ? "denied" : "lost");
     } finally {
       document.removeEventListener("visibilitychange", sleep);
@@ -44,7 +46,10 @@ export async function watch(onSnapshot, onState) {
   }
 }
 
-/** Draws a snapshot. An error in drawing is not one of the connection: it is logged, and the next snapshot is drawn. */
+/**
+ * Draws a snapshot. An error in drawing is not one of the connection: it is logged, and the next snapshot is drawn.
+ * @param {(snapshot: Snapshot) => void} onSnapshot @param {Snapshot} snapshot
+ */
 function draw(onSnapshot, snapshot) {
   try {
     onSnapshot(snapshot);

@@ -1,14 +1,18 @@
 // Chart of the last minute: decoded tokens as a line, prefilled tokens as an area behind it.
 import { svg } from "../dom.js";
 
+/** @import { Snapshot } from "../types.js" */
+
 const SPAN_SECONDS = 60;
 const WIDTH = 300;
 const HEIGHT = 72;
 
-export class Spark {
-  #points = /** @type {{ t: number, decode: number, prefill: number }[]} */ ([]);
+/** @typedef {{ t: number, decode: number, prefill: number }} Point */
 
-  /** @param {SVGElement} node @param {HTMLElement} note */
+export class Spark {
+  #points = /** @type {Point[]} */ ([]);
+
+  /** @param {SVGSVGElement} node @param {HTMLElement} note */
   constructor(node, note) {
     this.node = node;
     this.note = note;
@@ -23,9 +27,10 @@ export class Spark {
     );
   }
 
-  /** @param {any} snapshot */
+  /** @param {Pick<Snapshot, "t" | "tokens_per_s" | "prefill_tokens_per_s" | "latency">} snapshot */
   show({ t, tokens_per_s: decode, prefill_tokens_per_s: prefill, latency }) {
-    if (this.#points.length && t < this.#points[this.#points.length - 1].t) this.#points = []; // the engine has restarted
+    // The engine has restarted
+    if (this.#points.length && t < this.#points[this.#points.length - 1].t) this.#points = [];
     this.#points.push({ t, decode, prefill });
     while (this.#points[0].t < t - SPAN_SECONDS) this.#points.shift();
     const top = Math.max(1, ...this.#points.map((point) => point.decode));
@@ -46,10 +51,12 @@ export class Spark {
     if (this.note.textContent !== text) this.note.textContent = text;
   }
 
+  /** @param {number} t @param {number} now */
   #x(t, now) {
     return (WIDTH * (t - now + SPAN_SECONDS)) / SPAN_SECONDS;
   }
 
+  /** @param {number} now @param {(point: Point) => number} share */
   #path(now, share) {
     return this.#points
       .map(
@@ -59,12 +66,16 @@ export class Spark {
       .join("");
   }
 
+  /** @param {string} path @param {number} now */
   #closed(path, now) {
     return `${path}V${HEIGHT}H${this.#x(this.#points[0].t, now).toFixed(1)}Z`;
   }
 }
 
-/** Returns whether any request had a token or an end in the last minute; the chart begins when the page is opened. */
+/**
+ * Returns whether any request had a token or an end in the last minute; the chart begins when the page is opened.
+ * @param {Snapshot["latency"]} latency
+ */
 const wasActive = (latency) =>
   Object.values(latency).some(
     ({ requests, ttft_ms: [first], itl_ms: [gap] }) => requests || first !== null || gap !== null,
