@@ -3,7 +3,6 @@
 import { ApiError } from "./api.js";
 import { Answer } from "./stream.js";
 import { shortStatus } from "./labels.js";
-import { flush, separate } from "./reasoning.js";
 
 /** @import { AnswerRequest, Conversation, Message, Status } from "./types.js" */
 /** @import { AnswerEvent } from "./stream.js" */
@@ -62,11 +61,7 @@ export class Answers {
    * @param {Conversation} conversation @param {Message} message @param {AnswerRequest} body
    */
   continue(conversation, message, body) {
-    Object.assign(message, {
-      ...CONTINUED_FIELDS,
-      sentAt: Date.now(),
-      stage: message.thinking ? "answering" : "speaking",
-    });
+    Object.assign(message, { ...CONTINUED_FIELDS, sentAt: Date.now() });
     this.store.save(conversation, message);
     this.page.viewOf(message)?.begin();
     return this.start(conversation, message, body);
@@ -198,8 +193,7 @@ export class Answers {
         // After a reload the time of the first token is unknown
         if (!message.resumed) message.firstAt ??= message.lastAt;
         message.pieces = (message.pieces ?? 0) + 1;
-        this.#append(message, { text: "", thinking: event.thinking });
-        this.#append(message, separate(message, event.text));
+        this.#append(message, event);
         this.page.announce(message.content ? "Answering" : "Thinking", conversation);
         return null;
       case "finish":
@@ -234,9 +228,8 @@ export class Answers {
     if (thinking) {
       message.thinking = (message.thinking ?? "") + thinking;
       message.thinkingAt ??= Date.now();
-    } else if (text && message.thinkingAt) {
-      message.thoughtMs ??= Date.now() - message.thinkingAt;
     }
+    if (text && message.thinkingAt) message.thoughtMs ??= Date.now() - message.thinkingAt;
     if (thinking) view?.think(thinking);
     if (text) message.content += text;
     if (text) view?.write(text);
@@ -247,7 +240,6 @@ export class Answers {
    * @param {ApiError | null} [error]
    */
   #end(conversation, message, state, error = null) {
-    this.#append(message, flush(message));
     message.state = state;
     message.error = error && { message: error.message, code: error.code, status: error.status };
     conversation.updated = Date.now();

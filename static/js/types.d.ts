@@ -163,9 +163,6 @@ export interface Message {
   /** Whether a reload interrupted the answer, so that its times are not all known. */
   resumed?: boolean;
   thinking?: string;
-  stage?: "thinking" | "answering" | "speaking";
-  /** Text that may be the beginning of a tag. */
-  held?: string;
   thinkingAt?: number;
   thoughtMs?: number;
   sentAt?: number;

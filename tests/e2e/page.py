@@ -115,6 +115,11 @@ def delta(text: str) -> dict[str, Any]:
     return {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]}
 
 
+def reasoning_delta(text: str) -> dict[str, Any]:
+    """Return a chunk with some reasoning."""
+    return {"choices": [{"index": 0, "delta": {"reasoning_content": text}, "finish_reason": None}]}
+
+
 def answer_with(page: Page, *parts: str | dict[str, Any]) -> None:
     """Let this stream answer the page's next questions instead of the server's."""
     page.route(

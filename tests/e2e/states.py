@@ -18,7 +18,7 @@ from playwright.sync_api import Page, Route, expect, sync_playwright
 
 from benchmarks.serving import Serving
 from tests import chromium
-from tests.e2e.page import ANSWER_MS, DEFAULTS, Chat, answer_with, begin_with, delta
+from tests.e2e.page import ANSWER_MS, DEFAULTS, Chat, answer_with, begin_with, delta, reasoning_delta
 
 DESK: dict[str, Any] = {"viewport": {"width": 1280, "height": 800}}
 PHONE: dict[str, Any] = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
@@ -125,19 +125,21 @@ def _streaming(chat: Chat) -> None:
 
 def _queued(chat: Chat) -> None:
     _streaming(chat)
-    chat.send("And what if all seats are taken? " * 4)
+    chat.send("And what if all slots are taken? " * 4)
     expect(chat.page.locator("#queued")).to_be_visible()
 
 
 def _thinking(chat: Chat) -> None:
-    begin_with(chat.page, delta("<think>The question is about seats. "), delta("Each step fills them anew."))
+    begin_with(
+        chat.page, reasoning_delta("The question is about slots. "), reasoning_delta("Each step fills them anew.")
+    )
     chat.send("How does continuous batching work?")
     expect(chat.answers.last.locator(".reasoning")).to_contain_text("anew")
 
 
 def _thought(chat: Chat) -> None:
-    text = "<think>Because of *seats*.</think>Because each step fills the seats anew."
-    _ask(chat, "Why?", delta(text), _finish("stop"))
+    reasoning, text = "Because of *slots*.", "Because each step fills the slots anew."
+    _ask(chat, "Why?", reasoning_delta(reasoning), delta(text), _finish("stop"))
     chat.answers.last.locator(".reasoning summary").click()
 
 

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Page, Route, expect
 
 from tests.conftest import Server
-from tests.e2e.page import ANSWER_MS, SHORT, Chat, answer_with, begin_with, delta, sse
+from tests.e2e.page import ANSWER_MS, SHORT, Chat, answer_with, begin_with, delta, reasoning_delta, sse
 
 pytestmark = pytest.mark.browser
 
@@ -231,9 +231,9 @@ def test_a_lost_stream_is_an_error_that_keeps_the_text(chat: Chat) -> None:
 
 
 def test_reasoning_is_collapsed(chat: Chat) -> None:
-    """The reasoning is marked in the text, and the answer is the text after it."""
-    pieces = ("<think>", "\nTwo and", " two", "</think>", "\n\n", "Four", ".")
-    answer_with(chat.page, *map(delta, pieces), {"choices": [{"delta": {}, "finish_reason": "stop"}]}, "data: [DONE]")
+    """It arrives apart from the answer, and is shown above it."""
+    deltas = reasoning_delta("Two and"), reasoning_delta(" two"), delta("Four"), delta(".")
+    answer_with(chat.page, *deltas, {"choices": [{"delta": {}, "finish_reason": "stop"}]}, "data: [DONE]")
     chat.send("How much?")
     chat.wait_done()
     expect(chat.text()).to_have_text("Four.")

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.conftest import Server
-from tests.e2e.page import ANSWER_MS, Chat, answer_with, begin_with, delta
+from tests.e2e.page import ANSWER_MS, Chat, answer_with, begin_with, delta, reasoning_delta
 
 pytestmark = pytest.mark.browser
 
@@ -218,7 +218,7 @@ def test_phases_without_text_are_named(slow_server: Server, new_page: Callable[.
     wait = chat.answers.last.locator(".wait")
     expect(wait).to_contain_text("Reading your message")
     chat.stop.click()
-    begin_with(page, delta("<think>\nTwo **and** two"))
+    begin_with(page, reasoning_delta("Two **and** two"))
     chat.send("How much?")
     page.clock.run_for(1000)
     reasoning = chat.answers.last.locator(".reasoning")

@@ -261,35 +261,3 @@ def test_any_typed_text_makes_a_valid_request(run: Run) -> None:
 def test_a_title_ends_with_a_whole_character(run: Run) -> None:
     title = run("store.js", "return m.titleFrom(arg);", "🦊" * 200)
     assert title == "🦊" * 159 + "…"
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
-@pytest.mark.parametrize(
-    ("generated", "thinking", "text"),
-    [
-        ("<think>\nHm, 2 < 3?\n</think>\n\nYes, <b>it</b> is.", "Hm, 2 < 3?\n", "Yes, <b>it</b> is."),
-        ("\n<think>\n\n</think>\n\nYes.", "", "Yes."),
-        ("<think>Cut off </thi", "Cut off </thi", ""),
-        ("<table> of </think> and <think>", "", "<table> of </think> and <think>"),
-        ("  Plain.\n", "", "  Plain.\n"),
-        ("<thi", "", "<thi"),
-    ],
-)
-def test_reasoning_is_separated_from_the_answer_in_any_chunks(
-    run: Run, size: int, generated: str, thinking: str, text: str
-) -> None:
-    """Reasoning is only recognised at the beginning, and a possible tag is held back until it is decided."""
-    found = run(
-        "reasoning.js",
-        """
-        const message = { content: "", thinking: "" };
-        const take = ({ text, thinking }) => { message.content += text; message.thinking += thinking; };
-        for (let at = 0; at < arg.generated.length; at += arg.size) {
-          take(m.separate(message, arg.generated.slice(at, at + arg.size)));
-          Object.assign(message, JSON.parse(JSON.stringify(message)));  // a reload
-        }
-        take(m.flush(message));
-        return [message.thinking, message.content];""",
-        {"generated": generated, "size": size},
-    )
-    assert found == [thinking, text]

@@ -56,3 +56,13 @@ def test_a_conversation_may_be_given_without_a_generation_prompt(http, monkeypat
     flags = ({}, {"add_generation_prompt": True}, {"add_generation_prompt": False})
     counts = [ask(http, QUESTION, **flag)["usage"]["prompt_tokens"] for flag in flags]
     assert counts[0] == counts[1] == counts[2] + 1
+
+
+def test_a_continued_message_with_an_open_block_gets_more_reasoning(http):
+    """Streamed and whole, until the model closes the block."""
+    message = {"role": "assistant", "content": "<think>Hm"}
+    fields = {"add_generation_prompt": False, "continue_final_message": True, "temperature": 0}
+    whole = ask(http, QUESTION, message, **fields)["choices"][0]["message"]
+    assert whole["content"] == "" and whole["reasoning_content"]
+    plain = ask(http, QUESTION, {"role": "assistant", "content": "<think>Hm</think>a"}, **fields)
+    assert plain["choices"][0]["message"].keys() == {"role", "content", "refusal"}
