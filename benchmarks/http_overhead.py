@@ -84,7 +84,7 @@ def engine_mode(model: str) -> None:
     engine = build_engine(config)
     print("ready", flush=True)
     for line in sys.stdin:
-        while engine.take_memory():  # as a server's engine does while it is idle
+        while engine.prefault_pages():  # as a server's engine does while it is idle
             pass
         began = time.perf_counter()
         for i, prompt in enumerate(prompts()):

@@ -114,7 +114,7 @@ class Engine:
             self.scheduler.waiting.report_positions(began)
         return self.scheduler.take_events()
 
-    def take_memory(self) -> bool:
+    def prefault_pages(self) -> bool:
         """Prefault pages when the engine is idle; see `Runner.prefault_pages`."""
         return self._runner.prefault_pages(self.scheduler.kv_manager.pool.num_touched)
 

@@ -80,7 +80,7 @@ class Worker:
                 events = self._engine.step(self._send_step)
                 self._should_prefault = True
             elif self._should_prefault:
-                self._should_prefault = self._engine.take_memory()
+                self._should_prefault = self._engine.prefault_pages()
             events += self._engine.scheduler.take_events()
             events += self._refusals
             self._refusals = []

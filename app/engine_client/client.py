@@ -84,7 +84,7 @@ class EngineClient:
         self._in_flight = InFlight()
         self._watchers: set[Callable[[Snapshot, EngineLoad], None]] = set()
         self._changed = asyncio.Event()
-        self._lives = RestartPolicy()
+        self._restart_policy = RestartPolicy()
         self._ready_at = math.inf  # of the current engine; infinity while it loads
         self._restart: asyncio.Task[None] | None = None
         self._watchdog = watchdog
@@ -92,7 +92,7 @@ class EngineClient:
         self._beats = 0  # heartbeat count at `_heard_at`
         self._is_echo_due = False  # an idle engine was sent an echo request
         self._looking: asyncio.Task[None] | None = None
-        self._engine = EngineProcess(self._hear, self._lose, build, logs)
+        self._engine = EngineProcess(self._receive, self._lose, build, logs)
 
     # Engine lifecycle -----------------------------------------------------------------------------------------------
 
@@ -196,7 +196,7 @@ class EngineClient:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def _hear(self, message: FromEngine) -> Iterator[None]:
+    def _receive(self, message: FromEngine) -> Iterator[None]:
         """Handle a message from the engine; yields after each event."""
         self._note_progress()
         match message:
@@ -235,41 +235,43 @@ class EngineClient:
         if self.phase is EngineState.LOADING:  # callers of `ready` report it
             self._fail(why)
             return
-        self._count_life()
+        self._record_engine_end()
         self._set_phase(EngineState.RESTARTING)
         self.load = None  # nothing runs without an engine
         self.loading = LoadProgress("start", 0, 1)
-        if self._lives.is_exhausted and self._restart_interval is not None:
+        if self._restart_policy.is_exhausted and self._restart_interval is not None:
             seconds = f"{self._restart_interval:g} s"
             why += f"; {MAX_FAILED_STARTS} or more engines in a row failed, so the next starts in {seconds}"
             log.error("%s", why)
             self.failure = why
             self._set_phase(EngineState.RETRYING)
             self._in_flight.fail(why, "engine_unavailable")
-            self._restart = asyncio.create_task(self._start_anew(self._restart_interval))
+            self._restart = asyncio.create_task(self._restart_engine(self._restart_interval))
             return
-        if self._lives.is_exhausted:
+        if self._restart_policy.is_exhausted:
             why += f"; {MAX_FAILED_STARTS} engines in a row failed, so no other one is started"
             log.error("%s", why)
             self._fail(why)
             return
         log.error("%s; another one is started; requests waiting for it: %d", why, len(self._in_flight))
-        self._restart = asyncio.create_task(self._start_anew(self._lives.backoff_seconds))
+        self._restart = asyncio.create_task(self._restart_engine(self._restart_policy.backoff_seconds))
 
-    def _count_life(self) -> None:
-        got_on, was_at_work = self._in_flight.has_got_on, self._in_flight.is_at_work
+    def _record_engine_end(self) -> None:
+        has_progressed, was_at_work = self._in_flight.has_progressed, self._in_flight.is_at_work
         had_culprit, seconds = self._in_flight.lose_engine(), time.monotonic() - self._ready_at
-        self._lives.record_end(made_progress=got_on, had_work=was_at_work, had_culprit=had_culprit, seconds=seconds)
+        self._restart_policy.record_end(
+            made_progress=has_progressed, had_work=was_at_work, had_culprit=had_culprit, seconds=seconds
+        )
         self._ready_at = math.inf
 
-    async def _start_anew(self, pause: float) -> None:
+    async def _restart_engine(self, pause: float) -> None:
         try:
             # wait until the old process has ended, so that its memory is free
             await self._engine.close(CLOSED_EXIT_SECONDS)
             if self._engine.exit_description:
                 log.error("the process of that engine ended %s", self._engine.exit_description)
             await asyncio.sleep(pause)
-            self._engine = EngineProcess(self._hear, self._lose, self._build, self._logs)
+            self._engine = EngineProcess(self._receive, self._lose, self._build, self._logs)
             self._note_progress()
             # keep the number of pages: an admitted request may need all of them
             await self._engine.start(replace(self.config, num_pages=self.info.num_pages) if self.info else self.config)

@@ -23,7 +23,7 @@ from engine.heartbeat import Heartbeat
 from engine.ipc import API_DECODER, Failed, FrameReader, FromEngine, Start, ToEngine, encode
 from engine.worker import Builder, serve
 
-log = logging.getLogger("carousel.life")
+log = logging.getLogger("carousel.engine_process")
 
 # Iterations for which an idle OpenMP thread of the engine spins before it sleeps, if torch computes on a CPU. Without
 # spinning, small models become slower, because their operations follow each other within microseconds. With unlimited
@@ -116,7 +116,7 @@ class _Channel(asyncio.Protocol):
     """
 
     def __init__(self, hear: Callable[[FromEngine], Iterator[None]], lose: Callable[[str], None]) -> None:
-        self._hear = hear
+        self._receive = hear
         self._lose = lose
         self._frames = FrameReader(API_DECODER)
         self._messages: deque[FromEngine] = deque()
@@ -168,7 +168,7 @@ class _Channel(asyncio.Protocol):
                 if isinstance(message, Failed):
                     self.give_up(message.message)
                     return
-                for _ in self._hear(message):
+                for _ in self._receive(message):
                     yield
                     if self._is_over:
                         return

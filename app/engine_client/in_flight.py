@@ -72,12 +72,12 @@ class InFlightRequest:
         """Mark the request as sent and return it with its output so far, for the current engine to resume."""
         self.is_sent, self._has_reported, self.progress = True, False, 0
         self._running.clear()
-        said: dict[int, tuple[int, ...]] = {}
+        output: dict[int, tuple[int, ...]] = {}
         if len(self.output) < self.request.n or any(self.output.values()):
-            said = {choice: tuple(tokens) for choice, tokens in self.output.items()}
-        if not said and self._waiting_since is None:
+            output = {choice: tuple(tokens) for choice, tokens in self.output.items()}
+        if not output and self._waiting_since is None:
             return self.request
-        return replace(self.request, output_so_far=said, waiting_since=self._waiting_since)
+        return replace(self.request, output_so_far=output, waiting_since=self._waiting_since)
 
     def update(self, event: Event) -> None:
         """Update the state from an event of a choice that has not ended."""
@@ -213,7 +213,7 @@ class InFlight:
                 self._forget_ended()
 
     @property
-    def has_got_on(self) -> bool:
+    def has_progressed(self) -> bool:
         """Return whether the current engine has completed a request, or has made progress with one."""
         return self._has_answered or any(request_state.has_progressed for request_state in self._requests.values())
 

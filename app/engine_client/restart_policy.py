@@ -1,11 +1,11 @@
-"""Lives: decide whether another engine is started after one ended, and after what delay."""
+"""Decide whether another engine is started after one ended, and after what delay."""
 
 from __future__ import annotations
 
 MAX_FAILED_STARTS = 8  # engines in a row without progress, after which no further engine is started
 # delay after the first such engine, doubled for each further one, and its maximum
 INITIAL_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 1.0, 10.0
-LONG = 10.0  # seconds of idle life after which a crash is not attributed to the start
+MIN_HEALTHY_SECONDS = 10.0  # seconds of idle life after which a crash is not attributed to the start
 
 
 class RestartPolicy:
@@ -23,7 +23,7 @@ class RestartPolicy:
         """
         if made_progress:
             self._failures = 0
-        elif (self._had_culprit or not had_culprit) and (had_work or seconds <= LONG):
+        elif (self._had_culprit or not had_culprit) and (had_work or seconds <= MIN_HEALTHY_SECONDS):
             self._failures += 1
         self._had_culprit = had_culprit
 

@@ -50,12 +50,12 @@ class Generation:
         "_on_end",
         "_on_start",
         "_on_token",
-        "audit",
         "cached_tokens",
         "encoder",
         "log",
         "request",
         "resume_grace_seconds",
+        "timeline",
         "timing",
     )
 
@@ -85,7 +85,7 @@ class Generation:
         self.encoder = encoder  # encodes the stream for a reader that resumes it; None: it cannot be resumed
         self.resume_grace_seconds = grace  # seconds that it continues without a reader
         self.timing = Timing(intake.received_at, time.monotonic())
-        self.audit = RequestTimeline(request.n, intake, self.timing.submitted)
+        self.timeline = RequestTimeline(request.n, intake, self.timing.submitted)
         self.cached_tokens = 0
         self._client = client
         before = request.prompt if continues_prompt else ()
@@ -154,7 +154,7 @@ class Generation:
                     self._abort(self._choices[index])
 
     def _take_status(self, event: StatusEvent) -> None:
-        self.audit.add(event)
+        self.timeline.add(event)
         if event.phase is Phase.ENDED:
             return
         self._choices[event.choice].status = event
@@ -199,7 +199,7 @@ class Generation:
         if self.log.readers:
             return
         if self.log.is_closed:
-            self.audit.record_delivery(time.monotonic())
+            self.timeline.record_delivery(time.monotonic())
         elif self.resume_grace_seconds <= 0:
             self._abandon()
         else:
@@ -261,8 +261,8 @@ class Generation:
         self.log.append(ChoiceFinished(choice.index, choice.finish_reason, choice.stop_string))
         if all(choice.is_finished for choice in self._choices):
             now = time.monotonic()
-            self.audit.close(now, is_read=self.log.readers > 0)
-            spent = self.audit.totals_ms(now)
+            self.timeline.close(now, is_read=self.log.readers > 0)
+            spent = self.timeline.totals_ms(now)
             self._close(Usage(len(self.request.prompt), self.completion_tokens, self.cached_tokens, spent))
         else:
             self._publish_status()
@@ -276,6 +276,6 @@ class Generation:
         self._cancel_abandon_timer()
         if self._deadline_timer is not None:
             self._deadline_timer.cancel()
-        self.audit.close(time.monotonic(), is_read=self.log.readers > 0)
+        self.timeline.close(time.monotonic(), is_read=self.log.readers > 0)
         self.log.append(record)
         self._on_end(self)

@@ -62,7 +62,7 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self._unparsed = bytearray()
         _limit_unsent(transport)
-        self._patience = SlowClientGuard(transport)
+        self._slow_client_guard = SlowClientGuard(transport)
         try:
             self._on_lost = self._limits.enter(self.client)
         except ApiError as refusal:
@@ -74,13 +74,13 @@ class Connection(HttpToolsProtocol):
         if self._on_lost is not None:
             self._on_lost()
         self._expect(None)
-        self._patience.end()
+        self._slow_client_guard.end()
         self._unparsed.clear()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._patience.begin()
+        self._slow_client_guard.begin()
 
     def eof_received(self) -> None:
         # A client that closes its side gets nothing more. The transport alone would let generation continue until

@@ -53,10 +53,10 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         super().connection_made(transport)
         self.conn.accept = self._accept  # type: ignore[method-assign]
         self._unparsed = bytearray()
-        self._patience = SlowClientGuard(self.transport)
+        self._slow_client_guard = SlowClientGuard(self.transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._patience.end()
+        self._slow_client_guard.end()
         self._unparsed.clear()
         if self.on_lost is not None:
             self.on_lost()
@@ -64,7 +64,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._patience.begin()
+        self._slow_client_guard.begin()
 
     def data_received(self, data: bytes) -> None:
         if self.conn.eof_sent:  # our side has ended, and nothing more is read

@@ -82,8 +82,8 @@ class Row(NamedTuple):
         """Return the row of a request that has just ended. Token counts are those of its usage block, except for a
         request that never had a slot, which has no input tokens.
         """
-        request, audit = generation.request, generation.audit
-        assert audit.closed_at is not None, f"request {request.id} has not ended"
+        request, timeline = generation.request, generation.timeline
+        assert timeline.closed_at is not None, f"request {request.id} has not ended"
         return cls(
             request.id,
             round(time.time(), 6),  # deliberately the wall clock: bills go by the calendar
@@ -94,8 +94,8 @@ class Row(NamedTuple):
             len(request.prompt) if generation.timing.started is not None else 0,
             generation.cached_tokens,
             generation.completion_tokens,
-            round(audit.slot_seconds, 6),
-            round(audit.closed_at - audit.arrived, 6),
+            round(timeline.slot_seconds, 6),
+            round(timeline.closed_at - timeline.arrived, 6),
             slots,
         )
 

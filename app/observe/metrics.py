@@ -174,7 +174,7 @@ class Metrics:
         labels = self._labels(request.service_class, request.tenant)
         self._prompt.labels(*labels).inc(len(request.prompt))
         self._cached.labels(*labels).inc(generation.cached_tokens)
-        slot_seconds = generation.audit.slot_seconds
+        slot_seconds = generation.timeline.slot_seconds
         self._slot_seconds.labels(*labels).inc(slot_seconds)
         slots = self._client.info.max_num_seqs if self._client.info else 1
         self._cost.labels(*labels).inc(slot_seconds / slots * self._price_per_hour / 3600)

@@ -59,12 +59,12 @@ async def tokenize(request: Request) -> Response:
     """POST /tokenize: return the token ids of a text or a conversation (vLLM's shape)."""
     authenticate_request(request)
     service = get_service(request)
-    asked = await service.prompts.parse(TokenizeRequest, await read_json_body(request, service.settings))
-    service.check_model(asked.model)
-    if asked.messages is not None:
-        text, special = await service.prompts.render(ChatPrompt(turns=turns(asked.messages))), False
+    parsed = await service.prompts.parse(TokenizeRequest, await read_json_body(request, service.settings))
+    service.check_model(parsed.model)
+    if parsed.messages is not None:
+        text, special = await service.prompts.render(ChatPrompt(turns=turns(parsed.messages))), False
     else:
-        text, special = asked.prompt or "", asked.add_special_tokens is not False
+        text, special = parsed.prompt or "", parsed.add_special_tokens is not False
     ids = await run_unless_disconnected(request.receive, service.prompts.tokenize(text, add_special_tokens=special))
     return await json_response(
         {"count": len(ids), "max_model_len": service.info.max_model_len, "tokens": ids}, len(ids)
@@ -75,10 +75,10 @@ async def detokenize(request: Request) -> Response:
     """POST /detokenize: return the text of token ids."""
     authenticate_request(request)
     service = get_service(request)
-    asked = await service.prompts.parse(DetokenizeRequest, await read_json_body(request, service.settings))
-    service.check_model(asked.model)
-    text = await run_unless_disconnected(request.receive, service.prompts.detokenize(asked.tokens))
-    return await json_response({"prompt": text}, len(asked.tokens))
+    parsed = await service.prompts.parse(DetokenizeRequest, await read_json_body(request, service.settings))
+    service.check_model(parsed.model)
+    text = await run_unless_disconnected(request.receive, service.prompts.detokenize(parsed.tokens))
+    return await json_response({"prompt": text}, len(parsed.tokens))
 
 
 async def health(request: Request) -> Response:

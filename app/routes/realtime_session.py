@@ -128,8 +128,8 @@ class Session:
             case ItemDelete(item_id=item_id):
                 self._items.delete(item_id)
                 await self._emit("conversation.item.deleted", item_id=item_id)
-            case ResponseCreate(response=asked):
-                await self._respond(asked)
+            case ResponseCreate(response=requested):
+                await self._respond(requested)
             case ResponseCancel(response_id=response_id):
                 self._cancel(response_id)
 
@@ -139,8 +139,8 @@ class Session:
         await self._emit("conversation.item.added", previous_item_id=before, item=item.view())
         await self._emit("conversation.item.done", previous_item_id=before, item=item.view())
 
-    async def _respond(self, asked: ResponseFields) -> None:
-        in_conversation = asked.conversation == "auto"
+    async def _respond(self, requested: ResponseFields) -> None:
+        in_conversation = requested.conversation == "auto"
         if in_conversation and self._writing is not None:
             raise ApiError(
                 400,
@@ -157,10 +157,12 @@ class Session:
         response = RealtimeResponse(
             f"resp_{stream_id}",
             ConversationItem(_new_id("item"), "assistant", "", "in_progress"),
-            asked,
-            token_limit(asked, self._fields),
+            requested,
+            token_limit(requested, self._fields),
         )
-        wanted = generation_request(self._turns(asked), asked, self._fields, self.tenant.highest_class, stream_id)
+        wanted = generation_request(
+            self._turns(requested), requested, self._fields, self.tenant.highest_class, stream_id
+        )
         if in_conversation:
             self._writing = response.id
         self._responses[response.id] = response
@@ -182,10 +184,12 @@ class Session:
         if not task.cancelled() and task.exception() is not None:
             self.client_stalled.set()
 
-    def _turns(self, asked: ResponseFields) -> list[dict[str, str]]:
-        items = self._items if asked.input is None else [ConversationItem("", i.role, i.text) for i in asked.input]
+    def _turns(self, requested: ResponseFields) -> list[dict[str, str]]:
+        items = (
+            self._items if requested.input is None else [ConversationItem("", i.role, i.text) for i in requested.input]
+        )
         turns = [{"role": item.role, "content": item.text} for item in items if item.text]
-        instructions = self._fields.instructions if asked.instructions is None else asked.instructions
+        instructions = self._fields.instructions if requested.instructions is None else requested.instructions
         if instructions:
             turns.insert(0, {"role": "system", "content": instructions})
         if not turns:

@@ -42,5 +42,5 @@ def timeline_body(generation: Generation) -> dict[str, Any]:
         "prompt_tokens": len(request.prompt),
         "cached_tokens": generation.cached_tokens,
         "completion_tokens": generation.completion_tokens,
-        **generation.audit.view(time.monotonic()),
+        **generation.timeline.view(time.monotonic()),
     }

@@ -44,12 +44,12 @@ async def answer(request: Request, schema: type[TextRequest]) -> Response:
     service, tenant = get_service(request), authenticate_request(request)
     body = await read_json_body(request, service.settings)
     intake.body_received(time.monotonic())
-    asked = await service.prompts.parse(schema, body, intake)
-    wanted = asked.generation_request(resume_seconds(request))
+    parsed = await service.prompts.parse(schema, body, intake)
+    wanted = parsed.generation_request(resume_seconds(request))
     generation = await run_unless_disconnected(request.receive, service.generate(wanted, tenant, intake))
     encoder = generation.encoder
     assert encoder is not None  # every text protocol has one
-    if not asked.stream:
+    if not parsed.stream:
         return await _respond_whole(request, generation, encoder)
     may_resume = "x-carousel-resume" in request.headers  # others get neither ids nor status
     return stream(generation, encoder=encoder if may_resume else encoder.without_resume_fields())

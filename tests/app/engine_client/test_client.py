@@ -386,7 +386,7 @@ async def test_engines_that_crash_while_idle_are_not_restarted_for_ever(immediat
         def crash() -> bool:
             raise ChannelClosed
 
-        engine.take_memory = crash
+        engine.prefault_pages = crash
         return engine
 
     client = EngineClient(CONFIG, build)
@@ -426,17 +426,17 @@ async def test_the_next_engine_has_as_many_pages(immediate_restart):
 
 async def test_messages_before_the_connection_are_dropped():
     """A page may subscribe to engine events while the next engine is starting."""
-    life, received = EngineProcess(lambda message: iter(()), print, fake_engine), []
-    life.send(WatchSnapshots(True))
-    starting = asyncio.create_task(life.start(CONFIG))
+    process, received = EngineProcess(lambda message: iter(()), print, fake_engine), []
+    process.send(WatchSnapshots(True))
+    starting = asyncio.create_task(process.start(CONFIG))
     while not starting.done():
-        life.send(WatchSnapshots(True))
+        process.send(WatchSnapshots(True))
         await asyncio.sleep(0)
-    life._channel._hear = lambda message: iter((received.append(message),))
+    process._channel._receive = lambda message: iter((received.append(message),))
     async with asyncio.timeout(10):
         while not any(isinstance(message, Ready) for message in received):
             await asyncio.sleep(0.01)
-    await life.close(1.0)
+    await process.close(1.0)
 
 
 async def test_a_failed_rebuild_of_the_engine_is_retried(immediate_restart):

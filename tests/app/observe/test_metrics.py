@@ -155,7 +155,7 @@ def test_a_client_that_leaves_early_does_not_count_as_a_late_answer():
                 timing=Timing(99.9, 99.9, first_token=first_token),
                 request=SimpleNamespace(service_class=ServiceClass.STANDARD, tenant="", prompt=(1,), n=1),
                 cached_tokens=0,
-                audit=SimpleNamespace(slot_seconds=0.0),
+                timeline=SimpleNamespace(slot_seconds=0.0),
                 log=SimpleNamespace(records=[Failure("left", ABANDONED_CODE, None)]),
                 mean_gap=0.0,
             )

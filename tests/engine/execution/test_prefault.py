@@ -26,8 +26,8 @@ def test_an_idle_engine_prefaults_memory_after_the_pages_ever_allocated(demo: Pa
     def zeros() -> list[int]:
         return [number for number in range(64) if not cache[number].any()]
 
-    assert engine.take_memory() and zeros() == [0, 1, 2, 3]
-    while engine.take_memory():
+    assert engine.prefault_pages() and zeros() == [0, 1, 2, 3]
+    while engine.prefault_pages():
         pass
     assert zeros() == list(range(10))
 
@@ -37,7 +37,7 @@ def test_an_idle_engine_prefaults_memory_after_the_pages_ever_allocated(demo: Pa
     held = engine.scheduler.kv_manager.pool.num_touched
     written = cache[:held].clone()
     assert held >= 3
-    while engine.take_memory():
+    while engine.prefault_pages():
         pass
     assert zeros()[-1] == held + 9
     assert torch.equal(cache[:held], written) and (cache[held + 10 :] == 7.0).all()
