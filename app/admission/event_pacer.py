@@ -27,10 +27,10 @@ class EventPacer:
         loop = asyncio.get_running_loop()
         if not self._waiting and self._take(loop.time()):
             return
-        mine: asyncio.Future[None] = loop.create_future()
-        self._waiting.append(mine)
+        turn: asyncio.Future[None] = loop.create_future()
+        self._waiting.append(turn)
         self._schedule(loop)
-        await mine
+        await turn
 
     def _take(self, now: float) -> bool:
         if self._rate.wait(now) > 0:

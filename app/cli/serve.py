@@ -134,15 +134,15 @@ async def _run(
     gc.freeze()  # loaded objects stay: the collector skips them between two tokens
     gc.set_threshold(ALLOCATIONS_BETWEEN_COLLECTIONS, *gc.get_threshold()[1:])
     loading.cancel()
-    losing = asyncio.create_task(client.failed())
-    await asyncio.wait((serving, losing), return_when=asyncio.FIRST_COMPLETED)
-    is_lost = losing.done() and not server.should_exit
-    if is_lost:
+    failed = asyncio.create_task(client.failed())
+    await asyncio.wait((serving, failed), return_when=asyncio.FIRST_COMPLETED)
+    has_failed = failed.done() and not server.should_exit
+    if has_failed:
         logs.write_plain("carousel: stopping with status 1, because no engine can be started")
         server.should_exit = True
-    losing.cancel()
+    failed.cancel()
     await serving
-    return 1 if is_lost else server.exit_status
+    return 1 if has_failed else server.exit_status
 
 
 async def _show_loading(client: EngineClient, url: str, logs: LogHandler) -> str:

@@ -88,11 +88,11 @@ class EngineClient:
         self._ready_at = math.inf  # of the current engine; infinity while it loads
         self._restart: asyncio.Task[None] | None = None
         self._watchdog = watchdog
-        self._heard_at = 0.0  # last sign of progress, or the time since which one is due
-        self._beats = 0  # heartbeat count at `_heard_at`
+        self._last_message_at = 0.0  # last sign of progress, or the time since which one is due
+        self._beats = 0  # heartbeat count at `_last_message_at`
         self._is_echo_due = False  # an idle engine was sent an echo request
         self._looking: asyncio.Task[None] | None = None
-        self._engine = EngineProcess(self._receive, self._lose, build, logs)
+        self._engine = EngineProcess(self._receive, self._on_lost, build, logs)
 
     # Engine lifecycle -----------------------------------------------------------------------------------------------
 
@@ -140,7 +140,9 @@ class EngineClient:
     def is_stalled(self) -> bool:
         """Return whether an engine with work has made no progress for `STALL_SECONDS`. It may still recover."""
         return (
-            self.phase is EngineState.READY and self._is_sign_due and time.monotonic() - self._heard_at > STALL_SECONDS
+            self.phase is EngineState.READY
+            and self._is_heartbeat_due
+            and time.monotonic() - self._last_message_at > STALL_SECONDS
         )
 
     def check(self, request: Request) -> None:
@@ -154,7 +156,7 @@ class EngineClient:
         choice has ended.
         """
         if not self._in_flight:
-            self._heard_at = time.monotonic()
+            self._last_message_at = time.monotonic()
         ongoing = self._in_flight.add(request, sink)
         if self.phase is EngineState.READY and not self._in_flight.is_on_trial:
             self._engine.send(Submit(ongoing.resume_request()))
@@ -226,7 +228,7 @@ class EngineClient:
     def _send_unsent(self) -> None:
         self._engine.send(*map(Submit, self._in_flight.requests_to_send()))
 
-    def _lose(self, why: str) -> None:
+    def _on_lost(self, why: str) -> None:
         """Handle the loss of an engine. Starts another one, unless it was the first, whose failure is reported, or too
         many engines in a row have ended without progress.
         """
@@ -271,16 +273,16 @@ class EngineClient:
             if self._engine.exit_description:
                 log.error("the process of that engine ended %s", self._engine.exit_description)
             await asyncio.sleep(pause)
-            self._engine = EngineProcess(self._receive, self._lose, self._build, self._logs)
+            self._engine = EngineProcess(self._receive, self._on_lost, self._build, self._logs)
             self._note_progress()
             # keep the number of pages: an admitted request may need all of them
             await self._engine.start(replace(self.config, num_pages=self.info.num_pages) if self.info else self.config)
             self.restarts += 1
         except Exception as error:  # no process, thread or descriptor was available; a retry may succeed
-            self._lose(f"no engine could be started: {error}")
+            self._on_lost(f"no engine could be started: {error}")
 
     def _note_progress(self) -> None:
-        self._heard_at, self._beats, self._is_echo_due = time.monotonic(), self._engine.heartbeat.count, False
+        self._last_message_at, self._beats, self._is_echo_due = time.monotonic(), self._engine.heartbeat.count, False
 
     async def _look(self) -> None:
         """Check the heartbeat, send echo requests, and replace an engine that makes no progress."""
@@ -290,7 +292,7 @@ class EngineClient:
             if (
                 time.monotonic() - began > HEARTBEAT_POLL_SECONDS + STALL_SECONDS / 2
             ):  # this process was delayed, and possibly the engine too
-                self._heard_at = time.monotonic()
+                self._last_message_at = time.monotonic()
             if self._engine.heartbeat.count != self._beats:
                 self._note_progress()
             elif self.phase is EngineState.READY:
@@ -298,7 +300,7 @@ class EngineClient:
             if self._is_silent:
                 await asyncio.sleep(CATCH_UP_SECONDS)
                 if self._engine.heartbeat.count == self._beats and self._is_silent:
-                    silent = time.monotonic() - self._heard_at
+                    silent = time.monotonic() - self._last_message_at
                     self._engine.abandon(f"the engine has made no progress for {silent:.0f} s")
 
     def _send_canary(self) -> None:
@@ -308,23 +310,23 @@ class EngineClient:
         generation request would detect nothing more on a CPU, and would occupy the device of an otherwise idle machine;
         a hanging device is detected at the first step.
         """
-        if self._is_echo_due or time.monotonic() - self._heard_at < ECHO_AFTER_SECONDS:
+        if self._is_echo_due or time.monotonic() - self._last_message_at < ECHO_AFTER_SECONDS:
             return
         if not self._in_flight:
-            self._heard_at = time.monotonic()
+            self._last_message_at = time.monotonic()
         self._is_echo_due = True
         self._engine.send(Ping())
 
     @property
-    def _is_sign_due(self) -> bool:
+    def _is_heartbeat_due(self) -> bool:
         return len(self._in_flight) > 0 or self._is_echo_due
 
     @property
     def _is_silent(self) -> bool:
-        silent = time.monotonic() - self._heard_at
+        silent = time.monotonic() - self._last_message_at
         if self.phase in (EngineState.RESTARTING, EngineState.RETRYING):
             return silent > max(self._watchdog, MIN_LOADING_SECONDS)
-        return self.phase is EngineState.READY and self._is_sign_due and silent > self._watchdog
+        return self.phase is EngineState.READY and self._is_heartbeat_due and silent > self._watchdog
 
     def _fail(self, why: str) -> None:
         """Fail all waiting requests. The first reason counts, and being stopped is one."""

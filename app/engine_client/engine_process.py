@@ -40,9 +40,9 @@ KILL_WAIT_SECONDS = 10.0  # seconds to wait for a killed process
 class EngineProcess:
     """Engine in its own process; with `build`, on a thread of this process (for tests).
 
-    hear: handles a message and yields after each of its events. lose: called once with the reason when nothing more
-    will arrive: the engine could not be built, or it has ended and all its messages were handled, or it was given up.
-    It is not called after `end`.
+    on_message: handles a message and yields after each of its events. on_lost: called once with the reason when nothing
+    more will arrive: the engine could not be built, or it has ended and all its messages were handled, or it was given
+    up. It is not called after `end`.
     """
 
     def __init__(
@@ -86,15 +86,15 @@ class EngineProcess:
         """Close the channel of a running but unusable engine and report its loss."""
         self._channel.give_up(why)
 
-    async def close(self, patience: float) -> None:
-        """Close the channel and wait for the engine to end; kill its process after `patience` seconds."""
+    async def close(self, grace_seconds: float) -> None:
+        """Close the channel and wait for the engine to end; kill its process after `grace_seconds`."""
         self._channel.close()
         self.heartbeat.close()
         if self._thread is not None:
-            await asyncio.to_thread(self._thread.join, patience)
+            await asyncio.to_thread(self._thread.join, grace_seconds)
         if self.process is not None:
             try:
-                await asyncio.to_thread(self.process.wait, patience)
+                await asyncio.to_thread(self.process.wait, grace_seconds)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may block the process indefinitely
@@ -115,9 +115,9 @@ class _Channel(asyncio.Protocol):
     the socket, so that the engine notices and sends only necessary messages.
     """
 
-    def __init__(self, hear: Callable[[FromEngine], Iterator[None]], lose: Callable[[str], None]) -> None:
-        self._receive = hear
-        self._lose = lose
+    def __init__(self, on_message: Callable[[FromEngine], Iterator[None]], on_lost: Callable[[str], None]) -> None:
+        self._receive = on_message
+        self._on_lost = on_lost
         self._frames = FrameReader(API_DECODER)
         self._messages: deque[FromEngine] = deque()
         self._handling: Iterator[None] | None = None  # set while messages are being handled
@@ -159,7 +159,7 @@ class _Channel(asyncio.Protocol):
         """Close the connection and report the reason, unless it is closed already."""
         if not self._is_over:
             self.close()
-            self._lose(why)
+            self._on_lost(why)
 
     def _handle_messages(self) -> Iterator[None]:
         while self._messages:

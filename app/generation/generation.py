@@ -124,7 +124,7 @@ class Generation:
         if self.log.is_closed:
             return
         try:
-            self._take(event)
+            self._dispatch(event)
         except Exception:
             log_request(log, logging.ERROR, self.request, "an event could not be handled", has_traceback=True)
             self.fail(
@@ -132,14 +132,14 @@ class Generation:
             )
         self.log.notify()
 
-    def _take(self, event: Event) -> None:
+    def _dispatch(self, event: Event) -> None:
         match event:
             case TokenEvent():
                 choice = self._choices[event.choice]
                 if not choice.is_finished:  # else a stop string was found; the engine's abort and this token crossed
-                    self._take_token(choice, event)
+                    self._on_token_event(choice, event)
             case StatusEvent():
-                self._take_status(event)
+                self._on_status_event(event)
             case EndEvent(_, index, finish, message, code, param):
                 if finish is FinishReason.ERROR:
                     is_single_choice = code == "not_a_number"  # the only error that concerns a single choice
@@ -153,7 +153,7 @@ class Generation:
                 else:
                     self._abort(self._choices[index])
 
-    def _take_status(self, event: StatusEvent) -> None:
+    def _on_status_event(self, event: StatusEvent) -> None:
         self.timeline.add(event)
         if event.phase is Phase.ENDED:
             return
@@ -219,7 +219,7 @@ class Generation:
         """
         self.fail("The answer was given up before it was complete, because no client was reading it.", ABANDONED_CODE)
 
-    def _take_token(self, choice: ChoiceOutput, event: TokenEvent) -> None:
+    def _on_token_event(self, choice: ChoiceOutput, event: TokenEvent) -> None:
         self._clock_token(choice)
         self._open(choice)
         delta = choice.push(event)

@@ -19,16 +19,16 @@ async def cancel_on_disconnect(receive: Receive) -> AsyncIterator[None]:
     body must have been read.
     """
     # A timeout without a time until one is set: `asyncio.timeout` distinguishes its own cancellation from others.
-    presence = asyncio.timeout(None)
+    timeout = asyncio.timeout(None)
     try:
-        async with presence:
-            watching = asyncio.create_task(_watch(receive, presence))
+        async with timeout:
+            watching = asyncio.create_task(_watch(receive, timeout))
             try:
                 yield
             finally:
                 watching.cancel()
     except TimeoutError:
-        if not presence.expired():
+        if not timeout.expired():
             raise
 
 
@@ -39,7 +39,7 @@ async def run_unless_disconnected(receive: Receive, work: Awaitable[Done]) -> Do
     raise ClientDisconnect
 
 
-async def _watch(receive: Receive, presence: asyncio.Timeout) -> None:
+async def _watch(receive: Receive, cancellation: asyncio.Timeout) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-    presence.reschedule(asyncio.get_running_loop().time())
+    cancellation.reschedule(asyncio.get_running_loop().time())

@@ -123,7 +123,7 @@ class Metrics:
         self._slo = settings.slo_ttft, settings.slo_itl
         self._gaps = GapCollector(LABELS, LATENCY_BUCKETS)
         self.registry.register(self._gaps)
-        self._books: defaultdict[tuple[ServiceClass, str], TokenBatch] = defaultdict(
+        self._token_batches: defaultdict[tuple[ServiceClass, str], TokenBatch] = defaultdict(
             lambda: TokenBatch(self._count_soon)
         )
         self._counting: asyncio.TimerHandle | None = None
@@ -136,7 +136,7 @@ class Metrics:
 
     def token_batch(self, service_class: ServiceClass, name: str) -> TokenBatch:
         """Return the token counters of a class and the tenants with that name."""
-        return self._books[service_class, name]
+        return self._token_batches[service_class, name]
 
     def _count_soon(self) -> None:
         if self._counting is None:
@@ -146,20 +146,20 @@ class Metrics:
         if self._counting is not None:
             self._counting.cancel()
             self._counting = None
-        for (service_class, name), book in self._books.items():
-            if not book.tokens:
+        for (service_class, name), batch in self._token_batches.items():
+            if not batch.tokens:
                 continue
             labels = self._model, service_class.label, name
-            self._generated.labels(*labels).inc(book.tokens)
-            if book.first_token_seconds:
+            self._generated.labels(*labels).inc(batch.tokens)
+            if batch.first_token_seconds:
                 ttft = self._ttft.labels(*labels)
-                for seconds in book.first_token_seconds:
+                for seconds in batch.first_token_seconds:
                     ttft.observe(seconds)
                     self.recent.add_first_token(service_class, seconds)
-            if book.gaps:
-                self._gaps.add(labels, book.gaps)
-                self.recent.add_gaps(service_class, book.gaps)
-            book.clear()
+            if batch.gaps:
+                self._gaps.add(labels, batch.gaps)
+                self.recent.add_gaps(service_class, batch.gaps)
+            batch.clear()
 
     def _labels(self, service_class: ServiceClass, tenant: str) -> tuple[str, str, str]:
         return self._model, service_class.label, self.name_of(tenant)

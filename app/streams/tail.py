@@ -22,23 +22,23 @@ DIRECT_WRITE = "carousel.at_once"
 MAX_RECORDS_PER_TURN = 64  # records encoded into a piece before other tasks run
 
 Piece = TypeVar("Piece")
-Made = TypeVar("Made", covariant=True)
-Taken = TypeVar("Taken", contravariant=True)
+Encoded = TypeVar("Encoded", covariant=True)
+Writable = TypeVar("Writable", contravariant=True)
 
 
-class ChunkEncoder(Protocol[Made]):
+class ChunkEncoder(Protocol[Encoded]):
     """Encoder from log items to pieces of one protocol."""
 
-    def encode(self, log: StreamLog, items: list[Item]) -> Made:
+    def encode(self, log: StreamLog, items: list[Item]) -> Encoded:
         """Return the piece for `items`, each of which is passed once and in order; empty if nothing is to be sent."""
         ...
 
 
-class DirectWriter(Protocol[Taken]):
+class DirectWriter(Protocol[Writable]):
     """Destination of pieces."""
 
     @property
-    def write(self) -> Callable[[Taken], bool]:
+    def write(self) -> Callable[[Writable], bool]:
         """Return the function described at `DIRECT_WRITE`."""
         ...
 
@@ -54,7 +54,7 @@ def _refuse_piece(piece: object) -> bool:
 
 
 class LogTailer(Generic[Piece]):
-    """Callback of a log that has grown. Made of few objects: each lies elsewhere in memory, and the engine's memory
+    """Callback of a log that has grown. Encoded of few objects: each lies elsewhere in memory, and the engine's memory
     traffic between two tokens evicts all of them from the caches.
     """
 

@@ -117,9 +117,9 @@ class RequestTimeline:
             if intervals[-1].ended is None:
                 intervals[-1].ended = now
         self._last = max(self.choices, key=lambda intervals: intervals[-1].ended or 0.0)
-        behind = self._last[-1].ended or now
-        if behind < now or is_read:
-            self._last.append(Interval(behind, DELIVERY, ended=None if is_read else now))
+        generated_at = self._last[-1].ended or now
+        if generated_at < now or is_read:
+            self._last.append(Interval(generated_at, DELIVERY, ended=None if is_read else now))
         if not is_read:
             self.ended = now
 

@@ -27,8 +27,8 @@ class Record:
     server: str  # a or b
     tier: str
     tenant: str
-    asked_prompt: int  # tokens
-    asked_output: int
+    requested_prompt: int  # tokens
+    requested_output: int
     due: float
     sent: float
     ended: float
@@ -92,9 +92,8 @@ def spread(values: Sequence[float]) -> dict[str, float] | None:
     if not values:
         return None
     array = np.asarray(values, np.float64)
-    marks = np.percentile(array, list(PERCENTILES.values()))
-    found = {name: float(mark) for name, mark in zip(PERCENTILES, marks, strict=True)}
-    return {**found, "max": float(array.max()), "mean": float(array.mean()), "n": len(values)}
+    found = zip(PERCENTILES, np.percentile(array, list(PERCENTILES.values())).tolist(), strict=True)
+    return {**dict(found), "max": float(array.max()), "mean": float(array.mean()), "n": len(values)}
 
 
 def duration(records: Sequence[Record]) -> float:

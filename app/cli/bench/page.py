@@ -23,7 +23,7 @@ PHASES = {
     "delivery": "handed over",
     "outside": "outside the server",
 }
-MARKS = ("p50", "p90", "p99", "max")
+SHOWN_PERCENTILES = ("p50", "p90", "p99", "max")
 MIN_P99_VALUES = 100  # number of values below which a 99th percentile is nearly the maximum
 
 
@@ -90,12 +90,12 @@ def _latency(summary: Mapping[str, Any]) -> str:
         rows = [
             [
                 label,
-                *(format_percentile(row[metric], mark) for mark in MARKS),
+                *(format_percentile(row[metric], percentile) for percentile in SHOWN_PERCENTILES),
                 number(row[metric]["n"]) if row[metric] else "0",
             ]
             for label, row in report_rows(summary)
         ]
-        tables.append(_table([name.capitalize(), *MARKS, "values"], rows))
+        tables.append(_table([name.capitalize(), *SHOWN_PERCENTILES, "values"], rows))
     rows = [
         [
             label,
@@ -134,16 +134,19 @@ def _notes(summary: Mapping[str, Any]) -> str:
 def _compared(summary: Mapping[str, Any]) -> str:
     rows = [
         [
-            f"{METRIC_NAMES[metric]}, {'median' if mark == 'p50' else mark}" + ("" if group == "all" else f", {group}"),
-            seconds(ratio[mark]["a"]),
-            seconds(ratio[mark]["b"]),
-            "–" if ratio[mark]["ratio"] is None else f"{ratio[mark]['ratio']:.2f}",
-            "–" if ratio[mark]["ratio"] is None else f"{ratio[mark]['low']:.2f} to {ratio[mark]['high']:.2f}",
+            f"{METRIC_NAMES[metric]}, {'median' if percentile == 'p50' else percentile}"
+            + ("" if group == "all" else f", {group}"),
+            seconds(ratio[percentile]["a"]),
+            seconds(ratio[percentile]["b"]),
+            "–" if ratio[percentile]["ratio"] is None else f"{ratio[percentile]['ratio']:.2f}",
+            "–"
+            if ratio[percentile]["ratio"] is None
+            else f"{ratio[percentile]['low']:.2f} to {ratio[percentile]['high']:.2f}",
         ]
         for group, metrics in summary["b_over_a"].items()
         for metric, ratio in metrics.items()
         if ratio is not None
-        for mark in ("p50", "p99")
+        for percentile in ("p50", "p99")
     ]
     sides = summary["a"]["all"], summary["b"]["all"]
     counts = [
@@ -228,11 +231,11 @@ def _unanswered(summary: Mapping[str, Any]) -> str:
     every, parts = summary["all"], []
     parts.append(_table(["Why", "requests"], [[why, number(count)] for why, count in every["not_done"].items()]))
     if every["refusal"]:
-        marks = [format_percentile(every["refusal"], mark) for mark in MARKS]
-        parts.append(_table(["Refusals", *MARKS], [["time to the refusal", *marks]]))
+        percentiles = [format_percentile(every["refusal"], percentile) for percentile in SHOWN_PERCENTILES]
+        parts.append(_table(["Refusals", *SHOWN_PERCENTILES], [["time to the refusal", *percentiles]]))
     if every["retry_after"]:
-        marks = [format_percentile(every["retry_after"], mark) for mark in MARKS]
-        parts.append(_table(["Retry after", *MARKS], [["Retry-After", *marks]]))
+        percentiles = [format_percentile(every["retry_after"], percentile) for percentile in SHOWN_PERCENTILES]
+        parts.append(_table(["Retry after", *SHOWN_PERCENTILES], [["Retry-After", *percentiles]]))
     return f'<div class="pair">{"".join(parts)}</div>'
 
 

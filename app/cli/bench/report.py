@@ -60,9 +60,9 @@ def text(report: Mapping[str, Any]) -> str:
     ]
     for name, row in report_rows(report):
         times = "".join(
-            f"{format_percentile(row[metric], mark):>{width}}"
+            f"{format_percentile(row[metric], percentile):>{width}}"
             for metric, first in (("ttft", 14), ("itl", 11), ("e2e", 10))
-            for mark, width in (("p50", first), ("p99", 10))
+            for percentile, width in (("p50", first), ("p99", 10))
         )
         lines.append(f"{name[:17]:18}{row['requests']:>9}{times}")
     for metric, ratio in report.get("b_over_a", {}).get("all", {}).items():
@@ -93,9 +93,9 @@ def textless_warning(row: Mapping[str, Any]) -> str:
     )
 
 
-def format_percentile(spread: Mapping[str, float] | None, mark: str) -> str:
+def format_percentile(spread: Mapping[str, float] | None, percentile: str) -> str:
     """Return one figure of a spread as a time; a dash without values."""
-    return "–" if spread is None else seconds(spread[mark])
+    return "–" if spread is None else seconds(spread[percentile])
 
 
 def _ratio(ratio: Mapping[str, float | None]) -> str:

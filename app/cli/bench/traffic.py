@@ -60,7 +60,7 @@ class Job:
 
     number: int
     server: str  # a or b
-    asked: WorkloadRequest
+    requested: WorkloadRequest
     model: str
     ids: list[int]
     ban_eos: bool
@@ -71,11 +71,11 @@ class Job:
         return {
             "model": self.model,
             "prompt": self.ids,
-            "max_tokens": self.asked.output_tokens,
-            **({"min_tokens": self.asked.output_tokens} if self.ban_eos else {"ignore_eos": True}),
+            "max_tokens": self.requested.output_tokens,
+            **({"min_tokens": self.requested.output_tokens} if self.ban_eos else {"ignore_eos": True}),
             "temperature": 0,
             "seed": self.number,
-            "service_tier": self.asked.tier,
+            "service_tier": self.requested.tier,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
@@ -118,17 +118,17 @@ def jobs(options: Options, servers: Mapping[str, TargetServer]) -> Iterator[Job]
 
 
 def _jobs(options: Options, servers: Mapping[str, TargetServer], ids: list[int], longest: int | None) -> Iterator[Job]:
-    for number, asked in enumerate(workload(options.workload, options.requests, options.scale, options.seed)):
-        fitting = asked if longest is None else cut_to_context(asked, longest)
+    for number, requested in enumerate(workload(options.workload, options.requests, options.scale, options.seed)):
+        fitting = requested if longest is None else cut_to_context(requested, longest)
         server = "b" if goes_to_b(options.seed, number, options.share_b) else "a"
         prompt = [ids[at] for at in prompt_ids(fitting, number, len(ids))]
         yield Job(number, server, fitting, servers[server].model, prompt, options.ban_eos)
 
 
-def cut_to_context(asked: WorkloadRequest, context: int) -> WorkloadRequest:
+def cut_to_context(requested: WorkloadRequest, context: int) -> WorkloadRequest:
     """Return a request shortened to what a model of this context can answer."""
-    prompt = min(asked.prompt_tokens, context - 1)
-    return replace(asked, prompt_tokens=prompt, output_tokens=min(asked.output_tokens, context - prompt))
+    prompt = min(requested.prompt_tokens, context - 1)
+    return replace(requested, prompt_tokens=prompt, output_tokens=min(requested.output_tokens, context - prompt))
 
 
 def goes_to_b(seed: int, number: int, share: float) -> bool:
@@ -155,7 +155,7 @@ class Traffic:
         self._began = time.perf_counter()
         async with asyncio.TaskGroup() as sending:
             for job in coming:
-                await asyncio.sleep(job.asked.at - self._clock())
+                await asyncio.sleep(job.requested.at - self._clock())
                 if self._gate is not None:
                     await self._gate.acquire()
                 sending.create_task(self._send(job, ended))
@@ -165,7 +165,7 @@ class Traffic:
 
     async def _send(self, job: Job, ended: Callable[[Record], object]) -> None:
         answer, sent = Answer(), self._clock()
-        target, key = self._servers[job.server].target, self._key_of(job.asked.tenant)
+        target, key = self._servers[job.server].target, self._key_of(job.requested.tenant)
         try:
             await stream_completion(target, job.body, key, self._clock, answer)
         finally:
@@ -179,11 +179,11 @@ def _record(job: Job, sent: float, ended: float, answer: Answer) -> Record:
     return Record(
         number=job.number,
         server=job.server,
-        tier=job.asked.tier,
-        tenant=job.asked.tenant,
-        asked_prompt=job.asked.prompt_tokens,
-        asked_output=job.asked.output_tokens,
-        due=_seconds(job.asked.at),
+        tier=job.requested.tier,
+        tenant=job.requested.tenant,
+        requested_prompt=job.requested.prompt_tokens,
+        requested_output=job.requested.output_tokens,
+        due=_seconds(job.requested.at),
         sent=_seconds(sent),
         ended=_seconds(ended),
         outcome=answer.outcome,

@@ -85,8 +85,8 @@ def sharegpt(rng: random.Random, scale: Scale) -> Iterator[WorkloadRequest]:
 
 def bursts(rng: random.Random, scale: Scale) -> Iterator[WorkloadRequest]:
     """Yield requests with lengths as in `sharegpt` that arrive in bursts."""
-    for at, asked in zip(_gaps(rng, scale.rate, BURST_SHAPE), sharegpt(rng, scale), strict=False):
-        yield replace(asked, at=at)
+    for at, requested in zip(_gaps(rng, scale.rate, BURST_SHAPE), sharegpt(rng, scale), strict=False):
+        yield replace(requested, at=at)
 
 
 def mixed(rng: random.Random, scale: Scale) -> Iterator[WorkloadRequest]:
@@ -95,28 +95,28 @@ def mixed(rng: random.Random, scale: Scale) -> Iterator[WorkloadRequest]:
     """
     bulk, handed_in = uniform(random.Random(rng.random()), scale), 0.0
     for person in sharegpt(rng, replace(scale, rate=scale.rate / 10)):
-        for asked in islice(bulk, 9):
-            yield WorkloadRequest(handed_in, asked.prompt_tokens, asked.output_tokens, "flex")
+        for requested in islice(bulk, 9):
+            yield WorkloadRequest(handed_in, requested.prompt_tokens, requested.output_tokens, "flex")
         yield replace(person, tier="priority")
         handed_in = person.at
 
 
 def prefixes(rng: random.Random, scale: Scale) -> Iterator[WorkloadRequest]:
     """Yield requests of sixteen groups; requests of a group share the first half of their prompts."""
-    for asked in uniform(rng, scale):
-        yield replace(asked, prefix=rng.randrange(16))
+    for requested in uniform(rng, scale):
+        yield replace(requested, prefix=rng.randrange(16))
 
 
 def overload(rng: random.Random, scale: Scale) -> Iterator[WorkloadRequest]:
     """Yield requests of all classes at ten times the rate."""
-    for asked in sharegpt(rng, replace(scale, rate=10 * scale.rate)):
-        yield replace(asked, tier=rng.choice(("priority", "default", "flex")))
+    for requested in sharegpt(rng, replace(scale, rate=10 * scale.rate)):
+        yield replace(requested, tier=rng.choice(("priority", "default", "flex")))
 
 
 def tenants(rng: random.Random, scale: Scale) -> Iterator[WorkloadRequest]:
     """Yield requests of two tenants: one floods with nine tenths of the requests, the other sends a tenth."""
-    for asked in uniform(rng, scale):
-        yield replace(asked, tenant="flood" if rng.random() < 0.9 else "calm")
+    for requested in uniform(rng, scale):
+        yield replace(requested, tenant="flood" if rng.random() < 0.9 else "calm")
 
 
 WORKLOADS: dict[str, Source] = {
@@ -129,15 +129,15 @@ def workload(name: str, requests: int, scale: Scale, seed: int = 0) -> Iterator[
     return islice(WORKLOADS[name](random.Random(f"{name}{seed}"), scale), requests)
 
 
-def prompt_ids(asked: WorkloadRequest, number: int, vocabulary: int) -> list[int]:
+def prompt_ids(requested: WorkloadRequest, number: int, vocabulary: int) -> list[int]:
     """Return unique token ids for a prompt, except for a shared prefix. The first and last ids of the vocabulary, among
     which special tokens are, are left out.
     """
     rng = random.Random(number)
     low, high = min(300, vocabulary // 4), max(vocabulary - vocabulary // 8, vocabulary // 4 + 1)
-    own = [rng.randrange(low, high) for _ in range(asked.prompt_tokens)]
-    if asked.prefix is not None:
-        group = random.Random(f"prefix{asked.prefix}")
-        half = asked.prompt_tokens // 2
+    own = [rng.randrange(low, high) for _ in range(requested.prompt_tokens)]
+    if requested.prefix is not None:
+        group = random.Random(f"prefix{requested.prefix}")
+        half = requested.prompt_tokens // 2
         own[:half] = [group.randrange(low, high) for _ in range(half)]
     return own

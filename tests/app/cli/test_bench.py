@@ -44,7 +44,7 @@ SAMPLE_SIZE = 20_000
 
 
 def record(number: int = 0, **fields) -> Record:
-    known = {"server": "a", "tier": "default", "tenant": "", "asked_prompt": 4, "asked_output": 3, "due": 0.0}
+    known = {"server": "a", "tier": "default", "tenant": "", "requested_prompt": 4, "requested_output": 3, "due": 0.0}
     known |= {"sent": 0.0, "ended": 1.0, "outcome": "done", "status": 200}
     return Record(number=number, **known | fields)
 
@@ -121,7 +121,7 @@ def test_requests_are_cut_to_the_context_and_drawn_from_the_known_ids():
         list(jobs(given_options("sharegpt", "--requests", "50", "--seed", seed), {"a": SERVED})) for seed in "12"
     )
     for job in first:
-        assert len(job.ids) == job.asked.prompt_tokens
+        assert len(job.ids) == job.requested.prompt_tokens
         assert len(job.ids) + job.body["max_tokens"] <= 64
         assert set(job.ids) <= set(SERVED.ids)
     # A prompt that began like one of another run would be found in the prefix cache.

@@ -62,32 +62,32 @@ def test_the_intervals_of_a_choice_follow_each_other_without_a_gap(steps, rest, 
     intake_timeline = IntakeTimeline(arrived)
     intake_timeline.body_received(complete)
     intake_timeline.record_wait(queued_at, turn, WaitReason.TOKENIZATION)
-    audit = RequestTimeline(2, intake_timeline, now)
+    timeline = RequestTimeline(2, intake_timeline, now)
     for seconds, choice, phase, cause in steps:
         now += seconds
-        audit.add(status(phase, now, cause, choice))
-    audit.close(now + rest)
-    for intervals in audit.choices:
+        timeline.add(status(phase, now, cause, choice))
+    timeline.close(now + rest)
+    for intervals in timeline.choices:
         assert intervals[0].began == 10.0
         assert all(a.ended == b.began for a, b in pairwise(intervals))
         assert all((a.phase, a.cause) != (b.phase, b.cause) for a, b in pairwise(intervals) if a.phase != INTAKE)
         assert all(interval.ended > interval.began for interval in intervals if interval.phase == INTAKE)
-    assert max(intervals[-1].ended for intervals in audit.choices) == now + rest
+    assert max(intervals[-1].ended for intervals in timeline.choices) == now + rest
 
 
 def test_a_preemption_records_the_beneficiary_and_the_reason():
     """The interval also contains the causes of the waits before and after it."""
-    audit = RequestTimeline(1, IntakeTimeline(1.0), 1.0)
-    audit.add(status(Phase.QUEUED, 1.5, WaitReason.SLOTS))
-    audit.add(status(Phase.PREFILL, 2.0))
-    audit.add(status(Phase.DECODE, 3.0))
-    audit.add(PREEMPTED)
-    audit.add(status(Phase.SWAPPING, 6.0))
-    audit.add(status(Phase.DECODE, 6.5))
-    audit.add(status(Phase.ENDED, 8.0))
-    audit.add(status(Phase.DECODE, 9.0))  # later than the end of the request, so it is dropped
-    audit.close(8.25)
-    view = audit.view(100.0)
+    timeline = RequestTimeline(1, IntakeTimeline(1.0), 1.0)
+    timeline.add(status(Phase.QUEUED, 1.5, WaitReason.SLOTS))
+    timeline.add(status(Phase.PREFILL, 2.0))
+    timeline.add(status(Phase.DECODE, 3.0))
+    timeline.add(PREEMPTED)
+    timeline.add(status(Phase.SWAPPING, 6.0))
+    timeline.add(status(Phase.DECODE, 6.5))
+    timeline.add(status(Phase.ENDED, 8.0))
+    timeline.add(status(Phase.DECODE, 9.0))  # later than the end of the request, so it is dropped
+    timeline.close(8.25)
+    view = timeline.view(100.0)
     assert view["wall_ms"] == 7250.0
     assert view["totals_ms"] == {
         "queued": 1000.0, "prefill": 1000.0, "decode": 2500.0, "paused": 2000.0, "swapping": 500.0, DELIVERY: 250.0,
@@ -140,11 +140,11 @@ async def test_the_intervals_of_a_thousand_requests_sum_to_their_wall_time():
         await client.stop()
     for generation in generations:
         name = generation.request.id
-        (intervals,) = generation.audit.choices
+        (intervals,) = generation.timeline.choices
         total = sum(interval.ended - interval.began for interval in intervals)
-        assert total == pytest.approx(generation.audit.ended - generation.audit.arrived, abs=1e-9)
+        assert total == pytest.approx(generation.timeline.ended - generation.timeline.arrived, abs=1e-9)
         # The outer measurement can only be longer, by the time this test was suspended between two lines.
-        assert began[name] == generation.audit.arrived and generation.audit.ended <= ended[name]
+        assert began[name] == generation.timeline.arrived and generation.timeline.ended <= ended[name]
         assert {interval.phase for interval in intervals} >= {INTAKE, Phase.QUEUED, Phase.DECODE}
 
 
@@ -154,14 +154,14 @@ def test_an_intake_records_the_causes_of_its_waits():
     intake.body_received(12.0)
     intake.record_wait(12.25, 12.255, WaitReason.TOKENIZATION)
     intake.record_wait(12.5, 14.0, WaitReason.TOKENIZATION)
-    audit = RequestTimeline(2, intake, 14.25)
+    timeline = RequestTimeline(2, intake, 14.25)
     expected = [
         ("intake", 0.0, 2000.0, "body"),
         ("intake", 2000.0, 500.0, None),
         ("intake", 2500.0, 1500.0, "texts"),
         ("intake", 4000.0, 250.0, None),
     ]
-    view = audit.view(14.25)
+    view = timeline.view(14.25)
     for choice in view["choices"]:
         found = [(i["phase"], i["began_ms"], i["ms"], i.get("cause")) for i in choice["intervals"]]
         assert found[:-1] == expected
@@ -194,17 +194,17 @@ def test_upload_time_does_not_count_for_time_to_first_token():
 @pytest.mark.parametrize(("late", "expected"), [(0.01, [None]), (3.0, [None, "reader"])])
 def test_delivery_to_a_slow_reader_is_attributed_to_the_reader(late: float, expected):
     """The request ends when the answer is delivered; a short delay counts as delivery without a cause."""
-    audit = RequestTimeline(1, IntakeTimeline(10.0), 10.0)
-    audit.add(StatusEvent("r", 0, Phase.DECODE, monotonic_time=11.0))
-    audit.add(StatusEvent("r", 0, Phase.ENDED, monotonic_time=12.0))
-    audit.close(12.5, is_read=True)
-    assert audit.view(13.0)["wall_ms"] == 3000.0, "the clock runs while the answer is read"
-    audit.record_delivery(12.5 + late)
-    audit.record_delivery(99.0)
-    (intervals,) = audit.choices
+    timeline = RequestTimeline(1, IntakeTimeline(10.0), 10.0)
+    timeline.add(StatusEvent("r", 0, Phase.DECODE, monotonic_time=11.0))
+    timeline.add(StatusEvent("r", 0, Phase.ENDED, monotonic_time=12.0))
+    timeline.close(12.5, is_read=True)
+    assert timeline.view(13.0)["wall_ms"] == 3000.0, "the clock runs while the answer is read"
+    timeline.record_delivery(12.5 + late)
+    timeline.record_delivery(99.0)
+    (intervals,) = timeline.choices
     assert [i.cause for i in intervals if i.phase == "delivery"] == expected
     assert sum(i.ended - i.began for i in intervals) == pytest.approx(2.5 + late)
-    assert audit.ended == 12.5 + late
+    assert timeline.ended == 12.5 + late
 
 
 def test_only_the_owner_sees_a_request_s_timeline(http_with_keys):  # noqa: F811
