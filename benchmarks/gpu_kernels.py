@@ -13,6 +13,7 @@ from torch import Tensor
 
 from benchmarks.device import Device
 from benchmarks.results import microseconds
+from benchmarks.sampling import parameters
 from benchmarks.shapes import Shape
 from engine.execution.cache import KVCache
 from kernels import query_tiles
@@ -134,15 +135,11 @@ class KernelMarks:
         enough to be counted by filters.
         """
 
-        def column(value: float, dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.full((rows,), value, device=self._on.device, dtype=dtype)
-
-        ints = (column(0, torch.int64), column(7, torch.int64), column(0, torch.int64))
-        filters = (column(temperature), column(top_k, torch.int32), column(top_p), column(0.0))
+        sampling = parameters(rows, {"temperature": temperature, "top_k": top_k, "top_p": top_p}).to(self._on.device)
 
         def call() -> Callable[[], Tensor]:
             logits = spread * self._random(rows, shape.vocab)
-            return lambda: self._on.kernels.sample(logits, *filters, *ints)
+            return lambda: self._on.kernels.sample(logits, sampling)
 
         settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "spread": spread}
         # As one graph: filters take more launches than the host can issue before the first one starts.

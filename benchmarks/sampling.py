@@ -12,13 +12,14 @@ import os
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from benchmarks.results import save, spread
 from benchmarks.timing import milliseconds
 from kernels.cpu.backend import CpuKernels
 from kernels.reference.backend import ReferenceKernels
+from kernels.slots import SamplingTensors, SlotRecord, as_bytes
 
 ROWS, VOCABULARIES = (1, 8, 32), (16_000, 151_936)
 SECONDS = 0.1  # per measurement
@@ -30,12 +31,13 @@ KINDS: dict[str, dict[str, float]] = {
 }
 
 
-def parameters(rows: int, given: dict[str, float]) -> dict[str, Tensor]:
-    """Return the sampling parameters of `rows` rows, as `Kernels.sample` takes them."""
-    off = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 1, "position": 0, "choice": 0}
-    whole = {"top_k": torch.int32} | dict.fromkeys(("seed", "position", "choice"), torch.int64)
-    tensors = {name: torch.full((rows,), value, dtype=whole.get(name)) for name, value in (off | given).items()}
-    return tensors | {"seed": torch.arange(rows)}
+def parameters(rows: int, given: dict[str, float]) -> SamplingTensors:
+    """Return the sampling parameters of `rows` rows with different seeds."""
+    records = np.zeros(rows, SlotRecord)
+    for name, value in ({"temperature": 1.0, "top_p": 1.0} | given).items():
+        records[name] = value
+    records["seed"] = np.arange(rows)
+    return SamplingTensors(torch.from_numpy(as_bytes(records)), torch.zeros(rows, dtype=torch.int64))
 
 
 def main() -> None:
@@ -55,7 +57,7 @@ def main() -> None:
                     logits[:, :20] += 8
                     for kind, given in KINDS.items():
                         each = {
-                            name: milliseconds(partial(kernels.sample, logits, **parameters(count, given)), SECONDS)
+                            name: milliseconds(partial(kernels.sample, logits, parameters(count, given)), SECONDS)
                             for name, kernels in (("compiled", compiled), ("torch", plain))
                         }
                         rows.append({"run": run, "vocabulary": vocabulary, "rows": count, "kind": kind, **each})

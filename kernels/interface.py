@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kernels.decoder import DecoderShape, DecoderWeights, ForwardPass, Linear, StepPass
 from kernels.plans import DecodePlan, RopePlan
-from kernels.slots import PromptRows, SlotTensors, StepRows, StepState
+from kernels.slots import PromptRows, SamplingTensors, SlotTensors, StepRows, StepState
 
 BackendChoice = Literal["auto", "torch"]
 
@@ -179,24 +179,14 @@ class Kernels(Protocol):
         page_table[C, P] int32. Writes only the listed rows of out[T, Hq, D]; bits do not depend on the tiling.
         """
 
-    def sample(
-        self,
-        logits: Tensor,
-        temperature: Tensor,
-        top_k: Tensor,
-        top_p: Tensor,
-        min_p: Tensor,
-        seed: Tensor,
-        position: Tensor,
-        choice: Tensor,
-    ) -> Tensor:
+    def sample(self, logits: Tensor, sampling: SamplingTensors) -> Tensor:
         """Sample a token per row: logits[R, V] any float (converted to float32) -> ids[R] int64.
 
-        Rows are independent and there is no generator state. A row with a NaN yields `kernels.reference.sample.BROKEN`.
+        Rows are independent and there is no generator state. A row with a NaN yields -1
+        (`kernels.reference.sample.NAN_TOKEN`).
 
-        temperature[R] float32, below 1e-5: the largest logit, the lowest id among equals. top_k[R] int32, 0: off.
-        top_p[R] float32, 1: off. min_p[R] float32, 0: off. seed[R], position[R], choice[R] int64 determine the noise
-        of a row.
+        With a temperature below 1e-5: the largest logit, the lowest id among equals. Seed, position and choice
+        determine the noise of a row. Other fields of the records are not read.
 
         Filters, in vLLM's order, on logits / temperature: min_p keeps tokens with at least min_p times the largest
         probability; top_k keeps the k largest; top_p keeps the smallest set of largest tokens with a renormalised
@@ -205,16 +195,16 @@ class Kernels(Protocol):
         """
 
     def gather_slots(
-        self, slots: SlotTensors, which: Tensor, prompts: PromptRows | None, width: int, page_size: int
+        self, slots: SlotTensors, slot_ids: Tensor, prompts: PromptRows | None, width: int, page_size: int
     ) -> StepRows:
-        """Return the model inputs of a step with one row for each of the batch slots which[B] int64.
+        """Return the model inputs of a step with one row for each of the batch slots slot_ids[B] int64.
 
         width: pages per row of the returned page table, enough for every context. prompts: rows that are prompt tokens
         instead of their slots' last tokens.
         """
 
-    def sample_slots(self, logits: Tensor, slots: SlotTensors, which: Tensor, ids: Tensor, filtered: bool) -> None:
-        """`sample` logits[B, V] with the parameters of the batch slots which[B] int64, using lengths as positions.
+    def sample_slots(self, logits: Tensor, slots: SlotTensors, slot_ids: Tensor, ids: Tensor, filtered: bool) -> None:
+        """`sample` logits[B, V] with the parameters of the batch slots slot_ids[B] int64, using lengths as positions.
 
         Writes ids[B] int64 and each slot's last token and length, except for padding rows. The slot of a row with a
         NaN gets token 0, which is a valid embedding index. filtered: False guarantees that no slot has a filter.

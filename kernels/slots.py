@@ -1,6 +1,7 @@
 """Per-slot state on the device (or in host memory for CPU steps) that a step reads and advances.
 
-A slot here is a batch slot: the row of one running sequence.
+A slot here is a batch slot: the row of one running sequence. `SlotRecord` describes its parameters once for all back
+ends: a numpy structured dtype on the host, bytes on a device, and a C struct (`kernels.cpu.slot_record`).
 """
 
 from __future__ import annotations
@@ -9,27 +10,90 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+# Parameters of a sequence that do not change while it occupies its slot. Fields with the name of a field of
+# `engine.types.SamplingParams` are copied from it. Laid out as a C compiler does.
+SlotRecord = np.dtype(
+    [
+        ("seed", np.uint64),
+        ("choice", np.int64),
+        ("prompt_len", np.int32),
+        ("min_tokens", np.int32),
+        ("logprobs", np.int32),  # alternatives with log-probabilities, -1: no log-probabilities
+        ("temperature", np.float32),
+        ("top_k", np.int32),  # 0: off
+        ("top_p", np.float32),  # 1: off
+        ("min_p", np.float32),  # 0: off
+        ("frequency_penalty", np.float32),
+        ("presence_penalty", np.float32),
+        ("repetition_penalty", np.float32),
+    ],
+    align=True,
+)
+_TORCH_DTYPES = {"u8": torch.int64, "i8": torch.int64, "i4": torch.int32, "f4": torch.float32}
 
-@dataclass(frozen=True)
+
+def has_filters(records: NDArray[np.void]) -> bool:
+    """Return whether a filter of any of these records can remove tokens."""
+    return bool(((records["top_k"] > 0) | (records["top_p"] < 1.0) | (records["min_p"] > 0.0)).any())
+
+
+def as_bytes(records: NDArray[np.void]) -> NDArray[np.uint8]:
+    """Return a view of contiguous records[N] as [N, bytes of a record]."""
+    return records.view(np.uint8).reshape(len(records), -1)
+
+
+def field_offset(name: str) -> int:
+    """Return the byte offset of a field in a record."""
+    assert SlotRecord.fields is not None
+    return int(SlotRecord.fields[name][1])
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingTensors:
+    """Sampling parameters of R rows.
+
+    records: [R, bytes of a record] uint8, contiguous. positions: [R] int64, the new token's position in its sequence.
+    """
+
+    records: Tensor
+    positions: Tensor
+
+    def field(self, name: str) -> Tensor:
+        """Return a field of all records as a strided view, [R]; a seed as int64 with the same bits."""
+        kind, offset = SlotRecord[name], field_offset(name)
+        column = self.records[:, offset : offset + kind.itemsize]
+        return column.view(_TORCH_DTYPES[kind.str[1:]]).squeeze(1)
+
+    def to(self, device: torch.device) -> SamplingTensors:
+        """Return a copy on another device."""
+        return SamplingTensors(self.records.to(device), self.positions.to(device))
+
+    def select(self, rows: Tensor) -> SamplingTensors:
+        """Return the parameters of rows[N] int64."""
+        return SamplingTensors(self.records.index_select(0, rows), self.positions.index_select(0, rows))
+
+
+@dataclass(frozen=True, slots=True)
 class SlotTensors:
     """State of all slots, one row each, followed by a constant row for padding.
 
-    last_tokens, lengths, seed, choice: [slots + 1] int64; a length includes the last token. page_table: [slots + 1, P]
-    int32. temperature, top_p, min_p: [slots + 1] float32. top_k: [slots + 1] int32.
+    last_tokens, lengths: [slots + 1] int64; a length includes the last token. page_table: [slots + 1, P] int32.
+    records: [slots + 1, bytes of a record] uint8.
     """
 
     last_tokens: Tensor
     lengths: Tensor
     page_table: Tensor
-    temperature: Tensor
-    top_k: Tensor
-    top_p: Tensor
-    min_p: Tensor
-    seed: Tensor
-    choice: Tensor
+    records: Tensor
+
+    @property
+    def sampling(self) -> SamplingTensors:
+        """Return the sampling parameters of every slot's next token."""
+        return SamplingTensors(self.records, self.lengths)
 
     @property
     def padding_slot(self) -> int:
@@ -53,7 +117,7 @@ class PromptRows:
 class StepRows:
     """Model inputs of B rows, one token each.
 
-    token_ids, positions: [B] int64. places: [B] int64, the cache position to write keys and values to
+    token_ids, positions: [B] int64. slot_mapping: [B] int64, the cache position to write keys and values to
     (page * page size + offset), -1 for padding. page_table: [B, width] int32. context_lens: [B] int32, the context of
     decode attention: 0 for prompt tokens, which prefill attention handles.
     """
@@ -68,9 +132,8 @@ class StepRows:
 class HostSlots(Protocol):
     """C-contiguous host arrays with one row per slot.
 
-    tokens: [slots, L] int64, the tokens known when the sequence joined. lengths, seed, choice: [slots] int64; a length
-    includes the last token. page_table: [slots, P] int32. temperature, top_p, min_p: [slots] float32. top_k: [slots]
-    int32.
+    tokens: [slots, L] int64, the tokens known when the sequence joined. lengths: [slots] int64; a length includes the
+    last token. page_table: [slots, P] int32. records: [slots] of `SlotRecord`.
     """
 
     @property
@@ -80,17 +143,7 @@ class HostSlots(Protocol):
     @property
     def page_table(self) -> NDArray[np.int32]: ...
     @property
-    def temperature(self) -> NDArray[np.float32]: ...
-    @property
-    def top_k(self) -> NDArray[np.int32]: ...
-    @property
-    def top_p(self) -> NDArray[np.float32]: ...
-    @property
-    def min_p(self) -> NDArray[np.float32]: ...
-    @property
-    def seed(self) -> NDArray[np.int64]: ...
-    @property
-    def choice(self) -> NDArray[np.int64]: ...
+    def records(self) -> NDArray[np.void]: ...
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from engine.execution.slots import SlotState
 from engine.execution.transfer import to_device
 from engine.scheduling.batch import Batch
 from kernels.interface import Kernels
-from kernels.slots import PromptRows, SlotTensors
+from kernels.slots import PromptRows, SlotTensors, as_bytes
 
 
 class DeviceSlots:
@@ -29,12 +29,7 @@ class DeviceSlots:
             last_tokens=last_tokens,
             lengths=torch.ones_like(last_tokens),
             page_table=self._rows(slots.page_table),
-            temperature=self._rows(slots.temperature),
-            top_k=self._rows(slots.top_k),
-            top_p=self._rows(slots.top_p),
-            min_p=self._rows(slots.min_p),
-            seed=self._rows(slots.seed),
-            choice=self._rows(slots.choice),
+            records=self._rows(as_bytes(slots.records)),
         )
         self.padding_slot = self.tensors.padding_slot
 
@@ -54,12 +49,7 @@ class DeviceSlots:
             mirrored = (
                 (device.lengths, host.lengths),
                 (device.page_table, host.page_table),
-                (device.temperature, host.temperature),
-                (device.top_p, host.top_p),
-                (device.min_p, host.min_p),
-                (device.top_k, host.top_k),
-                (device.seed, host.seed),
-                (device.choice, host.choice),
+                (device.records, as_bytes(host.records)),
             )
             slot_index, *values = to_device((rows, *(array[rows] for _, array in mirrored)), self._device)
             for (tensor, _), value in zip(mirrored, values, strict=True):

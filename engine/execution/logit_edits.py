@@ -81,7 +81,8 @@ class LogitEdits:
     def edits_for(self, slots: Ints) -> LogitEditMask | None:
         """Return the edits for the next logits of slots[R]; None if there are none."""
         state = self._slots
-        too_short = state.lengths[slots] - state.prompt_lens[slots] < state.min_tokens[slots]
+        records = state.records[slots]
+        too_short = state.lengths[slots] - records["prompt_len"] < records["min_tokens"]
         biased, penalised = state.biased[slots], state.penalised[slots]
         rows = np.flatnonzero(too_short | biased | penalised)
         return LogitEditMask(rows, slots[rows], too_short[rows], biased[rows], penalised[rows]) if len(rows) else None
@@ -115,13 +116,13 @@ class LogitEdits:
     def _penalise(
         self, logits: Tensor, slots: Ints, penalised: NDArray[np.bool_], all_counts: Tensor, in_prompt: Tensor
     ) -> Tensor:
-        state, index, mask = self._slots, self._tensor(slots), self._column(penalised)
+        records, index, mask = self._slots.records[slots], self._tensor(slots), self._column(penalised)
         counts = all_counts[index] * mask
         seen = (counts > 0) | (in_prompt[index] & mask)
-        factor = self._column(state.repetition_penalty[slots])
+        factor = self._column(records["repetition_penalty"])
         logits = torch.where(seen, torch.where(logits > 0, logits / factor, logits * factor), logits)
-        logits -= self._column(state.frequency_penalty[slots]) * counts
-        logits -= self._column(state.presence_penalty[slots]) * (counts > 0)
+        logits -= self._column(records["frequency_penalty"]) * counts
+        logits -= self._column(records["presence_penalty"]) * (counts > 0)
         return logits
 
     def _table(self, table: Tensor | None, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -19,6 +19,7 @@ from engine.execution.transfer import to_device
 from engine.scheduling.batch import Join, Sampled
 from engine.types import Alternative
 from kernels.interface import Kernels
+from kernels.slots import SamplingTensors, as_bytes
 
 # Number of alternatives computed, even if fewer are requested. The choice among equal ones depends on this number, and
 # must not depend on a neighbour's request.
@@ -42,31 +43,21 @@ class Sampler:
 
     def parameters(self, slots: Ints) -> SamplerInputs:
         """Return the sampling parameters for the next token of slots[R]."""
-        state = self._slots
-        asked = np.flatnonzero(state.logprobs[slots] >= 0)
-        slot_ids, *given, rows = to_device(
-            (
-                slots,
-                state.temperature[slots],
-                state.top_k[slots],
-                state.top_p[slots],
-                state.min_p[slots],
-                state.seed[slots],
-                state.lengths[slots],  # the new token's position in the whole sequence
-                state.choice[slots],
-                asked,
-            ),
-            self._device,
+        records = self._slots.records[slots]
+        asked = np.flatnonzero(records["logprobs"] >= 0)
+        slot_ids, record_bytes, positions, rows = to_device(
+            (slots, as_bytes(records), self._slots.lengths[slots], asked), self._device
         )
-        counts = tuple(zip(asked.tolist(), state.logprobs[slots[asked]].tolist(), strict=True))
-        return SamplerInputs(slot_ids, tuple(given), self._edits.edits_for(slots), rows, counts)
+        counts = tuple(zip(asked.tolist(), records["logprobs"][asked].tolist(), strict=True))
+        sampling = SamplingTensors(record_bytes, positions)
+        return SamplerInputs(slot_ids, sampling, self._edits.edits_for(slots), rows, counts)
 
     def sample(self, logits: Tensor, parameters: SamplerInputs) -> SampledTokens:
         """Sample a new token for each of the R rows of logits[R, V] (any float dtype).
 
         Includes log-probabilities for rows that request them.
         """
-        chosen = self._kernels.sample(self._edits.apply(logits, parameters.edits), *parameters.arguments)
+        chosen = self._kernels.sample(self._edits.apply(logits, parameters.edits), parameters.sampling)
         self._edits.append(parameters.edits, chosen)
         if not parameters.logprob_rows:
             return SampledTokens(parameters.slots, chosen)
@@ -82,12 +73,12 @@ class Sampler:
 class SamplerInputs:
     """Sampling parameters of R rows, on the device.
 
-    slots[R] int64; the arguments of `Kernels.sample`, each [R], in its order; rows[A] int64, which request
-    log-probabilities. asked: these rows, and the number of alternatives for each.
+    slots[R] int64; sampling: the argument of `Kernels.sample`; rows[A] int64, which request log-probabilities.
+    logprob_rows: these rows, and the number of alternatives for each.
     """
 
     slots: Tensor
-    arguments: tuple[Tensor, ...]
+    sampling: SamplingTensors
     edits: LogitEditMask | None
     rows: Tensor
     logprob_rows: tuple[tuple[int, int], ...]

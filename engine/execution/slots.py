@@ -12,16 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.scheduling.batch import Batch, Join
+from engine.types import SamplingParams
+from kernels.slots import SlotRecord, has_filters
 
 Ints = NDArray[np.int64]
-Floats = NDArray[np.float32]
 
 ALWAYS = np.iinfo(np.int64).max
 NO_ROWS: Ints = np.zeros(0, np.int64)
+SAMPLING_FIELDS = tuple(name for name in SamplingParams.__struct_fields__ if name in (SlotRecord.names or ()))
 
 
 class SlotState:
-    """Tokens [slots, max_len], page tables [slots, pages] and sampling parameters [slots] of the running sequences.
+    """Tokens [slots, max_len], page tables [slots, pages] and parameter records [slots] of the running sequences.
 
     Tokens are those known when a sequence joined; tokens sampled later stay on the device.
     """
@@ -31,18 +33,7 @@ class SlotState:
         self.tokens: Ints = np.zeros((slots, max_len + 1), np.int64)
         self.page_table = np.zeros((slots, -(-max_len // page_size)), np.int32)
         self.lengths: Ints = np.zeros(slots, np.int64)  # tokens, including sampled ones
-        self.prompt_lens: Ints = np.zeros(slots, np.int64)
-        self.choice: Ints = np.zeros(slots, np.int64)
-        self.temperature: Floats = np.zeros(slots, np.float32)
-        self.top_k = np.zeros(slots, np.int32)
-        self.top_p: Floats = np.ones(slots, np.float32)
-        self.min_p: Floats = np.zeros(slots, np.float32)
-        self.seed: Ints = np.zeros(slots, np.int64)
-        self.frequency_penalty: Floats = np.zeros(slots, np.float32)
-        self.presence_penalty: Floats = np.zeros(slots, np.float32)
-        self.repetition_penalty: Floats = np.ones(slots, np.float32)
-        self.min_tokens: Ints = np.zeros(slots, np.int64)
-        self.logprobs: Ints = np.full(slots, -1, np.int64)  # -1 = off, k = that many alternatives
+        self.records = np.zeros(slots, SlotRecord)
         self.biased = np.zeros(slots, np.bool_)  # has a logit_bias
         self.penalised = np.zeros(slots, np.bool_)  # has a penalty
         self._full_sampler_until: Ints = np.zeros(slots, np.int64)  # length from which on only filters are needed
@@ -60,18 +51,11 @@ class SlotState:
         self.tokens[slot, : len(join.tokens)] = join.tokens
         self.page_table[slot, : len(join.page_table)] = join.page_table
         self.lengths[slot] = len(join.tokens)
-        self.prompt_lens[slot] = join.prompt_len
-        self.choice[slot] = join.choice
-        self.temperature[slot] = sampling.temperature
-        self.top_k[slot] = sampling.top_k
-        self.top_p[slot] = sampling.top_p
-        self.min_p[slot] = sampling.min_p
-        self.seed[slot] = np.uint64(sampling.seed).astype(np.int64)
-        self.frequency_penalty[slot] = sampling.frequency_penalty
-        self.presence_penalty[slot] = sampling.presence_penalty
-        self.repetition_penalty[slot] = sampling.repetition_penalty
-        self.min_tokens[slot] = sampling.min_tokens
-        self.logprobs[slot] = -1 if sampling.logprobs is None else sampling.logprobs
+        record = self.records[slot]
+        record["choice"], record["prompt_len"] = join.choice, join.prompt_len
+        for name in SAMPLING_FIELDS:
+            value = getattr(sampling, name)
+            record[name] = -1 if value is None else value
         self.biased[slot] = bool(sampling.logit_bias)
         self.penalised[slot] = sampling.has_penalties
         always = sampling.logit_bias or sampling.has_penalties or sampling.logprobs is not None
@@ -91,7 +75,7 @@ class SlotState:
 
     def are_filtered(self, slots: Ints) -> bool:
         """Return whether any of `slots` samples with a filter."""
-        return bool(((self.top_k[slots] > 0) | (self.top_p[slots] < 1.0) | (self.min_p[slots] > 0.0)).any())
+        return has_filters(self.records[slots])
 
     def advance(self, slots: Ints) -> None:
         """Count a sampled token for each of `slots`."""

@@ -20,7 +20,7 @@ from kernels.decoder import DecoderShape, DecoderWeights, ForwardPass, Linear, S
 from kernels.plans import DecodePlan, RopePlan
 from kernels.reference.backend import ReferenceKernels
 from kernels.reference.decode_attention import write_rows
-from kernels.slots import StepState
+from kernels.slots import SamplingTensors, StepState
 
 MAX_HEAD_DIM = 512  # floats; as in source/elementwise.cpp
 
@@ -247,34 +247,19 @@ class CpuKernels(ReferenceKernels):
         self._library.carousel_attention(problem, out.data_ptr())
         return out
 
-    def sample(
-        self,
-        logits: Tensor,
-        temperature: Tensor,
-        top_k: Tensor,
-        top_p: Tensor,
-        min_p: Tensor,
-        seed: Tensor,
-        position: Tensor,
-        choice: Tensor,
-    ) -> Tensor:
+    def sample(self, logits: Tensor, sampling: SamplingTensors) -> Tensor:
         logits = logits.to(torch.float32).contiguous()
         rows, vocabulary = logits.shape
         ids = torch.empty(rows, dtype=torch.int64)
-        sampling = structs.Sampling(
+        arguments = structs.Sampling(
             logits=address(logits),
             rows=rows,
             vocabulary=vocabulary,
-            temperature=address(temperature),
-            top_k=address(top_k),
-            top_p=address(top_p),
-            min_p=address(min_p),
-            seed=address(seed),
-            position=address(position),
-            choice=address(choice),
+            records=address(sampling.records),
+            positions=address(sampling.positions),
             ids=address(ids),
         )
-        self._library.carousel_sample(sampling)
+        self._library.carousel_sample(arguments)
         return ids
 
     def _supports(self, query_heads: int, k_cache: Tensor) -> bool:

@@ -15,7 +15,7 @@ from kernels.cpu.linear import CpuLinear
 from kernels.cpu.structs import address
 from kernels.decoder import DecoderLayer, DecoderShape, DecoderWeights, Linear, StepInputs
 from kernels.huge_pages import mmap_zeros
-from kernels.slots import PromptChunk, StepState
+from kernels.slots import PromptChunk, SlotRecord, StepState
 
 KV_DTYPES = (torch.float32, torch.bfloat16)  # supported dtypes of the KV cache
 
@@ -95,12 +95,7 @@ class CpuStep:
             most_pages=slots.page_table.shape[1],
             lengths=slots.lengths.ctypes.data,
             last_tokens=address(state.last_tokens),
-            temperature=slots.temperature.ctypes.data,
-            top_k=slots.top_k.ctypes.data,
-            top_p=slots.top_p.ctypes.data,
-            min_p=slots.min_p.ctypes.data,
-            seed=slots.seed.ctypes.data,
-            choice=slots.choice.ctypes.data,
+            records=slots.records.ctypes.data,
         )
         num_slots = len(slots.lengths)
         self._decodes, self._chunks = (ctypes.c_int64 * num_slots)(), (structs.Chunk * num_slots)()
@@ -148,11 +143,14 @@ class CpuStep:
 def _check(state: StepState) -> None:
     """Assert the dtypes and layouts of the arrays, as C++ receives plain addresses."""
     slots = state.slots
-    int64s = (slots.tokens, slots.lengths, slots.seed, slots.choice)
-    floats = (slots.temperature, slots.top_p, slots.min_p)
-    expected = ((int64s, np.int64), ((slots.page_table, slots.top_k), np.int32), (floats, np.float32))
-    for arrays, dtype in expected:
-        assert all(array.dtype == dtype and array.flags.c_contiguous for array in arrays), dtype
+    expected = (
+        (slots.tokens, np.int64),
+        (slots.lengths, np.int64),
+        (slots.page_table, np.int32),
+        (slots.records, SlotRecord),
+    )
+    for array, dtype in expected:
+        assert array.dtype == dtype and array.flags.c_contiguous, dtype
     assert state.last_tokens.dtype == torch.int64 and state.last_tokens.is_contiguous()
     assert state.k[0].dtype in KV_DTYPES and state.k[0].device.type == "cpu"
 

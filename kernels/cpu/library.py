@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from kernels.cpu import structs
+from kernels.cpu import slot_record, structs
 
 log = logging.getLogger(__name__)
 
@@ -106,8 +106,9 @@ def _build(folder: Path) -> Path:
     """
     command = [*_compiler(), *FLAGS, "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"]
     sources = sorted(SOURCE.glob("*.cpp"))
+    header = slot_record.header()
     digest = hashlib.sha256()
-    for part in (*command, _version(command[0]), _processor()):
+    for part in (*command, _version(command[0]), _processor(), header):
         digest.update(part.encode() + b"\0")
     for file in sorted(SOURCE.iterdir()):
         digest.update(file.read_bytes() + b"\0")
@@ -118,6 +119,8 @@ def _build(folder: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         log.info("Compiling the CPU kernels for this processor")
         built = Path(scratch) / target.name
+        (built.parent / slot_record.FILE_NAME).write_text(header)
+        command.append(f"-I{scratch}")
         objects = [built.with_suffix(f".{source.stem}.o") for source in sources]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             units = zip(sources, objects, strict=True)

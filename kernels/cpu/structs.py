@@ -58,8 +58,7 @@ class Sampling(ctypes.Structure):
     _fields_ = (
         ("logits", _pointer),
         *((name, _int) for name in ("rows", "vocabulary")),
-        *((name, _pointer) for name in ("temperature", "top_k", "top_p", "min_p", "seed", "position", "choice")),
-        ("ids", _pointer),
+        *((name, _pointer) for name in ("records", "positions", "ids")),
     )
 
 
@@ -123,8 +122,7 @@ class Slots(ctypes.Structure):
         ("most_tokens", _int),
         ("page_table", _pointer),
         ("most_pages", _int),
-        *((name, _pointer) for name in ("lengths", "last_tokens", "temperature", "top_k", "top_p", "min_p")),
-        *((name, _pointer) for name in ("seed", "choice")),
+        *((name, _pointer) for name in ("lengths", "last_tokens", "records")),
     )
 
 

@@ -34,8 +34,8 @@ class ReferenceKernels(UnfusedKernels):
     sample = staticmethod(sample)
     log_probs = staticmethod(log_probs)
 
-    def sample_slots(self, logits: Tensor, slots: SlotTensors, which: Tensor, ids: Tensor, filtered: bool) -> None:
-        sample_slots(self.sample, logits, slots, which, ids)
+    def sample_slots(self, logits: Tensor, slots: SlotTensors, slot_ids: Tensor, ids: Tensor, filtered: bool) -> None:
+        sample_slots(self.sample, logits, slots, slot_ids, ids)
 
     def attend_tiles(
         self,
@@ -48,7 +48,7 @@ class ReferenceKernels(UnfusedKernels):
         scale: float,
         window: int,
     ) -> None:
-        """Compute each tile as a chunk. Copies the table from the device, which synchronises."""
+        """Compute each tile as a chunk. Copies the table from the device, slot_ids synchronises."""
         for table_row, row, queries, position in tiles.tolist():
             if queries:
                 rows, pages = slice(row, row + queries), page_table[table_row : table_row + 1]

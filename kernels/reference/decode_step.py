@@ -7,36 +7,43 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kernels.slots import PromptRows, SlotTensors, StepRows
+from kernels.slots import PromptRows, SamplingTensors, SlotTensors, StepRows
 
 
-def gather_slots(slots: SlotTensors, which: Tensor, prompts: PromptRows | None, width: int, page_size: int) -> StepRows:
-    """Return the model inputs of the slots which[B] int64; see `kernels.interface.Kernels.gather_slots`."""
-    lengths = slots.lengths.index_select(0, which)
-    token_ids, positions = slots.last_tokens.index_select(0, which), lengths - 1
+def gather_slots(
+    slots: SlotTensors, slot_ids: Tensor, prompts: PromptRows | None, width: int, page_size: int
+) -> StepRows:
+    """Return the model inputs of the slots slot_ids[B] int64; see `kernels.interface.Kernels.gather_slots`."""
+    lengths = slots.lengths.index_select(0, slot_ids)
+    token_ids, positions = slots.last_tokens.index_select(0, slot_ids), lengths - 1
     if prompts is not None:
         are_prompts = prompts.positions >= 0
         token_ids = torch.where(are_prompts, prompts.token_ids, token_ids)
         positions = torch.where(are_prompts, prompts.positions, positions)
         lengths = lengths.masked_fill(are_prompts, 0)
-    table = slots.page_table[:, :width].index_select(0, which)
+    table = slots.page_table[:, :width].index_select(0, slot_ids)
     pages = table.gather(1, (positions // page_size).unsqueeze(1)).squeeze(1).to(torch.int64)
-    places = pages * page_size + positions % page_size
+    slot_mapping = pages * page_size + positions % page_size
     return StepRows(
         token_ids=token_ids,
         positions=positions,
-        slot_mapping=places.masked_fill(which == slots.padding_slot, -1),
+        slot_mapping=slot_mapping.masked_fill(slot_ids == slots.padding_slot, -1),
         page_table=table,
         context_lens=lengths.to(torch.int32),
     )
 
 
-def sample_slots(sample: Callable[..., Tensor], logits: Tensor, slots: SlotTensors, which: Tensor, ids: Tensor) -> None:
+def sample_slots(
+    sample: Callable[[Tensor, SamplingTensors], Tensor],
+    logits: Tensor,
+    slots: SlotTensors,
+    slot_ids: Tensor,
+    ids: Tensor,
+) -> None:
     """Sample with a back end's `sample` and advance the slots; see `kernels.interface.Kernels.sample_slots`."""
-    parameters = (slots.temperature, slots.top_k, slots.top_p, slots.min_p, slots.seed, slots.lengths, slots.choice)
-    ids.copy_(sample(logits, *(parameter.index_select(0, which) for parameter in parameters)))
-    is_sequence = which != slots.padding_slot
+    ids.copy_(sample(logits, slots.sampling.select(slot_ids)))
+    is_sequence = slot_ids != slots.padding_slot
     slots.last_tokens.index_copy_(
-        0, which, torch.where(is_sequence, ids.clamp(min=0), slots.last_tokens[slots.padding_slot])
+        0, slot_ids, torch.where(is_sequence, ids.clamp(min=0), slots.last_tokens[slots.padding_slot])
     )
-    slots.lengths.index_add_(0, which, is_sequence.to(torch.int64))
+    slots.lengths.index_add_(0, slot_ids, is_sequence.to(torch.int64))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kernels.reference.noise import MAX_NOISE, column_hash, gumbel, gumbel_of, row_keys, truncated_uniform
+from kernels.slots import SamplingTensors
 
 # If more than one in this many tokens passes the first bound, hashing all columns in bulk is faster.
 BULK_HASH_RATIO = 8
@@ -24,59 +25,38 @@ NAN_TOKEN = -1  # token ID of a row with a NaN
 GREEDY_BELOW = 1e-5  # temperature threshold, as in vLLM: below it, scaled logits leave no room for noise in float32
 
 
-def sample(
-    logits: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    min_p: Tensor,
-    seed: Tensor,
-    position: Tensor,
-    choice: Tensor,
-) -> Tensor:
-    """Sample a token per row: logits[R, V] any float and one parameter per row -> ids[R] int64.
-
-    See `kernels.interface.Kernels.sample`.
-    """
+def sample(logits: Tensor, sampling: SamplingTensors) -> Tensor:
+    """Sample a token per row: logits[R, V] any float -> ids[R] int64. See `kernels.interface.Kernels.sample`."""
     logits = logits.to(torch.float32)
-    rows = (temperature >= GREEDY_BELOW).nonzero().squeeze(1)
+    rows = (sampling.field("temperature") >= GREEDY_BELOW).nonzero().squeeze(1)
     if rows.numel() == 0:
         return _largest(logits)
     if rows.numel() == logits.shape[0]:
-        return _sample_all(logits, temperature, top_k, top_p, min_p, seed, position, choice)
+        return _sample_all(logits, sampling)
     ids = _largest(logits)
-    given = (logits, temperature, top_k, top_p, min_p, seed, position, choice)
-    return ids.index_copy_(0, rows, _sample_all(*(x.index_select(0, rows) for x in given)))
+    return ids.index_copy_(0, rows, _sample_all(logits.index_select(0, rows), sampling.select(rows)))
 
 
 def _largest(logits: Tensor) -> Tensor:
-    """Return the column of each row's largest logit, or `BROKEN` for a row with a NaN: logits[R, V] -> [R]."""
+    """Return the column of each row's largest logit, or `NAN_TOKEN` for a row with a NaN: logits[R, V] -> [R]."""
     top, column = logits.max(dim=-1)
     return column.masked_fill_(top.isnan(), NAN_TOKEN)
 
 
-def _sample_all(
-    logits: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    min_p: Tensor,
-    seed: Tensor,
-    position: Tensor,
-    choice: Tensor,
-) -> Tensor:
+def _sample_all(logits: Tensor, sampling: SamplingTensors) -> Tensor:
     """Sample all rows; no row is greedy."""
-    scaled = logits / temperature.unsqueeze(1)
-    threshold = filter_threshold(scaled, top_k, top_p, min_p)
-    return _perturbed_argmax(scaled, threshold, *row_keys(seed, position, choice))
+    scaled = logits / sampling.field("temperature").unsqueeze(1)
+    keys = row_keys(sampling.field("seed"), sampling.positions, sampling.field("choice"))
+    return _perturbed_argmax(scaled, filter_threshold(scaled, sampling), *keys)
 
 
-def filter_threshold(scaled: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+def filter_threshold(scaled: Tensor, sampling: SamplingTensors) -> Tensor:
     """Return the smallest scaled logit that each row's filters keep, -inf without filters.
 
     scaled[R, V] (logits / temperature) -> [R].
     """
-    threshold = torch.full_like(top_p, -math.inf)
+    top_k, top_p, min_p = (sampling.field(name) for name in ("top_k", "top_p", "min_p"))
+    threshold = torch.full((len(scaled),), -math.inf, device=scaled.device)
     if bool((min_p > 0).any()):
         threshold = scaled.amax(dim=-1) + min_p.log()  # p >= min_p * p_max, in logits
     limits = torch.where((top_k > 0) & (top_k < scaled.shape[1]), top_k, 0)

@@ -70,18 +70,18 @@ def _decode_kernel(
     CHUNK: tl.constexpr,
     HEADS: tl.constexpr,  # combined at a time
     PRECISION: tl.constexpr,
-    EARLY: tl.constexpr,
+    USE_PDL: tl.constexpr,
 ):
     """Process every num_programs-th task for all query heads of one key/value head: reduce one split of a row's
     context and, if it is the row's last split to finish, combine all of them."""
     kv_head = tl.program_id(1)
     dims = tl.arange(0, HEAD_BLOCK)
     dim_inside = dims < HEAD_DIM
-    if EARLY:
+    if USE_PDL:
         tl.extra.cuda.gdc_launch_dependents()
     count = tl.load(num_tasks)
     row, split, first, context, size = read_task(tasks, tl.program_id(0), count, room)
-    if EARLY:
+    if USE_PDL:
         begin = tl.maximum(split * size, first // BLOCK * BLOCK)
         _fetch_block(
             k_cache, v_cache, page_table + row * table_stride, begin, context, kv_head, page_rows,
@@ -272,7 +272,7 @@ def decode_attention(
     # Early launch reads the plan before the previous kernel ends; a plan that is made only now would not be visible.
     launch = pdl_options(q.device)
     if not isinstance(plan, SplitDecodePlan):
-        plan, launch = plan_decode(page_table, context_lens, k_cache, window), {"EARLY": False}
+        plan, launch = plan_decode(page_table, context_lens, k_cache, window), {"USE_PDL": False}
     room = plan.tasks.shape[1]
     programs = min(room, triton.cdiv(PROGRAMS_PER_MULTIPROCESSOR * multiprocessors(q.device), kv_heads))
     partial = torch.empty((B, query_heads, plan.splits, head_dim), dtype=torch.float32, device=q.device)

@@ -19,7 +19,7 @@ NUM_WARPS = 1
 
 @triton.jit(do_not_specialize=["width"])
 def _gather_slots_kernel(
-    which,  # [B] int64
+    slot_ids,  # [B] int64
     last_tokens,  # [slots + 1] int64
     lengths,  # [slots + 1] int64
     page_table,  # [slots + 1, P] int32
@@ -27,19 +27,19 @@ def _gather_slots_kernel(
     prompt_ids,  # [B] int64, read when HAS_PROMPTS
     token_ids,  # [B] int64
     positions,  # [B] int64
-    places,  # [B] int64
+    slot_mapping,  # [B] int64
     table,  # [B, width] int32
     context_lens,  # [B] int32
     slots_stride,
     width,
-    nobody,
+    padding_slot,
     HAS_PROMPTS: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Gather the inputs of one row."""
     row = tl.program_id(0).to(tl.int64)
-    slot = tl.load(which + row)
+    slot = tl.load(slot_ids + row)
     length = tl.load(lengths + slot)
     position = length - 1
     token_id = tl.load(last_tokens + slot)
@@ -53,7 +53,7 @@ def _gather_slots_kernel(
     page = tl.load(page_table + position // PAGE_SIZE).to(tl.int64)
     tl.store(token_ids + row, token_id)
     tl.store(positions + row, position)
-    tl.store(places + row, tl.where(slot == nobody, -1, page * PAGE_SIZE + position % PAGE_SIZE))
+    tl.store(slot_mapping + row, tl.where(slot == padding_slot, -1, page * PAGE_SIZE + position % PAGE_SIZE))
     tl.store(context_lens + row, length.to(tl.int32))
     for start in range(0, width, BLOCK):
         columns = start + tl.arange(0, BLOCK)
@@ -61,14 +61,16 @@ def _gather_slots_kernel(
         tl.store(table + row * width + columns, tl.load(page_table + columns, mask=inside), mask=inside)
 
 
-def gather_slots(slots: SlotTensors, which: Tensor, prompts: PromptRows | None, width: int, page_size: int) -> StepRows:
-    """Return the model inputs of the slots which[B] int64; see `kernels.interface.Kernels.gather_slots`."""
-    B = len(which)
-    token_ids, positions, places = (torch.empty_like(which) for _ in range(3))
-    table = torch.empty((B, width), dtype=torch.int32, device=which.device)
-    context_lens = torch.empty(B, dtype=torch.int32, device=which.device)
+def gather_slots(
+    slots: SlotTensors, slot_ids: Tensor, prompts: PromptRows | None, width: int, page_size: int
+) -> StepRows:
+    """Return the model inputs of the slots slot_ids[B] int64; see `kernels.interface.Kernels.gather_slots`."""
+    B = len(slot_ids)
+    token_ids, positions, slot_mapping = (torch.empty_like(slot_ids) for _ in range(3))
+    table = torch.empty((B, width), dtype=torch.int32, device=slot_ids.device)
+    context_lens = torch.empty(B, dtype=torch.int32, device=slot_ids.device)
     _gather_slots_kernel[(B,)](
-        which,
+        slot_ids,
         slots.last_tokens,
         slots.lengths,
         slots.page_table,
@@ -76,7 +78,7 @@ def gather_slots(slots: SlotTensors, which: Tensor, prompts: PromptRows | None, 
         prompts.token_ids if prompts else None,
         token_ids,
         positions,
-        places,
+        slot_mapping,
         table,
         context_lens,
         slots.page_table.stride(0),
@@ -87,4 +89,4 @@ def gather_slots(slots: SlotTensors, which: Tensor, prompts: PromptRows | None, 
         BLOCK=BLOCK,
         num_warps=NUM_WARPS,
     )
-    return StepRows(token_ids, positions, places, table, context_lens)
+    return StepRows(token_ids, positions, slot_mapping, table, context_lens)

@@ -48,14 +48,14 @@ def uses_pdl(device: torch.device) -> bool:
 
 
 def pdl_options(device: torch.device) -> dict[str, Any]:
-    """Return launch arguments: the kernel's constant EARLY and, if enabled, the driver option for early launch."""
-    return {"EARLY": True, "launch_pdl": True} if uses_pdl(device) else {"EARLY": False}
+    """Return launch arguments: the kernel's constant USE_PDL and, if enabled, the driver option for early launch."""
+    return {"USE_PDL": True, "launch_pdl": True} if uses_pdl(device) else {"USE_PDL": False}
 
 
 @triton.jit
-def wait_for_previous(EARLY: tl.constexpr):
+def wait_for_previous(USE_PDL: tl.constexpr):
     """Permit the next launch, then wait for earlier kernels. Call it after all independent work."""
-    if EARLY:
+    if USE_PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
 

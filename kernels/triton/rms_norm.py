@@ -24,14 +24,14 @@ def _rms_norm_kernel(
     eps,
     H: tl.constexpr,
     BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
+    USE_PDL: tl.constexpr,
 ):
     """Normalise one row, held entirely in registers."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < H
     factor = tl.load(gain + columns, mask=inside, other=0.0).to(tl.float32)
-    wait_for_previous(EARLY)
+    wait_for_previous(USE_PDL)
     values = tl.load(x + row * H + columns, mask=inside, other=0.0)
     wide = values.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / H + eps)

@@ -85,7 +85,7 @@ def _rope_and_cache_kernel(
     PAGE_SIZE: tl.constexpr,
     Q_NORM: tl.constexpr,
     K_NORM: tl.constexpr,
-    EARLY: tl.constexpr,
+    USE_PDL: tl.constexpr,
 ):
     """Rotate the query and key heads of one token, and store its keys and values in the cache.
 
@@ -94,7 +94,7 @@ def _rope_and_cache_kernel(
     """
     HALF: tl.constexpr = HEAD_DIM // 2
     token = tl.program_id(0).to(tl.int64)
-    if EARLY:
+    if USE_PDL:
         tl.extra.cuda.gdc_launch_dependents()
     slot = tl.load(slots + token)
     cos, sin = _halves(cos_sin + tl.load(positions + token) * HEAD_DIM, HEAD_DIM, HALF_BLOCK)
@@ -104,7 +104,7 @@ def _rope_and_cache_kernel(
         q_gain, q_second_gain = _halves(q_norm, HEAD_DIM, HALF_BLOCK)
     if K_NORM:
         k_gain, k_second_gain = _halves(k_norm, HEAD_DIM, HALF_BLOCK)
-    if EARLY:
+    if USE_PDL:
         tl.extra.cuda.gdc_wait()
     halves, heads, kv_heads = tl.arange(0, HALF_BLOCK), tl.arange(0, QUERY_BLOCK), tl.arange(0, KV_BLOCK)
     query_inside = (heads < QUERY_HEADS)[:, None] & (halves < HALF)[None, :]

@@ -19,45 +19,44 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.reference import sample as reference
-from kernels.slots import SlotTensors
+from kernels.slots import SamplingTensors, SlotTensors
 from kernels.triton.filters import (
-    BINS,
     BLOCK,
+    CHOICE,
     GREEDY_BELOW,
-    GROUP,
     NUM_WARPS,
-    SEARCHES,
-    STEPS,
+    RECORD_BYTES,
+    SEED,
+    SLICE,
+    TEMPERATURE,
     block_mask,
+    group_count,
     has_nan,
+    is_plain,
     largest_value,
-    limits_top_k,
     load_block,
     load_block_if,
+    load_field,
+    new_scratch,
     order_key,
     programs_per_row,
-    search_state,
-    smallest_key,
+    row_scratch,
+    smallest_kept_key,
+    summarise_slice,
     weigh,
 )
 from kernels.triton.noise import KEY_START_A, KEY_START_B, column_hash, gumbel, row_key
 from kernels.triton.pdl import pdl_options, wait_for_previous
 
-SLICE = tl.constexpr(4096)  # columns per program for rows without filters
-BROKEN = tl.constexpr(reference.NAN_TOKEN)
+NAN_TOKEN = tl.constexpr(reference.NAN_TOKEN)
 NO_COLUMN = tl.constexpr(2147483647)
 SLICE_WARPS = 8
 
 
 @triton.jit
-def _is_plain(greedy, k, p, least, V):
-    """Return whether the row is greedy or has no filters. least: the row's min_p."""
-    return greedy | (((k <= 0) | (k >= V)) & (p >= 1.0) & (least <= 0.0))
-
-
-@triton.jit
-def _noise_keys(seed, position, choice):
+def _noise_keys(record, position):
     """Return the two uint32 keys of a row's noise."""
+    seed, choice = load_field(record, SEED, tl.int64), load_field(record, CHOICE, tl.int64)
     return row_key(KEY_START_A, seed, position, choice), row_key(KEY_START_B, seed, position, choice)
 
 
@@ -79,70 +78,49 @@ def _store_nothing(best, best_column):
 @triton.jit(do_not_specialize=["entries"])
 def _slice_kernel(
     logits,  # [R, V] any float
-    which,  # [R] int64, slot of each row
-    temperature,  # [slots] float32
-    top_k,  # [slots] int32
-    top_p,  # [slots] float32
-    min_p,  # [slots] float32
-    seed,  # [slots] int64
-    position,  # [slots] int64
-    choice,  # [slots] int64
+    records,  # [slots, RECORD_BYTES] uint8
+    slot_ids,  # [R] int64, slot of each row
+    positions,  # [slots] int64, of the new token
     scores,  # [R, entries] float32
     columns,  # [R, entries] int32
-    maxima,  # [R, groups] float32
-    tallies,  # [R, SEARCHES, STEPS, BINS] int64
+    scratch,  # [R, words] int64
     V,
     entries,
-    EARLY: tl.constexpr,
+    groups,
+    USE_PDL: tl.constexpr,
 ):
     """Process one slice of one row.
 
-    Without filters, store the slice's best score and column. With filters, store the largest value of each group of
-    the slice (NaN if the slice contains one) and zero a share of the row's tallies.
+    Without filters, store the slice's best score and column. With filters, summarise the slice for the search.
     """
-    wait_for_previous(EARLY)
+    wait_for_previous(USE_PDL)
     row = tl.program_id(0).to(tl.int64)
-    slot = tl.load(which + row)
+    slot = tl.load(slot_ids + row)
+    record = records + slot * RECORD_BYTES
     part = tl.program_id(1)
     scores += row * entries + part
     columns += row * entries + part
-    divisor = tl.load(temperature + slot)
-    greedy = divisor < GREEDY_BELOW
-    k, p = tl.load(top_k + slot), tl.load(top_p + slot)
     covered = part * SLICE + tl.arange(0, SLICE)
     values = load_block(logits + row * V, covered, V)
-    if _is_plain(greedy, k, p, tl.load(min_p + slot), V):
-        if not greedy:
-            key_a, key_b = _noise_keys(tl.load(seed + slot), tl.load(position + slot), tl.load(choice + slot))
+    if is_plain(record, V):
+        divisor = load_field(record, TEMPERATURE, tl.float32)
+        if divisor >= GREEDY_BELOW:
+            key_a, key_b = _noise_keys(record, tl.load(positions + slot))
             # No filter compares these values, so an error of one unit in the last place is acceptable.
             values = values * tl.div_rn(1.0, divisor) + gumbel(column_hash(covered, key_a, key_b))
         _store_best(scores, columns, values, covered)
     else:
         _store_nothing(scores, columns)
-        GROUPS: tl.constexpr = SLICE // GROUP
-        largest = tl.max(tl.reshape(tl.div_rn(values, divisor), [GROUPS, GROUP]), axis=1)
-        largest = tl.where(has_nan(values), float("nan"), largest)
-        tl.store(maxima + (row * tl.num_programs(1) + part) * GROUPS + tl.arange(0, GROUPS), largest)
-        for tally in range(part, SEARCHES * STEPS, tl.num_programs(1)):
-            if ((tally < STEPS) & limits_top_k(k, V)) | ((tally >= STEPS) & (p < 1.0)):
-                bins = (row * SEARCHES * STEPS + tally) * BINS + tl.arange(0, BINS)
-                tl.store(tallies + bins, tl.zeros([BINS], tl.int64))
+        summarise_slice(values, record, row_scratch(scratch, row, groups), V)
 
 
 @triton.jit(do_not_specialize=["entries", "blocks"])
 def _kept_kernel(
     logits,  # [R, V] any float
-    which,  # [R] int64, slot of each row
-    temperature,  # [slots] float32
-    top_k,  # [slots] int32
-    top_p,  # [slots] float32
-    min_p,  # [slots] float32
-    seed,  # [slots] int64
-    position,  # [slots] int64
-    choice,  # [slots] int64
-    maxima,  # [R, groups] float32
-    tallies,  # [R, SEARCHES, STEPS, BINS] int64
-    found,  # [R, SEARCHES, STEPS - 1, 2] int64
+    records,  # [slots, RECORD_BYTES] uint8
+    slot_ids,  # [R] int64, slot of each row
+    positions,  # [slots] int64, of the new token
+    scratch,  # [R, words] int64
     scores,  # [R, entries] float32
     columns,  # [R, entries] int32
     V,
@@ -150,37 +128,32 @@ def _kept_kernel(
     groups,
     blocks,
     GROUPS: tl.constexpr,  # a power of two
-    EARLY: tl.constexpr,
+    USE_PDL: tl.constexpr,
 ):
     """Store the best candidate that the filters keep in `blocks` blocks of one row; -inf for a row without filters."""
-    wait_for_previous(EARLY)
+    wait_for_previous(USE_PDL)
     row = tl.program_id(0).to(tl.int64)
-    slot = tl.load(which + row)
+    slot = tl.load(slot_ids + row)
+    record = records + slot * RECORD_BYTES
     part = tl.program_id(1)
-    divisor = tl.load(temperature + slot)
-    k, p, least = tl.load(top_k + slot), tl.load(top_p + slot), tl.load(min_p + slot)
     out = row * entries + entries - tl.num_programs(1) + part  # after the entries of slices
     scores += out
     columns += out
-    if _is_plain(divisor < GREEDY_BELOW, k, p, least, V):
+    if is_plain(record, V):
         _store_nothing(scores, columns)
         return
-    maxima += row * groups
-    largest = largest_value(maxima, groups, GROUPS)
+    scratch = row_scratch(scratch, row, groups)
+    largest = largest_value(scratch, groups, GROUPS)
     if largest != largest:
         tl.store(scores, largest)
         return
-    tallies += row * SEARCHES * STEPS * BINS
-    found += row * SEARCHES * (STEPS - 1) * 2
-    if p < 1.0:  # the top_p threshold is computed among the columns that the other filters keep
-        floor = search_state(tallies + STEPS * BINS, found + (STEPS - 1) * 2, k, p, True, STEPS)[0]
-    else:
-        floor = smallest_key(tallies, found, largest, k, least, V)
-    key_a, key_b = _noise_keys(tl.load(seed + slot), tl.load(position + slot), tl.load(choice + slot))
+    floor = smallest_kept_key(record, scratch, largest, V)
+    divisor = load_field(record, TEMPERATURE, tl.float32)
+    key_a, key_b = _noise_keys(record, tl.load(positions + slot))
     best = tl.full([BLOCK], float("-inf"), tl.float32)
     best_columns = tl.zeros([BLOCK], tl.int32)
     first = part * blocks
-    read = block_mask(floor, maxima, first, blocks, V, groups)
+    read = block_mask(floor, scratch, first, blocks, V, groups)
     ahead = load_block_if(read, logits + row * V, first, 0, V)
     for block in range(blocks):
         loaded, ahead = ahead, load_block_if(read, logits + row * V, first, block + 1, V)
@@ -198,156 +171,140 @@ def _sample_kernel(
     scores,  # [R, entries] float32: the best of each part
     columns,  # [R, entries] int32
     ids,  # [R] int64
-    which,  # [R] int64, slot of each row; used with ADVANCE, like the next two
+    slot_ids,  # [R] int64, slot of each row; used with ADVANCE, like the next two
     last_tokens,  # [slots] int64
     lengths,  # [slots] int64
     entries,
-    nobody,
+    padding_slot,
     ADVANCE: tl.constexpr,
-    MOST: tl.constexpr,  # a power of two
-    EARLY: tl.constexpr,
+    MAX_ENTRIES: tl.constexpr,  # a power of two
+    USE_PDL: tl.constexpr,
 ):
-    """Store the token of one row: the best entry, the lowest column among equals, BROKEN if an entry is NaN.
+    """Store the token of one row: the best entry, the lowest column among equals, NAN_TOKEN if an entry is NaN.
 
     With ADVANCE, append the token to the row's slot unless the row is padding.
     """
-    wait_for_previous(EARLY)
+    wait_for_previous(USE_PDL)
     row = tl.program_id(0).to(tl.int64)
-    parts = tl.arange(0, MOST)
+    parts = tl.arange(0, MAX_ENTRIES)
     inside = parts < entries
     found = tl.load(scores + row * entries + parts, mask=inside, other=float("-inf"))
     candidates = tl.load(columns + row * entries + parts, mask=inside, other=NO_COLUMN)
     lowest = tl.min(tl.where(found == tl.max(found, axis=0), candidates, NO_COLUMN), axis=0)
-    column = tl.where(has_nan(found), BROKEN, lowest).to(tl.int64)
+    column = tl.where(has_nan(found), NAN_TOKEN, lowest).to(tl.int64)
     tl.store(ids + row, column)
     if ADVANCE:
-        slot = tl.load(which + row)
-        if slot != nobody:
+        slot = tl.load(slot_ids + row)
+        if slot != padding_slot:
             tl.store(last_tokens + slot, tl.maximum(column, 0))
             tl.store(lengths + slot, tl.load(lengths + slot) + 1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class SamplerSearch:
     """Buffers of a launched search.
 
-    best: scores float32 and columns int32, both [R, entries]: one entry per slice and, with filters, one per program
-    of `_kept_kernel`. searched: maxima, tallies and found, with the shapes listed in the kernels.
+    scores float32 and columns int32, both [R, entries]: one candidate per slice and, with filters, one per program of
+    `_kept_kernel`. scratch: as in `kernels.triton.filters`.
     """
 
-    candidates: tuple[Tensor, Tensor]
-    buffers: tuple[Tensor, Tensor, Tensor]
+    scores: Tensor
+    columns: Tensor
+    scratch: Tensor
 
 
-def launch_search(
-    logits: Tensor, filters: tuple[Tensor, ...], noise: tuple[Tensor, ...], filtered: bool
-) -> SamplerSearch:
+def launch_search(logits: Tensor, slots: SamplingTensors, slot_ids: Tensor, filtered: bool) -> SamplerSearch:
     """Sample the slices of rows without filters and, if `filtered`, find the thresholds of the other rows.
 
-    filters: which, temperature, top_k, top_p and min_p; noise: seed, position and choice; shapes as in the kernels.
-    The launches do not depend on the rows' parameters, which are on the device; unneeded programs return at once.
+    logits[R, V] of the slots slot_ids[R]. The launches do not depend on the slots' parameters, which are on the device;
+    unneeded programs return at once.
     """
     R, V = logits.shape
     slices = triton.cdiv(V, SLICE.value)
     entries = slices + programs_per_row(R, V) if filtered else slices
-    scores = torch.empty((R, entries), dtype=torch.float32, device=logits.device)
-    columns = torch.empty((R, entries), dtype=torch.int32, device=logits.device)
-    maxima = torch.empty((R, slices * (SLICE.value // GROUP.value)), dtype=torch.float32, device=logits.device)
-    tallies, found = (
-        torch.empty((R, SEARCHES.value, *shape), dtype=torch.int64, device=logits.device)
-        for shape in ((STEPS.value, BINS.value), (STEPS.value - 1, 2))
+    search = SamplerSearch(
+        torch.empty((R, entries), dtype=torch.float32, device=logits.device),
+        torch.empty((R, entries), dtype=torch.int32, device=logits.device),
+        new_scratch(R, V, logits.device),
     )
-    search_result = SamplerSearch((scores, columns), (maxima, tallies, found))
     _slice_kernel[(R, slices)](
         logits,
-        *filters,
-        *noise,
-        *search_result.candidates,
-        maxima,
-        tallies,
+        slots.records,
+        slot_ids,
+        slots.positions,
+        search.scores,
+        search.columns,
+        search.scratch,
         V,
         entries,
+        group_count(V),
         num_warps=SLICE_WARPS,
         **pdl_options(logits.device),
     )
     if filtered:
-        weigh(logits, filters, search_result.buffers)
-    return search_result
+        weigh(logits, slots.records, slot_ids, search.scratch)
+    return search
 
 
-def _best_parts(
-    logits: Tensor, filters: tuple[Tensor, ...], noise: tuple[Tensor, ...], filtered: bool
-) -> tuple[Tensor, Tensor]:
-    """Return scores float32 and columns int32, both [R, entries]: the best candidate of each part of a row."""
+def _best_parts(logits: Tensor, slots: SamplingTensors, slot_ids: Tensor, filtered: bool) -> SamplerSearch:
+    """Return the best candidate of each part of a row."""
     R, V = logits.shape
-    search_result = launch_search(logits, filters, noise, filtered)
+    search = launch_search(logits, slots, slot_ids, filtered)
     if not filtered:
-        return search_result.candidates
-    groups, programs = search_result.buffers[0].shape[1], programs_per_row(R, V)
+        return search
+    groups, programs = group_count(V), programs_per_row(R, V)
     _kept_kernel[(R, programs)](
         logits,
-        *filters,
-        *noise,
-        *search_result.buffers,
-        *search_result.candidates,
+        slots.records,
+        slot_ids,
+        slots.positions,
+        search.scratch,
+        search.scores,
+        search.columns,
         V,
-        search_result.candidates[0].shape[1],
+        search.scores.shape[1],
         groups,
         triton.cdiv(V, programs * BLOCK.value),
         GROUPS=triton.next_power_of_2(groups),
         num_warps=NUM_WARPS,
         **pdl_options(logits.device),
     )
-    return search_result.candidates
+    return search
 
 
 def _finish(
-    best: tuple[Tensor, Tensor], V: int, ids: Tensor, which: Tensor | None = None, slots: SlotTensors | None = None
+    search: SamplerSearch, V: int, ids: Tensor, slot_ids: Tensor | None = None, slots: SlotTensors | None = None
 ) -> None:
-    """Write ids[R] and, with `slots`, advance the state of the slots which[R]."""
-    entries = best[0].shape[1]
+    """Write ids[R] and, with `slots`, advance the state of the slots slot_ids[R]."""
+    entries = search.scores.shape[1]
     max_entries = triton.cdiv(V, SLICE.value) + triton.cdiv(V, BLOCK.value)  # for any number of rows
-    state = (which, slots.last_tokens, slots.lengths) if slots else (None, None, None)
+    state = (slot_ids, slots.last_tokens, slots.lengths) if slots else (None, None, None)
     _sample_kernel[(len(ids),)](
-        *best,
+        search.scores,
+        search.columns,
         ids,
         *state,
         entries,
         slots.padding_slot if slots else -1,
         ADVANCE=slots is not None,
-        MOST=triton.next_power_of_2(max_entries),
+        MAX_ENTRIES=triton.next_power_of_2(max_entries),
         num_warps=1,
         **pdl_options(ids.device),
     )
 
 
-def sample(
-    logits: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    min_p: Tensor,
-    seed: Tensor,
-    position: Tensor,
-    choice: Tensor,
-) -> Tensor:
-    """Sample a token per row: logits[R, V] any float and one parameter per row -> ids[R] int64.
-
-    See `kernels.interface.Kernels.sample`.
-    """
+def sample(logits: Tensor, sampling: SamplingTensors) -> Tensor:
+    """Sample a token per row: logits[R, V] any float -> ids[R] int64. See `kernels.interface.Kernels.sample`."""
     R, V = logits.shape
-    each = torch.arange(R, device=logits.device)
-    best = _best_parts(logits, (each, temperature, top_k, top_p, min_p), (seed, position, choice), True)
+    best = _best_parts(logits, sampling, torch.arange(R, device=logits.device), True)
     ids = torch.empty(R, dtype=torch.int64, device=logits.device)
     _finish(best, V, ids)
     return ids
 
 
-def sample_slots(logits: Tensor, slots: SlotTensors, which: Tensor, ids: Tensor, filtered: bool) -> None:
-    """Sample logits[B, V] any float with the parameters of the slots which[B] int64 into ids[B] int64.
+def sample_slots(logits: Tensor, slots: SlotTensors, slot_ids: Tensor, ids: Tensor, filtered: bool) -> None:
+    """Sample logits[B, V] any float with the parameters of the slots slot_ids[B] int64 into ids[B] int64.
 
     See `kernels.interface.Kernels.sample_slots`.
     """
-    filters = (which, slots.temperature, slots.top_k, slots.top_p, slots.min_p)
-    best = _best_parts(logits, filters, (slots.seed, slots.lengths, slots.choice), filtered)
-    _finish(best, logits.shape[1], ids, which, slots)
+    _finish(_best_parts(logits, slots.sampling, slot_ids, filtered), logits.shape[1], ids, slot_ids, slots)

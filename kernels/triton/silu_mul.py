@@ -22,10 +22,10 @@ def _silu_mul_kernel(
     out,  # [T, I] same dtype
     WIDTH: tl.constexpr,  # I
     BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
+    USE_PDL: tl.constexpr,
 ):
     """Compute silu(gate) * up for BLOCK columns of one row, in float32."""
-    wait_for_previous(EARLY)
+    wait_for_previous(USE_PDL)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < WIDTH

@@ -106,7 +106,7 @@ def _skinny_gemm_kernel(
     BLOCK_K: tl.constexpr,  # per part
     PARTS: tl.constexpr,  # one per warp
     PRECISION: tl.constexpr,
-    EARLY: tl.constexpr,
+    USE_PDL: tl.constexpr,
     FETCHED: tl.constexpr,  # bytes to prefetch of each output's weights
 ):
     """Compute BLOCK_N outputs of all rows."""
@@ -116,7 +116,7 @@ def _skinny_gemm_kernel(
     row_inside, column_inside = rows < M, columns < N
     BLOCK: tl.constexpr = PARTS * BLOCK_K
     first_inner = tl.arange(0, PARTS)[:, None] * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
-    if EARLY:
+    if USE_PDL:
         tl.extra.cuda.gdc_launch_dependents()
         if FETCHED > 0:
             _fetch_weights(weight, first, N, K, BLOCK_N, FETCHED, 32 * PARTS)
@@ -124,7 +124,7 @@ def _skinny_gemm_kernel(
                 _fetch_weights(weight + tl.cast(N, tl.int64) * K, first, N, K, BLOCK_N, FETCHED, 32 * PARTS)
     if NORM:
         next_gain = tl.load(norm + first_inner, mask=first_inner < K, other=0.0)
-    if EARLY:
+    if USE_PDL:
         tl.extra.cuda.gdc_wait()
     target = out + rows[None, :] * N + columns[:, None]
     store_mask = row_inside[None, :] & column_inside[:, None]

@@ -72,7 +72,10 @@ def test_no_kernel_of_an_engine_is_launched_early_if_disabled(device: Device, mo
         engines.get(replace(BUILD, early_launch=wanted))
         launches.append(pdl.pdl_options(CPU))
         reported.append(engines.early_launch)
-    assert launches == 2 * [{"EARLY": False}] + 2 * [{"EARLY": True, "launch_pdl": True}] and reported == [False, True]
+    assert launches == 2 * [{"USE_PDL": False}] + 2 * [{"USE_PDL": True, "launch_pdl": True}] and reported == [
+        False,
+        True,
+    ]
     monkeypatch.setattr(pdl, "supports_pdl", lambda device: False)
     engines.drop()
     engines.get(BUILD)

@@ -204,8 +204,8 @@ class SlowFullSampler:
         self.slots.apply(batch)
         slots = batch.sampled_slots
         if len(self.slots.needs_full_sampler(slots)):
-            self.edited.add(bool(self.slots.min_tokens[slots].any()))
-        is_plain = not len(self.slots.needs_full_sampler(slots)) and not (self.slots.top_p[slots] < 1).any()
+            self.edited.add(bool(self.slots.records["min_tokens"][slots].any()))
+        is_plain = not len(self.slots.needs_full_sampler(slots)) and not (self.slots.records["top_p"][slots] < 1).any()
         self.now += batch.num_tokens + (0 if is_plain else 10_000)
         return lambda: None
 

@@ -13,7 +13,7 @@ from kernels.interface import Kernels
 from kernels.load import load as load_kernels
 from kernels.plans import DecodePlan, RopePlan
 from kernels.reference.backend import ReferenceKernels
-from kernels.slots import PromptRows, SlotTensors, StepRows
+from kernels.slots import PromptRows, SamplingTensors, SlotTensors, StepRows
 from tests.gpu.tensors import DeviceTensor, launch
 
 REFERENCE = ReferenceKernels()
@@ -25,7 +25,7 @@ class QueuedKernels(ReferenceKernels):
     kernels are: in float32."""
 
     @property
-    def tolerates_neighbours(self) -> bool:
+    def robust_to_noisy_cores(self) -> bool:
         return True
 
     @staticmethod
@@ -81,25 +81,28 @@ class QueuedKernels(ReferenceKernels):
     def attend_tiles(self, *args: Any) -> None:
         _launch(REFERENCE.attend_tiles, *args)
 
-    def sample(self, logits: Tensor, *rest: Tensor) -> Tensor:
-        return _queue(rest[-1].new_empty(len(logits)), REFERENCE.sample, logits, *rest)
+    def sample(self, logits: Tensor, sampling: SamplingTensors) -> Tensor:
+        def compute(logits: Tensor, *fields: Tensor) -> Tensor:
+            return REFERENCE.sample(logits, SamplingTensors(*fields))
+
+        return _queue(sampling.positions.new_empty(len(logits)), compute, logits, *_fields(sampling))
 
     def gather_slots(
-        self, slots: SlotTensors, which: Tensor, prompts: PromptRows | None, width: int, page_size: int
+        self, slots: SlotTensors, slot_ids: Tensor, prompts: PromptRows | None, width: int, page_size: int
     ) -> StepRows:
-        rows = len(which)
+        rows = len(slot_ids)
         made = StepRows(
-            token_ids=which.new_empty(rows),
-            positions=which.new_empty(rows),
-            slot_mapping=which.new_empty(rows),
+            token_ids=slot_ids.new_empty(rows),
+            positions=slot_ids.new_empty(rows),
+            slot_mapping=slot_ids.new_empty(rows),
             page_table=slots.page_table.new_empty((rows, width)),
             context_lens=slots.page_table.new_empty(rows),
         )
 
-        def gather(into: Tensors, slot_fields: Tensors, which: Tensor, prompt_fields: Tensors) -> None:
+        def gather(into: Tensors, slot_fields: Tensors, slot_ids: Tensor, prompt_fields: Tensors) -> None:
             rows = REFERENCE.gather_slots(
                 SlotTensors(*slot_fields),
-                which,
+                slot_ids,
                 PromptRows(*prompt_fields) if prompt_fields else None,
                 width,
                 page_size,
@@ -107,14 +110,14 @@ class QueuedKernels(ReferenceKernels):
             for target, value in zip(into, _fields(rows), strict=True):
                 target.copy_(value)
 
-        _launch(gather, _fields(made), _fields(slots), which, _fields(prompts) if prompts else ())
+        _launch(gather, _fields(made), _fields(slots), slot_ids, _fields(prompts) if prompts else ())
         return made
 
-    def sample_slots(self, logits: Tensor, slots: SlotTensors, which: Tensor, ids: Tensor, filtered: bool) -> None:
-        def sample(logits: Tensor, slot_fields: Tensors, which: Tensor, ids: Tensor) -> None:
-            REFERENCE.sample_slots(logits, SlotTensors(*slot_fields), which, ids, filtered)
+    def sample_slots(self, logits: Tensor, slots: SlotTensors, slot_ids: Tensor, ids: Tensor, filtered: bool) -> None:
+        def sample(logits: Tensor, slot_fields: Tensors, slot_ids: Tensor, ids: Tensor) -> None:
+            REFERENCE.sample_slots(logits, SlotTensors(*slot_fields), slot_ids, ids, filtered)
 
-        _launch(sample, logits, _fields(slots), which, ids)
+        _launch(sample, logits, _fields(slots), slot_ids, ids)
 
     def log_probs(self, logits: Tensor, chosen: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
         rows = len(logits)
@@ -169,5 +172,5 @@ def _fields(record: Any) -> Tensors:
 
 
 def load(device: torch.device, *args: Any, **options: Any) -> Kernels:
-    """Replace `kernels.load.load`, which does not support the emulated GPU."""
+    """Replace `kernels.load.load`, slot_ids does not support the emulated GPU."""
     return QueuedKernels() if device.type == "cuda" else load_kernels(device, *args, **options)

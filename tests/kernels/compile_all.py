@@ -40,9 +40,7 @@ from kernels.triton.device_limits import SHARED_BYTES
 MODEL, FLOAT, INT, LONG = "model", "*fp32", "*i32", "*i64"  # MODEL: a pointer to the compiled dtype
 CACHES = {"k_cache": MODEL, "v_cache": MODEL}
 STRIDES = {"q_stride": "i32", "k_stride": "i32", "v_stride": "i32", "page_rows": "i32"}
-FILTERS = {"logits": MODEL, "which": LONG, "temperature": FLOAT, "top_k": INT, "top_p": FLOAT, "min_p": FLOAT}
-NOISE = {"seed": LONG, "position": LONG, "choice": LONG}
-SEARCHED = {"maxima": FLOAT, "tallies": LONG, "found": LONG}
+ROWS = {"logits": MODEL, "records": "*u8", "slot_ids": LONG, "scratch": LONG}
 BEST = {"scores": FLOAT, "columns": INT}
 WRITES = ("st.global", "atom.global", "red.global")
 STAGES = 3  # Triton's default
@@ -79,7 +77,7 @@ def _few_rows(dtype: str, columns: int, outputs: int, inputs: int, gated: bool) 
         | {"M": "i32", "N": "i32", "x_stride": "i32", "eps": "fp32"},
         {"K": inputs, "HAS_BIAS": True, "NORM": True, "GATED": gated, "ADD": not gated, "PRECISION": "ieee"}
         | {
-            "EARLY": True,
+            "USE_PDL": True,
             "FETCHED": skinny_gemm.prefetch_bytes(tile.outputs, inputs, gated, 4 if dtype == FLOAT else 2),
         }
         | {"FEW": columns, "BLOCK_N": tile.outputs, "BLOCK_K": tile.inputs // tile.warps, "PARTS": tile.warps},
@@ -101,7 +99,7 @@ def _decode(dtype: str, dim: int, page_size: int, has_blocks: bool, capability: 
         | {
             "CHUNK": decode_attention.CHUNK,
             "PRECISION": "ieee",
-            "EARLY": capability >= 90,
+            "USE_PDL": capability >= 90,
             "HEADS": shape.pop("HEADS"),
         },
         shape,
@@ -135,7 +133,7 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
         (
             rms_norm._rms_norm_kernel,
             {"x": MODEL, "gain": MODEL, "out": MODEL, "eps": "fp32"},
-            {"H": 576, "BLOCK": 1024, "EARLY": True},
+            {"H": 576, "BLOCK": 1024, "USE_PDL": True},
             _launch_options(rms_norm.NUM_WARPS),
         ),
         *(_few_rows(dtype, skinny_gemm.MAX_ALWAYS_ROWS, *matrix) for matrix in MATRICES),
@@ -143,7 +141,7 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
         (
             silu_mul._silu_mul_kernel,
             {"gate_up": MODEL, "out": MODEL},
-            {"WIDTH": 1536, "BLOCK": silu_mul.BLOCK, "EARLY": True},
+            {"WIDTH": 1536, "BLOCK": silu_mul.BLOCK, "USE_PDL": True},
             _launch_options(silu_mul.NUM_WARPS),
         ),
         (
@@ -154,7 +152,7 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
             | STRIDES,
             pages
             | {"QUERY_HEADS": 32, "QUERY_BLOCK": 32, "KV_HEADS": 8, "KV_BLOCK": 8, "HALF_BLOCK": dim // 2}
-            | {"Q_NORM": True, "K_NORM": True, "EARLY": True},
+            | {"Q_NORM": True, "K_NORM": True, "USE_PDL": True},
             _launch_options(rope_and_cache.NUM_WARPS),
         ),
         (
@@ -200,37 +198,44 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
         ),
         (
             sample._slice_kernel,
-            FILTERS | NOISE | BEST | {"maxima": FLOAT, "tallies": LONG, "V": "i32", "entries": "i32"},
-            {"EARLY": True},
+            ROWS | BEST | {"positions": LONG, "V": "i32", "entries": "i32", "groups": "i32"},
+            {"USE_PDL": True},
             _launch_options(sample.SLICE_WARPS),
         ),
         *(
             (
                 filters._weigh_kernel,
-                FILTERS | SEARCHED | {"V": "i32", "groups": "i32", "blocks": "i32"},
-                {"MASS": mass, "STEP": step, "GROUPS": 512, "EARLY": True},
+                ROWS | {"V": "i32", "groups": "i32", "blocks": "i32"},
+                {"TOP_P_SEARCH": is_top_p, "STEP": step, "GROUPS": 512, "USE_PDL": True},
                 _launch_options(filters.NUM_WARPS),
             )
-            for mass in (False, True)
+            for is_top_p in (False, True)
             for step in range(filters.STEPS.value)
         ),
         (
             sample._kept_kernel,
-            FILTERS | NOISE | SEARCHED | BEST | {"V": "i32", "entries": "i32", "groups": "i32", "blocks": "i32"},
-            {"GROUPS": 512, "EARLY": True},
+            ROWS | BEST | {"positions": LONG, "V": "i32", "entries": "i32", "groups": "i32", "blocks": "i32"},
+            {"GROUPS": 512, "USE_PDL": True},
             _launch_options(filters.NUM_WARPS),
         ),
         (
             sample._sample_kernel,
             BEST
-            | {"ids": LONG, "which": LONG, "last_tokens": LONG, "lengths": LONG, "entries": "i32", "nobody": "i32"},
-            {"ADVANCE": True, "MOST": 256, "EARLY": True},
+            | {
+                "ids": LONG,
+                "slot_ids": LONG,
+                "last_tokens": LONG,
+                "lengths": LONG,
+                "entries": "i32",
+                "padding_slot": "i32",
+            },
+            {"ADVANCE": True, "MAX_ENTRIES": 256, "USE_PDL": True},
             _launch_options(1),
         ),
         (
             decode_step._gather_slots_kernel,
             {
-                "which": LONG,
+                "slot_ids": LONG,
                 "last_tokens": LONG,
                 "lengths": LONG,
                 "page_table": INT,
@@ -240,12 +245,12 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
                 "positions": LONG,
             }
             | {
-                "places": LONG,
+                "slot_mapping": LONG,
                 "table": INT,
                 "context_lens": INT,
                 "slots_stride": "i32",
                 "width": "i32",
-                "nobody": "i32",
+                "padding_slot": "i32",
             },
             {"HAS_PROMPTS": True, "PAGE_SIZE": page_size, "BLOCK": decode_step.BLOCK},
             _launch_options(decode_step.NUM_WARPS),

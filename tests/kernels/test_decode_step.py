@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import astuple, fields, replace
 
+import numpy as np
 import pytest
 import torch
 
 from kernels.interface import Kernels
 from kernels.reference.sample import NAN_TOKEN
-from kernels.slots import PromptRows, SlotTensors
+from kernels.slots import PromptRows, SlotRecord, SlotTensors, as_bytes
 
 SLOTS, PAGES, PAGE_SIZE, V = 9, 700, 4, 2100
 
@@ -19,16 +20,18 @@ def make_slots(device: torch.device) -> SlotTensors:
     generator = torch.Generator().manual_seed(0)
     lengths = torch.tensor([1, 2, 4, 5, 8, 9, 1199, 1200, 17, 1])
     table = torch.randint(0, 5000, (SLOTS + 1, PAGES), generator=generator, dtype=torch.int32)
+    records = np.zeros(SLOTS + 1, SlotRecord)
+    records["temperature"] = [0.0, 0.7, 1.0, 1.3, 1.0, 0.5, 1.0, 1.0, 1.0, 0.0]
+    records["top_k"] = [0, 0, 5, 40, 0, 0, 0, 3, 0, 0]
+    records["top_p"] = [1.0, 0.9, 1.0, 0.5, 1.0, 0.7, 1.0, 1.0, 1.0, 0.0]
+    records["min_p"] = [0.0, 0.0, 0.0, 0.0, 0.1, 0.3, 0.0, 0.0, 0.0, 0.0]
+    records["seed"] = (np.arange(SLOTS + 1) * -(2**40) + 5).astype(np.uint64)
+    records["choice"] = np.arange(SLOTS + 1) % 3
     return SlotTensors(
         last_tokens=torch.arange(SLOTS + 1).to(device) * 7,
         lengths=lengths.to(device),
         page_table=table.to(device),
-        temperature=torch.tensor([0.0, 0.7, 1.0, 1.3, 1.0, 0.5, 1.0, 1.0, 1.0, 0.0], device=device),
-        top_k=torch.tensor([0, 0, 5, 40, 0, 0, 0, 3, 0, 0], dtype=torch.int32, device=device),
-        top_p=torch.tensor([1.0, 0.9, 1.0, 0.5, 1.0, 0.7, 1.0, 1.0, 1.0, 0.0], device=device),
-        min_p=torch.tensor([0.0, 0.0, 0.0, 0.0, 0.1, 0.3, 0.0, 0.0, 0.0, 0.0], device=device),
-        seed=torch.arange(SLOTS + 1).to(device) * -(2**40) + 5,
-        choice=torch.arange(SLOTS + 1).to(device) % 3,
+        records=torch.from_numpy(as_bytes(records)).to(device),
     )
 
 
@@ -87,16 +90,7 @@ def test_a_slot_is_sampled_with_its_parameters_and_advances(
     logits[0, 7] = torch.nan
     ids = torch.full_like(which, -1)
     kernels.sample_slots(logits, slots, which, ids, filtered)
-    parameters = (
-        before.temperature,
-        before.top_k,
-        before.top_p,
-        before.min_p,
-        before.seed,
-        before.lengths,
-        before.choice,
-    )
-    expected = kernels.sample(logits, *(parameter[which] for parameter in parameters))
+    expected = kernels.sample(logits, before.sampling.select(which))
     is_sequence = which != SLOTS
     assert torch.equal(ids, expected) and int(ids[0]) == NAN_TOKEN
     readable = expected.clamp(min=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, assume, example, given, settings
@@ -14,24 +15,22 @@ from torch import Tensor
 from kernels.interface import Kernels
 from kernels.reference.noise import column_hash, gumbel, row_keys
 from kernels.reference.sample import NAN_TOKEN, filter_threshold
+from kernels.slots import SamplingTensors, SlotRecord, as_bytes
 from kernels.triton import filters
 from tests.kernels.conftest import cpu_kernels
-from tests.kernels.threshold_kernel import searched, threshold
+from tests.kernels.threshold_kernel import searched, tallies, threshold
 
 SUPPRESSED_CHECKS = [HealthCheck.function_scoped_fixture]  # back ends have no state that could outlive a test
 
 
-def parameters(
-    rows: int, device: torch.device | None = None, **given: float | list[float] | Tensor
-) -> dict[str, Tensor]:
+def parameters(rows: int, device: torch.device | None = None, **given: float | list[float] | Tensor) -> SamplingTensors:
     """Return sampling parameters for `rows` rows; a scalar applies to all. Unnamed ones are disabled, the temperature
     is 1."""
-    dtypes = dict.fromkeys(("seed", "position", "choice"), torch.int64) | {"top_k": torch.int32}
-    off = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0, "position": 0, "choice": 0}
-    return {
-        name: torch.as_tensor(value).to(dtypes.get(name, torch.float32)).expand(rows).contiguous().to(device)
-        for name, value in (off | given).items()
-    }
+    records, positions = np.zeros(rows, SlotRecord), np.zeros(rows, np.int64)
+    for name, value in ({"temperature": 1.0, "top_p": 1.0} | given).items():
+        column = positions if name == "position" else records[name]
+        column[:] = np.asarray(value).astype(column.dtype)
+    return SamplingTensors(torch.from_numpy(as_bytes(records)).to(device), torch.from_numpy(positions).to(device))
 
 
 def naive_kept(logits: list[float], temperature: float, top_k: int, top_p: float, min_p: float) -> set[int]:
@@ -76,8 +75,8 @@ def test_filters_keep_the_same_columns_as_a_sorted_list(
     """min_p, then top_k with all ties, then top_p on the rest keep the same set as a naive implementation."""
     row = torch.tensor([logits, [0.0] * len(logits)])  # a neighbour, to be ignored
     given = parameters(2, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    scaled = row / given["temperature"].unsqueeze(1)
-    threshold = filter_threshold(scaled, given["top_k"], given["top_p"], given["min_p"])
+    scaled = row / given.field("temperature").unsqueeze(1)
+    threshold = filter_threshold(scaled, given)
     kept = set((scaled[0] >= threshold[0]).nonzero().flatten().tolist())
     assert kept == naive_kept(logits, temperature, top_k, top_p, min_p)
 
@@ -99,7 +98,7 @@ def test_only_kept_tokens_are_sampled(
     row = torch.tensor([logits] * rows, device=device)
     position = torch.arange(rows)
     given = parameters(rows, device, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, position=position)
-    assert set(kernels.sample(row, **given).tolist()) <= kept
+    assert set(kernels.sample(row, given).tolist()) <= kept
 
 
 @pytest.mark.parametrize("V", [1, 2, 1000, 2049, 5000])
@@ -109,7 +108,7 @@ def test_temperature_zero_takes_the_first_of_the_largest(kernels: Kernels, devic
     logits[1, [V // 2, V - 1]] = 5.0
     logits[2, V - 1] = 1e-3
     given = parameters(3, device, temperature=0.0, top_k=3, top_p=0.5, min_p=0.1, seed=torch.tensor([1, 2, 3]))
-    assert kernels.sample(logits, **given).tolist() == [0, V // 2, V - 1]
+    assert kernels.sample(logits, given).tolist() == [0, V // 2, V - 1]
 
 
 def test_minus_infinity_is_never_sampled(kernels: Kernels, device: torch.device):
@@ -118,7 +117,7 @@ def test_minus_infinity_is_never_sampled(kernels: Kernels, device: torch.device)
     logits[:, [3, 40]] = torch.tensor([0.0, -1.0], device=device)
     position = torch.arange(12)
     top_p = [1.0, 0.999, 0.5] * 4
-    ids = kernels.sample(logits, **parameters(12, device, position=position, top_p=top_p, top_k=[0, 5] * 6))
+    ids = kernels.sample(logits, parameters(12, device, position=position, top_p=top_p, top_k=[0, 5] * 6))
     assert set(ids.tolist()) == {3, 40}
 
 
@@ -137,9 +136,9 @@ def test_all_back_ends_sample_the_same_tokens(kernels: Kernels, reference_kernel
         position=torch.arange(R) * 1000,
         choice=torch.arange(R) % 3,
     )
-    expected = reference_kernels.sample(logits, **given)
-    on_device = {name: value.to(device) for name, value in given.items()}
-    assert kernels.sample(logits.to(device), **on_device).tolist() == expected.tolist()
+    expected = reference_kernels.sample(logits, given)
+    on_device = given.to(device)
+    assert kernels.sample(logits.to(device), on_device).tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -148,7 +147,7 @@ def test_half_precision_logits_are_sampled_as_in_float32(kernels: Kernels, devic
     torch.manual_seed(0)
     logits = (torch.randn(8, 2100, device=device) * 3).to(dtype)
     given = parameters(8, device, temperature=[0.0, 0.7, 1.0, 1.3] * 2, top_k=[0] * 6 + [50, 3], top_p=[1.0, 0.9] * 4)
-    assert torch.equal(kernels.sample(logits, **given), kernels.sample(logits.float(), **given))
+    assert torch.equal(kernels.sample(logits, given), kernels.sample(logits.float(), given))
 
 
 @pytest.mark.parametrize(
@@ -186,9 +185,9 @@ def test_a_threshold_is_that_of_a_sorted_row(
     )
     monkeypatch.setattr(filters, "PROGRAMS", 4 * len(logits))  # an interpreter's time grows with programs, not blocks
     given = parameters(len(logits), **given_filters)
-    found = threshold(logits.to(device), {name: value.to(device) for name, value in given.items()}).cpu()
-    scaled = logits / given["temperature"].unsqueeze(1)
-    before = filter_threshold(scaled, given["top_k"], torch.ones(len(logits)), given["min_p"])
+    found = threshold(logits.to(device), given.to(device)).cpu()
+    scaled = logits / given.field("temperature").unsqueeze(1)
+    before = filter_threshold(scaled, parameters(len(logits), **{**given_filters, "top_p": 1.0}))
     for row, least, got in zip(scaled, before, found, strict=True):
         if "top_p" not in given_filters:
             assert torch.equal(row >= got, row >= least)
@@ -225,21 +224,21 @@ def test_a_row_is_sampled_the_same_by_any_number_of_programs(
         top_p=[0.9, 0.3, 1.0, 1.0, 0.8, 0.5, 0.99, 1.0, 0.9],
         position=torch.arange(rows),
     )
-    expected = reference_kernels.sample(logits, **given).tolist()
-    on_device = {name: value.to(device) for name, value in given.items()}
+    expected = reference_kernels.sample(logits, given).tolist()
+    on_device = given.to(device)
     for programs, each in ((1, 1), (3 * rows, 3), (100 * rows, 10)):
         monkeypatch.setattr(filters, "PROGRAMS", programs)
         assert filters.programs_per_row(rows, V) == each
-        assert kernels.sample(logits.to(device), **on_device).tolist() == expected
+        assert kernels.sample(logits.to(device), on_device).tolist() == expected
 
 
 def test_a_column_that_cannot_be_among_the_largest_is_not_counted(device: torch.device):
     """For a flat and a steep row the search of top_k counts hardly more columns than it keeps."""
     torch.manual_seed(0)
     logits = torch.randn(2, 3 * 8192 + 77) * torch.tensor([[0.5], [8.0]])
-    _, tallies, _ = searched(logits.to(device), parameters(2, device, top_k=10)).buffers
+    counts = tallies(searched(logits.to(device), parameters(2, device, top_k=10)))
     for step in range(filters.STEPS.value):
-        counted = tallies[:, 0, step].sum(dim=1)
+        counted = counts[:, 0, step].sum(dim=1)
         assert (counted >= 1).all()
         assert (counted <= 15).all()
 
@@ -249,8 +248,7 @@ def test_columns_of_negligible_weight_are_counted_together(device: torch.device)
     torch.manual_seed(0)
     logits = torch.randn(1, 3 * 8192 + 77) * 8
     logits[0, 5] = logits.max() + 5
-    _, tallies, _ = searched(logits.to(device), parameters(1, device, top_p=0.9)).buffers
-    first = tallies[0, 1, 0]
+    first = tallies(searched(logits.to(device), parameters(1, device, top_p=0.9)))[0, 1, 0]
     assert 0 < first[-1] < first.sum() / 100
     assert (first > 0).sum() < 10
 
@@ -259,17 +257,14 @@ def test_an_irrelevant_block_is_not_read(device: torch.device):
     """A block with small group maxima is not read, regardless of its contents."""
     logits = torch.zeros(1, 4 * 1024, device=device)
     logits[0, 1024:2048] = 9.0
-    maxima = torch.zeros(1, 16, device=device)
+    scratch = torch.zeros_like(filters.new_scratch(1, logits.shape[1], device))
+    maxima = scratch[:, filters.MAXIMA.value :].view(torch.float32)
     maxima[0, 4:8] = -math.inf
     maxima[0, 0] = 1.0
     logits[0, 7] = 1.0
-    tallies = torch.zeros(1, 2, filters.STEPS.value, filters.BINS.value, dtype=torch.int64, device=device)
-    found = torch.zeros(1, 2, filters.STEPS.value - 1, 2, dtype=torch.int64, device=device)
-    given = parameters(1, device, top_k=1)
-    which = torch.zeros(1, dtype=torch.int64, device=device)
-    filter_parameters = (which, *(given[name] for name in ("temperature", "top_k", "top_p", "min_p")))
-    filters.weigh(logits, filter_parameters, (maxima, tallies, found))
-    assert tallies[0, 0].sum(dim=1).tolist() == [1, 1, 1]
+    slot_ids = torch.zeros(1, dtype=torch.int64, device=device)
+    filters.weigh(logits, parameters(1, device, top_k=1).records, slot_ids, scratch)
+    assert tallies(scratch)[0, 0].sum(dim=1).tolist() == [1, 1, 1]
 
 
 @pytest.fixture(params=["reference", "cpu"])
@@ -291,11 +286,10 @@ def test_a_row_does_not_depend_on_other_rows(on_cpu: Kernels):
         min_p=[0.0, 0.05] * 20,
         seed=torch.arange(R) * 77777,
     )
-    together = on_cpu.sample(logits, **given)
+    together = on_cpu.sample(logits, given)
     order = torch.randperm(R)
     for rows in [*torch.arange(R).unsqueeze(1), order, order[:7], order[7:9]]:
-        some = {name: value[rows] for name, value in given.items()}
-        assert torch.equal(on_cpu.sample(logits[rows], **some), together[rows])
+        assert torch.equal(on_cpu.sample(logits[rows], given.select(rows)), together[rows])
 
 
 PROBABILITIES = torch.tensor([0.4, 0.25, 0.15, 0.1, 0.06, 0.03, 0.009, 0.001])
@@ -319,7 +313,7 @@ def test_tokens_are_sampled_with_their_probabilities(
     rows = 20_000
     logits = PROBABILITIES.log().expand(rows, -1).contiguous()
     given = parameters(rows, **{"seed": 7, varied: torch.arange(rows)}, **filters)
-    counts = on_cpu.sample(logits, **given).bincount(minlength=8)
+    counts = on_cpu.sample(logits, given).bincount(minlength=8)
     expected_counts = PROBABILITIES.double() ** (1 / filters.get("temperature", 1.0))
     expected_counts = expected_counts[:kept] / expected_counts[:kept].sum() * rows
     assert int(counts[kept:].sum()) == 0
@@ -333,9 +327,9 @@ def test_pruning_does_not_change_the_winner(on_cpu: Kernels, spread: float):
     rows, V = 300, 2000
     logits = torch.randn(rows, V) * spread
     given = parameters(rows, position=torch.arange(rows), seed=5)
-    key_a, key_b = row_keys(given["seed"], given["position"], given["choice"])
+    key_a, key_b = row_keys(given.field("seed"), given.positions, given.field("choice"))
     full = logits + gumbel(column_hash(torch.arange(V), key_a.unsqueeze(1), key_b.unsqueeze(1)))
-    assert torch.equal(on_cpu.sample(logits, **given), full.argmax(dim=-1))
+    assert torch.equal(on_cpu.sample(logits, given), full.argmax(dim=-1))
 
 
 @pytest.mark.parametrize("V", [31, 3000, 151936])
@@ -355,7 +349,7 @@ def test_selection_agrees_with_sorting(reference_kernels: Kernels, V: int):
         seed=torch.arange(rows) * 7919,
         position=torch.arange(rows),
     )
-    assert torch.equal(cpu_kernels().sample(logits, **given), reference_kernels.sample(logits, **given))
+    assert torch.equal(cpu_kernels().sample(logits, given), reference_kernels.sample(logits, given))
 
 
 # Triton's interpreter computes with numpy, which warns of NaN; a GPU does not.
@@ -376,9 +370,9 @@ def test_a_row_with_nan_is_broken_and_no_other_is(
     torch.manual_seed(0)
     logits = torch.randn(3, 5000, device=device)
     given = parameters(3, device, temperature=temperature, position=torch.arange(3), **filters)
-    expected = kernels.sample(logits, **given)
+    expected = kernels.sample(logits, given)
     logits[1, columns] = math.copysign(math.nan, sign)
-    assert kernels.sample(logits, **given).tolist() == [int(expected[0]), NAN_TOKEN, int(expected[2])]
+    assert kernels.sample(logits, given).tolist() == [int(expected[0]), NAN_TOKEN, int(expected[2])]
 
 
 @ignore_nan_warnings
@@ -387,4 +381,4 @@ def test_a_row_without_allowed_tokens_gives_its_first_token(kernels: Kernels, de
     logits = torch.full((6, 5000), -math.inf, device=device)
     filters = {"top_k": [0, 0, 5, 0, 0, 5], "top_p": [1.0, 1.0, 1.0, 0.9, 1.0, 0.9], "min_p": [0.0] * 4 + [0.1] * 2}
     given = parameters(6, device, temperature=[0.0] + [1.0] * 5, **filters)
-    assert kernels.sample(logits, **given).tolist() == [0] * 6
+    assert kernels.sample(logits, given).tolist() == [0] * 6

@@ -86,7 +86,7 @@ def launch(compiled: CompiledKernel, arguments: dict[str, Any], grid: tuple[int,
             parameters,
             memory,
             SharedMemory(program.shared, noise),
-            early=bool(arguments.get("EARLY")),
+            early=bool(arguments.get("USE_PDL")),
             readable_early=readable_early,
         )
         Block(instructions, state).run()

@@ -130,8 +130,10 @@ float reaching(Weighed* first, Weighed* last, double target) {
 }
 
 // Return the smallest of values[padded] that the filters keep; minus infinity without filters.
-float floor_of(const std::vector<float>& values, int64_t size, float top, int32_t top_k, float top_p, float min_p) {
-    float floor = min_p > 0 ? top + std::log(min_p) : LOWEST;
+float floor_of(const std::vector<float>& values, int64_t size, float top, const SlotRecord& record) {
+    const int32_t top_k = record.top_k;
+    const float top_p = record.top_p;
+    float floor = record.min_p > 0 ? top + std::log(record.min_p) : LOWEST;
     if (top_k > 0 && top_k < size) {
         thread_local std::vector<float> some;
         some.assign(values.begin(), values.begin() + size);
@@ -166,7 +168,8 @@ float floor_of(const std::vector<float>& values, int64_t size, float top, int32_
 
 int64_t sample_row(const Sampling& s, int64_t row) {
     const int64_t size = s.vocabulary;
-    const float *logits = s.logits + row * size, temperature = s.temperature[row];
+    const SlotRecord& record = s.records[row];
+    const float *logits = s.logits + row * size, temperature = record.temperature;
     const int64_t first = largest(logits, size);
     if (first == BROKEN || temperature < GREEDY_BELOW || !std::isfinite(logits[first])) return first;
     thread_local std::vector<float> values;
@@ -174,8 +177,8 @@ int64_t sample_row(const Sampling& s, int64_t row) {
     for (int64_t column = 0; column < size; column++) values[column] = logits[column] / temperature;
     const float top = values[first];
     if (!std::isfinite(top)) return first;
-    const float floor = floor_of(values, size, top, s.top_k[row], s.top_p[row], s.min_p[row]);
-    const Noise noise(s.seed[row], s.position[row], s.choice[row]);
+    const float floor = floor_of(values, size, top, record);
+    const Noise noise(record.seed, s.positions[row], record.choice);
     float best = top + Noise::of(noise.hash(uint32_t(first)));
     int64_t best_column = first;
     const U16 lanes = U16{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};

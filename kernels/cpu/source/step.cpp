@@ -124,12 +124,9 @@ std::vector<T> of(const T* all, const std::vector<int64_t>& which) {
 // Sample a token per row of logits and advance the slots. The slot of a row with a NaN gets token 0, a valid embedding index.
 void sample_and_advance(const Linear& head, const Slots& slots, const std::vector<int64_t>& which, const float* logits,
                         int64_t* ids) {
-    const auto temperature = of(slots.temperature, which), top_p = of(slots.top_p, which), min_p = of(slots.min_p, which);
-    const auto top_k = of(slots.top_k, which);
-    const auto seed = of(slots.seed, which), choice = of(slots.choice, which);
-    const auto position = of<int64_t>(slots.lengths, which);  // position of the new token in the sequence
-    sample({logits, int64_t(which.size()), head.outputs, temperature.data(), top_k.data(), top_p.data(), min_p.data(),
-            seed.data(), position.data(), choice.data(), ids});
+    const auto records = of(slots.records, which);
+    const auto positions = of<int64_t>(slots.lengths, which);
+    sample({logits, int64_t(which.size()), head.outputs, records.data(), positions.data(), ids});
     for (size_t i = 0; i < which.size(); i++) {
         slots.last_tokens[which[i]] = std::max<int64_t>(ids[i], 0);
         slots.lengths[which[i]]++;
