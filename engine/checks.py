@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from engine.errors import CapacityExceeded, ContextExceeded, InvalidParameter
-from engine.types import ModelInfo, Request
-
-MAX_NUMBER = 1e6  # upper bound for parameters without a natural one; far beyond any use and far below overflow
+from engine.types import MAX_NUMBER, SAMPLING_BOUNDS, Bounds, ModelInfo, Request
 
 
 def check_request(request: Request, info: ModelInfo) -> None:
@@ -17,20 +15,10 @@ def check_request(request: Request, info: ModelInfo) -> None:
 
 def _check_numbers(request: Request, info: ModelInfo) -> None:
     sampling = request.sampling
-    for name, value, low, high in (
-        ("n", request.n, 1, MAX_NUMBER),
-        ("temperature", sampling.temperature, 0.0, MAX_NUMBER),
-        ("top_k", sampling.top_k, 0, 2**31 - 1),
-        ("top_p", sampling.top_p, 0.0, 1.0),
-        ("min_p", sampling.min_p, 0.0, 1.0),
-        ("frequency_penalty", sampling.frequency_penalty, -MAX_NUMBER, MAX_NUMBER),
-        ("presence_penalty", sampling.presence_penalty, -MAX_NUMBER, MAX_NUMBER),
-        ("repetition_penalty", sampling.repetition_penalty, 1 / MAX_NUMBER, MAX_NUMBER),
-        ("seed", sampling.seed, 0, 2**64 - 1),
-        ("logprobs", sampling.logprobs or 0, 0, info.vocab_size),
-    ):
-        if not low <= value <= high:  # NaN fails too
-            raise InvalidParameter(f"{name} must be between {low:g} and {high:g}, got {value}", param=name)
+    _check_bounds("n", request.n, Bounds(1, MAX_NUMBER))
+    for name, bounds in SAMPLING_BOUNDS.items():
+        _check_bounds(name, getattr(sampling, name), bounds)
+    _check_bounds("logprobs", sampling.logprobs or 0, Bounds(0, info.vocab_size))
     if sampling.max_tokens < 1:
         raise InvalidParameter(f"max_tokens must be at least 1, got {sampling.max_tokens}", param="max_tokens")
     if not 0 <= sampling.min_tokens <= sampling.max_tokens:
@@ -38,6 +26,11 @@ def _check_numbers(request: Request, info: ModelInfo) -> None:
             f"min_tokens must be between 0 and max_tokens ({sampling.max_tokens}), got {sampling.min_tokens}",
             param="min_tokens",
         )
+
+
+def _check_bounds(name: str, value: float, bounds: Bounds) -> None:
+    if not bounds.low <= value <= bounds.high:  # NaN fails too
+        raise InvalidParameter(f"{name} must be between {bounds.low:g} and {bounds.high:g}, got {value}", param=name)
 
 
 def _check_ids(request: Request, info: ModelInfo) -> None:

@@ -8,8 +8,20 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, get_type_hints
 
 import msgspec
+
+MAX_NUMBER = 1e6  # upper bound for parameters without a natural one; far beyond any use and far below overflow
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Smallest and largest value of a field. `engine.checks` refuses others; decoding a message does not."""
+
+    low: float
+    high: float
 
 
 class ServiceClass(enum.IntEnum):
@@ -86,23 +98,33 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     max_tokens: int
     min_tokens: int = 0
-    temperature: float = 1.0
-    top_k: int = 0  # 0 = off
-    top_p: float = 1.0
-    min_p: float = 0.0
-    frequency_penalty: float = 0.0  # over generated tokens, as OpenAI defines it
-    presence_penalty: float = 0.0
-    repetition_penalty: float = 1.0  # over prompt and generated tokens, as CTRL (Keskar et al. 2019) defines it
+    temperature: Annotated[float, Bounds(0.0, MAX_NUMBER)] = 1.0
+    top_k: Annotated[int, Bounds(0, 2**31 - 1)] = 0  # 0 = off
+    top_p: Annotated[float, Bounds(0.0, 1.0)] = 1.0
+    min_p: Annotated[float, Bounds(0.0, 1.0)] = 0.0
+    # Over generated tokens, as OpenAI defines them.
+    frequency_penalty: Annotated[float, Bounds(-MAX_NUMBER, MAX_NUMBER)] = 0.0
+    presence_penalty: Annotated[float, Bounds(-MAX_NUMBER, MAX_NUMBER)] = 0.0
+    # Over prompt and generated tokens, as CTRL (Keskar et al. 2019) defines it.
+    repetition_penalty: Annotated[float, Bounds(1 / MAX_NUMBER, MAX_NUMBER)] = 1.0
     logit_bias: dict[int, float] = {}
     stop_token_ids: tuple[int, ...] = ()
     has_stop_strings: bool = False  # so any token from min_tokens on may be the last one
-    seed: int = 0  # uint64; the code that builds the request replaces "no seed" by a random one
+    # The code that builds the request replaces "no seed" by a random one.
+    seed: Annotated[int, Bounds(0, 2**64 - 1)] = 0
     logprobs: int | None = None  # None = off, k = the chosen token's and the k best alternatives'
 
     @property
     def has_penalties(self) -> bool:
         """Return whether earlier tokens change the probabilities of the next one."""
         return self.frequency_penalty != 0.0 or self.presence_penalty != 0.0 or self.repetition_penalty != 1.0
+
+
+SAMPLING_BOUNDS = {
+    name: bounds
+    for name, hint in get_type_hints(SamplingParams, include_extras=True).items()
+    for bounds in getattr(hint, "__metadata__", ())
+}
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
 from engine.checks import check_request
-from engine.errors import CapacityExceeded, ContextExceeded, RequestRefused
-from engine.types import ModelInfo, Request, SamplingParams
+from engine.errors import CapacityExceeded, ContextExceeded, InvalidParameter, RequestRefused
+from engine.types import SAMPLING_BOUNDS, ModelInfo, Request, SamplingParams
 
 INFO = ModelInfo(
     name="m", vocab_size=50, max_model_len=64, num_pages=3, page_size=16, max_num_seqs=2, device="cpu", dtype="float32",
@@ -43,6 +44,19 @@ def test_a_sampling_parameter_out_of_range_is_named(name: str, value: Any):
     with pytest.raises(RequestRefused, match=name) as refused:
         check_request(replace(GOOD, sampling=replace(GOOD.sampling, **{name: value})), INFO)
     assert refused.value.param == name
+
+
+@pytest.mark.parametrize("name", SAMPLING_BOUNDS)
+def test_every_bound_of_a_sampling_parameter_is_checked_by_the_engine_and_not_by_the_decoder(name: str):
+    """A value beyond a declared bound crosses the process border and is refused with name, bounds and value."""
+    low, high = SAMPLING_BOUNDS[name].low, SAMPLING_BOUNDS[name].high
+    beyond = high + 1 if isinstance(high, int) else high * 2 + 1
+    request = replace(GOOD, sampling=replace(GOOD.sampling, **{name: beyond}))
+    if name != "seed":  # MessagePack has no larger integer
+        request = msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=Request)
+    with pytest.raises(InvalidParameter) as refused:
+        check_request(request, INFO)
+    assert str(refused.value) == f"{name} must be between {low:g} and {high:g}, got {beyond}"
 
 
 @pytest.mark.parametrize(
