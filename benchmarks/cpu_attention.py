@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from benchmarks.results import save, spread
 from benchmarks.timing import milliseconds
 from kernels.cpu.backend import CpuKernels
 from kernels.huge_pages import mmap_zeros
+from kernels.paging import PagedKV
 
 LAYERS, HEADS, KV_HEADS, DIM, PAGE = 30, 9, 3, 64, 32
 SECONDS = 0.3  # per measurement
@@ -71,9 +71,9 @@ class Pages:
         self.memory = mmap_zeros((len(pages), LAYERS, 2, KV_HEADS, PAGE, DIM), torch.bfloat16)
         self.memory[:] = torch.randn(KV_HEADS, PAGE, DIM, generator=torch.Generator().manual_seed(0))
 
-    def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """Return a layer's keys and values, [pages, kv heads, page size, dim] each."""
-        return self.memory[:, index, 0], self.memory[:, index, 1]
+    def layer(self, index: int) -> PagedKV:
+        """Return a layer's keys and values."""
+        return PagedKV(self.memory[:, index, 0], self.memory[:, index, 1])
 
     def read(self) -> None:
         """Read the whole cache."""
@@ -89,11 +89,11 @@ def attention(kernels: CpuKernels, load: Load, pages: Pages, *, is_hot: bool) ->
 
     def step() -> None:
         for index in range(LAYERS):
-            k, v = pages.layer(0 if is_hot else index)
+            kv = pages.layer(0 if is_hot else index)
             if load.queries == 1:
-                kernels.decode_attention(q, k, v, table, lens, DIM**-0.5, 0)
+                kernels.decode_attention(q, kv, table, lens, DIM**-0.5, 0)
             else:
-                kernels.prefill_attention(q, k, v, table, starts, contexts, DIM**-0.5, 0)
+                kernels.prefill_attention(q, kv, table, starts, contexts, DIM**-0.5, 0)
 
     return step
 

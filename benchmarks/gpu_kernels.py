@@ -17,6 +17,7 @@ from benchmarks.sampling import parameters
 from benchmarks.shapes import Shape
 from engine.execution.cache import KVCache
 from kernels import query_tiles
+from kernels.paging import PagedKV
 from kernels.triton import decode_attention, decode_tasks, prefill_attention
 
 CALLS = 20  # calls with separate inputs, for short kernels
@@ -62,13 +63,13 @@ class KernelMarks:
         table = self._pages(cache).view(batch, -1)
         q = self._random(batch, shape.heads, shape.head_dim)
         kernels = self._on.kernels
-        plan = kernels.plan_decode(table, lengths, shape.heads, cache.k[0], 0)
+        plan = kernels.plan_decode(table, lengths, shape.heads, cache.layers[0], 0)
 
-        def layer(k: Tensor, v: Tensor) -> Callable[[], Tensor]:
-            return lambda: kernels.decode_attention(q, k, v, table, lengths, 0.1, 0, plan)
+        def layer(kv: PagedKV) -> Callable[[], Tensor]:
+            return lambda: kernels.decode_attention(q, kv, table, lengths, 0.1, 0, plan)
 
         # As one graph: events around a single launch include 3 to 5 us of launch overhead that recorded steps avoid.
-        times = self._on.times(*map(layer, cache.k, cache.v), share=True)
+        times = self._on.times(*map(layer, cache.layers), share=True)
         moved = 2 * 2 * int(lengths.sum()) * shape.kv_heads * shape.head_dim
         self._add_memory_bound(what, times, moved, **columns)
 
@@ -87,7 +88,7 @@ class KernelMarks:
         cache = self._cache(shape, -(-tokens // page_size), page_size)
         table = self._pages(cache).view(1, -1)
         q = self._random(tokens, shape.heads, shape.head_dim)
-        args = (q, cache.k[0], cache.v[0], table, (0, tokens), (tokens,), 0.1, 0)
+        args = (q, cache.layers[0], table, (0, tokens), (tokens,), 0.1, 0)
         times = self._on.times(lambda: self._on.kernels.prefill_attention(*args))
         flops = 2 * tokens * tokens * shape.heads * shape.head_dim
         self._add(

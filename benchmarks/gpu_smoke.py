@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from engine.execution.graphs import record
+from kernels.paging import PagedKV
 from kernels.plans import SplitDecodePlan
 from kernels.triton import pdl
 from kernels.triton.backend import TritonKernels
@@ -77,14 +78,14 @@ class Smoke:
         rows, heads, kv_heads, dim, page, context = (4, 32, 8, 64, 64, 2048) if self.on_gpu else (2, 4, 2, 16, 16, 80)
         pages = -(-context // page)
         keys, values = (self._random(rows * pages, kv_heads, page, dim) for _ in range(2))
-        q = self._random(rows, heads, dim)
+        kv, q = PagedKV(keys, values), self._random(rows, heads, dim)
         table = torch.randperm(rows * pages, device=self.device).to(torch.int32).view(rows, pages)
         lengths = torch.full((rows,), context, dtype=torch.int32, device=self.device)
-        plan = kernels.plan_decode(table, lengths, heads, keys, 0)
+        plan = kernels.plan_decode(table, lengths, heads, kv, 0)
         assert isinstance(plan, SplitDecodePlan)
 
         def attend() -> Tensor:
-            return kernels.decode_attention(q, keys, values, table, lengths, 0.1, 0, plan)
+            return kernels.decode_attention(q, kv, table, lengths, 0.1, 0, plan)
 
         first, count = attend().clone(), REPEATS if self.on_gpu else 2
         different = sum(not torch.equal(attend(), first) for _ in range(count))

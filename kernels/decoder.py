@@ -8,6 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from kernels.paging import PagedKV
 from kernels.slots import PromptChunk
 
 Linear = Callable[[Tensor], Tensor]  # x[T, K] -> x @ weight.T + bias [T, N]; owns its weight
@@ -77,8 +78,8 @@ class StepInputs(Protocol):
     def prefill_context_lens(self) -> tuple[int, ...]: ...
 
 
-# (step, keys and values: per layer [N, Hkv, S, D]) -> hidden states [T, H] after the last norm
-ForwardPass = Callable[[StepInputs, tuple[Tensor, ...], tuple[Tensor, ...]], Tensor]
+# (step, keys and values of each layer) -> hidden states [T, H] after the last norm
+ForwardPass = Callable[[StepInputs, tuple[PagedKV, ...]], Tensor]
 
 # (slots to decode, prompt chunks; each slot at most once) -> (sampled token per decoded slot, then per sampling chunk;
 # per chunk whether its hidden states contain a NaN). A row with a NaN yields token -1; its slot stores token 0 instead,

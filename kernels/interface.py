@@ -3,10 +3,9 @@
 Letters in shapes: T tokens, H hidden size, Hq query heads, Hkv key/value heads, D head size, N pages, S positions in
 a page, B decode rows, C prefill chunks, P width of a page table, R rows of logits, V vocabulary.
 
-The cache of one layer is two tensors [N, Hkv, S, D] with equal strides and contiguous pages (`kernels.paging`), in the
-activations' dtype or in another one for which `Kernels.supports_kv_dtype` returns True. Parameters named `slots` with
-shape [T] hold positions in the cache, `page * S + offset`. In `gather_slots` and `sample_slots`, a slot is a batch
-slot.
+The cache of one layer, `kernels.paging.PagedKV`, is in the activations' dtype or in another one for which
+`Kernels.supports_kv_dtype` returns True. A slot mapping [T] holds positions in the cache, `page * S + offset`. A slot
+is a batch slot.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ import torch
 from torch import Tensor
 
 from kernels.decoder import DecoderShape, DecoderWeights, ForwardPass, Linear, StepPass
-from kernels.plans import DecodePlan, RopePlan
+from kernels.paging import PagedKV
+from kernels.plans import DecodePlan, RopeInputs, RopePlan
 from kernels.slots import PromptRows, SamplingTensors, SlotTensors, StepRows, StepState
 
 BackendChoice = Literal["auto", "torch"]
@@ -91,45 +91,27 @@ class Kernels(Protocol):
     def add_linear(self, x: Tensor, layer: Linear, residual: Tensor) -> None:
         """Add layer(x) to residual: x[T, K], residual[T, N]."""
 
-    def plan_rope(self, cos_sin: Tensor, positions: Tensor, slots: Tensor, k_cache: Tensor) -> RopePlan | None:
+    def plan_rope(self, cos_sin: Tensor, positions: Tensor, slot_mapping: Tensor, kv: PagedKV) -> RopePlan | None:
         """Return the part of `rope_and_cache` that all layers share in a step. None if there is none."""
 
-    def rope_and_cache(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        cos_sin: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        q_norm: Tensor | None,
-        k_norm: Tensor | None,
-        eps: float,
-        plan: RopePlan | None = None,
-    ) -> Tensor:
+    def rope_and_cache(self, q: Tensor, k: Tensor, v: Tensor, kv: PagedKV, rope: RopeInputs) -> Tensor:
         """Rotate q and k, write k and v to the cache, return the rotated q [T, Hq, D].
 
         q[T, Hq, D], k[T, Hkv, D] and v[T, Hkv, D] may be strided over T (views of one fused projection).
-        cos_sin[max_pos, D] float32: first half cosines, second half sines, in the "rotate half" convention.
-        positions[T] int64. slots[T] int64, -1: do not write.
-        q_norm[D] and k_norm[D]: RMSNorm weights applied to each head before the rotation (Qwen3), or None.
         """
 
-    def write_cache(self, k: Tensor, v: Tensor, slots: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
-        """Write k[T, Hkv, D] and v[T, Hkv, D] to the cache positions slots[T] int64; -1 skips a token."""
+    def write_cache(self, k: Tensor, v: Tensor, slot_mapping: Tensor, kv: PagedKV) -> None:
+        """Write k[T, Hkv, D] and v[T, Hkv, D] to the cache positions slot_mapping[T] int64; -1 skips a token."""
 
     def plan_decode(
-        self, page_table: Tensor, context_lens: Tensor, query_heads: int, k_cache: Tensor, window: int
+        self, page_table: Tensor, context_lens: Tensor, query_heads: int, kv: PagedKV, window: int
     ) -> DecodePlan | None:
         """Return the part of `decode_attention` that layers of one window share in a step. None if there is none."""
 
     def decode_attention(
         self,
         q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
+        kv: PagedKV,
         page_table: Tensor,
         context_lens: Tensor,
         scale: float,
@@ -147,8 +129,7 @@ class Kernels(Protocol):
     def prefill_attention(
         self,
         q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
+        kv: PagedKV,
         page_table: Tensor,
         query_starts: tuple[int, ...],
         context_lens: tuple[int, ...],
@@ -165,8 +146,7 @@ class Kernels(Protocol):
     def attend_tiles(
         self,
         q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
+        kv: PagedKV,
         page_table: Tensor,
         tiles: Tensor,
         out: Tensor,

@@ -25,6 +25,25 @@ class RopePlan:
     kept: Tensor | None
 
 
+@dataclass(frozen=True, slots=True)
+class RopeInputs:
+    """Inputs of `rope_and_cache` besides the heads and the cache.
+
+    cos_sin: [max_pos, D] float32, first half cosines, second half sines, in the "rotate half" convention.
+    positions: [T] int64. slot_mapping: [T] int64, positions in the cache, -1: do not write.
+    q_norm, k_norm: [D], RMSNorm weights applied to each head before the rotation (Qwen3), or None.
+    plan: the result of `plan_rope` with the same inputs, or None.
+    """
+
+    cos_sin: Tensor
+    positions: Tensor
+    slot_mapping: Tensor
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    eps: float
+    plan: RopePlan | None = None
+
+
 @dataclass(frozen=True)
 class DecodeGroup:
     """Decode rows of similar length that are computed together, padded to the longest.

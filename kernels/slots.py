@@ -14,6 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kernels.paging import PagedKV
+
 # Parameters of a sequence that do not change while it occupies its slot. Fields with the name of a field of
 # `engine.types.SamplingParams` are copied from it. Laid out as a C compiler does.
 SlotRecord = np.dtype(
@@ -150,13 +152,12 @@ class HostSlots(Protocol):
 class StepState:
     """State of CPU steps, at fixed addresses. Steps read it and write lengths, last tokens, keys and values.
 
-    last_tokens: [slots or more] int64. k, v: the cache, per layer [N, Hkv, S, D].
+    last_tokens: [slots or more] int64. cache: keys and values of each layer.
     """
 
     slots: HostSlots
     last_tokens: Tensor
-    k: tuple[Tensor, ...]
-    v: tuple[Tensor, ...]
+    cache: tuple[PagedKV, ...]
 
 
 class PromptChunk(Protocol):

@@ -11,23 +11,23 @@ from torch import Tensor
 
 from engine.execution.transfer import to_device
 from kernels.huge_pages import mmap_zeros
+from kernels.paging import PagedKV
 
 
 @dataclass(frozen=True)
 class KVCache:
-    """One tensor for all layers, page by page; `k` and `v` are its views, one per layer.
+    """One tensor for all layers, page by page; `layers` are its views.
 
     Moving a page moves one piece of memory, the part of a page that a layer reads is contiguous, and memory is used
     page by page as the cache fills.
 
-    data: [N, layers, 2, Hkv, S, D]. k, v: per layer [N, Hkv, S, D]. host: [M, layers, 2, Hkv, S, D]; pinned if the
+    data: [N, layers, 2, Hkv, S, D]. layers: keys and values of each. host: [M, layers, 2, Hkv, S, D]; pinned if the
     cache is on a CUDA device.
     """
 
     data: Tensor
     host: Tensor
-    k: tuple[Tensor, ...]
-    v: tuple[Tensor, ...]
+    layers: tuple[PagedKV, ...]
 
     @classmethod
     def allocate(
@@ -50,7 +50,7 @@ class KVCache:
         else:
             data = torch.zeros(shape, dtype=dtype, device=device)
             host = torch.zeros(host_shape, dtype=dtype, pin_memory=device.type == "cuda")
-        return cls(data, host, data[:, :, 0].unbind(1), data[:, :, 1].unbind(1))
+        return cls(data, host, tuple(PagedKV(*layer.unbind(1)) for layer in data.unbind(1)))
 
     @staticmethod
     def bytes_per_page(page_size: int, layers: int, heads: int, dim: int, dtype: torch.dtype) -> int:

@@ -61,7 +61,7 @@ class ModelRunner:
             mirror = DeviceSlots(self._slots, self._last_tokens)
             self._graphs = StepGraphs(model, cache, kernels, mirror, max_len, capture)
         else:
-            state = StepState(self._slots, self._last_tokens, cache.k, cache.v)
+            state = StepState(self._slots, self._last_tokens, cache.layers)
             self._fused_step = model.prepare_step(state, kernels)
 
     def record(self, progress: Callable[[int, int], None]) -> None:

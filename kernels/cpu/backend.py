@@ -17,7 +17,8 @@ from kernels.cpu.library import load
 from kernels.cpu.linear import CpuLinear
 from kernels.cpu.structs import address
 from kernels.decoder import DecoderShape, DecoderWeights, ForwardPass, Linear, StepPass
-from kernels.plans import DecodePlan, RopePlan
+from kernels.paging import PagedKV
+from kernels.plans import DecodePlan, RopeInputs, RopePlan
 from kernels.reference.backend import ReferenceKernels
 from kernels.reference.decode_attention import write_rows
 from kernels.slots import SamplingTensors, StepState
@@ -87,58 +88,43 @@ class CpuKernels(ReferenceKernels):
         self._library.carousel_silu_mul(gate_up.data_ptr(), rows, size, out.data_ptr())
         return out
 
-    def plan_rope(self, cos_sin: Tensor, positions: Tensor, slots: Tensor, k_cache: Tensor) -> RopePlan | None:
-        if k_cache.dtype not in KV_DTYPES or k_cache.shape[3] > MAX_HEAD_DIM:
-            return super().plan_rope(cos_sin, positions, slots, k_cache)
+    def plan_rope(self, cos_sin: Tensor, positions: Tensor, slot_mapping: Tensor, kv: PagedKV) -> RopePlan | None:
+        if kv.dtype not in KV_DTYPES or kv.head_dim > MAX_HEAD_DIM:
+            return super().plan_rope(cos_sin, positions, slot_mapping, kv)
         return None
 
-    def rope_and_cache(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        cos_sin: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        q_norm: Tensor | None,
-        k_norm: Tensor | None,
-        eps: float,
-        plan: RopePlan | None = None,
-    ) -> Tensor:
+    def rope_and_cache(self, q: Tensor, k: Tensor, v: Tensor, kv: PagedKV, rope: RopeInputs) -> Tensor:
         if q.dtype != torch.float32 or q.shape[2] > MAX_HEAD_DIM:
-            return super().rope_and_cache(
-                q, k, v, cos_sin, positions, slots, k_cache, v_cache, q_norm, k_norm, eps, plan
-            )
+            return super().rope_and_cache(q, k, v, kv, rope)
         rows, query_heads, dim = q.shape
         out = torch.empty((rows, query_heads, dim))
-        rope = structs.Rope(
+        arguments = structs.Rope(
             q=address(q),
             k=address(k),
             v=address(v),
             q_stride=q.stride(0),
             k_stride=k.stride(0),
             v_stride=v.stride(0),
-            cos_sin=address(cos_sin),
-            k_cache=address(k_cache),
-            v_cache=address(v_cache),
-            q_norm=address(q_norm),
-            k_norm=address(k_norm),
-            eps=eps,
+            cos_sin=address(rope.cos_sin),
+            k_cache=address(kv.k),
+            v_cache=address(kv.v),
+            q_norm=address(rope.q_norm),
+            k_norm=address(rope.k_norm),
+            eps=rope.eps,
             query_heads=query_heads,
             kv_heads=k.shape[1],
             dim=dim,
-            page_size=k_cache.shape[2],
-            page_stride=k_cache.stride(0),
-            is_bf16=k_cache.dtype == torch.bfloat16,
+            page_size=kv.page_size,
+            page_stride=kv.page_stride,
+            is_bf16=kv.dtype == torch.bfloat16,
         )
-        self._library.carousel_rope_and_cache(rope, address(positions), address(slots), rows, address(out))
+        mapping = address(rope.slot_mapping)
+        self._library.carousel_rope_and_cache(arguments, address(rope.positions), mapping, rows, address(out))
         return out
 
-    def write_cache(self, k: Tensor, v: Tensor, slots: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
-        if k.dtype != torch.float32 or k_cache.dtype not in KV_DTYPES:
-            super().write_cache(k, v, slots, k_cache, v_cache)
+    def write_cache(self, k: Tensor, v: Tensor, slot_mapping: Tensor, kv: PagedKV) -> None:
+        if k.dtype != torch.float32 or kv.dtype not in KV_DTYPES:
+            super().write_cache(k, v, slot_mapping, kv)
             return
         rows, heads, dim = k.shape
         k, v = k.contiguous(), v.contiguous()
@@ -147,28 +133,27 @@ class CpuKernels(ReferenceKernels):
             v=address(v),
             k_stride=k.stride(0),
             v_stride=v.stride(0),
-            k_cache=address(k_cache),
-            v_cache=address(v_cache),
+            k_cache=address(kv.k),
+            v_cache=address(kv.v),
             kv_heads=heads,
             dim=dim,
-            page_size=k_cache.shape[2],
-            page_stride=k_cache.stride(0),
-            is_bf16=k_cache.dtype == torch.bfloat16,
+            page_size=kv.page_size,
+            page_stride=kv.page_stride,
+            is_bf16=kv.dtype == torch.bfloat16,
         )
-        self._library.carousel_write_cache(destination, address(slots), rows)
+        self._library.carousel_write_cache(destination, address(slot_mapping), rows)
 
     def plan_decode(
-        self, page_table: Tensor, context_lens: Tensor, query_heads: int, k_cache: Tensor, window: int
+        self, page_table: Tensor, context_lens: Tensor, query_heads: int, kv: PagedKV, window: int
     ) -> DecodePlan | None:
-        if self._supports(query_heads, k_cache):
+        if self._supports(query_heads, kv):
             return None
-        return super().plan_decode(page_table, context_lens, query_heads, k_cache, window)
+        return super().plan_decode(page_table, context_lens, query_heads, kv, window)
 
     def decode_attention(
         self,
         q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
+        kv: PagedKV,
         page_table: Tensor,
         context_lens: Tensor,
         scale: float,
@@ -176,30 +161,28 @@ class CpuKernels(ReferenceKernels):
         plan: DecodePlan | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        if q.dtype != torch.float32 or not self._supports(q.shape[1], k_cache):
-            return super().decode_attention(q, k_cache, v_cache, page_table, context_lens, scale, window, plan, out)
-        result = self._attend(q, k_cache, v_cache, page_table, None, context_lens.data_ptr(), scale, window)
+        if q.dtype != torch.float32 or not self._supports(q.shape[1], kv):
+            return super().decode_attention(q, kv, page_table, context_lens, scale, window, plan, out)
+        result = self._attend(q, kv, page_table, None, context_lens.data_ptr(), scale, window)
         return result if out is None else write_rows(result, context_lens, out)
 
     def prefill_attention(
         self,
         q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
+        kv: PagedKV,
         page_table: Tensor,
         query_starts: tuple[int, ...],
         context_lens: tuple[int, ...],
         scale: float,
         window: int,
     ) -> Tensor:
-        if q.dtype != torch.float32 or not self._supports(q.shape[1], k_cache):
-            return super().prefill_attention(q, k_cache, v_cache, page_table, query_starts, context_lens, scale, window)
+        if q.dtype != torch.float32 or not self._supports(q.shape[1], kv):
+            return super().prefill_attention(q, kv, page_table, query_starts, context_lens, scale, window)
         starts = (ctypes.c_int64 * len(query_starts))(*query_starts)
         contexts = (ctypes.c_int32 * len(context_lens))(*context_lens)
         return self._attend(
             q,
-            k_cache,
-            v_cache,
+            kv,
             page_table,
             ctypes.addressof(starts),
             ctypes.addressof(contexts),
@@ -210,8 +193,7 @@ class CpuKernels(ReferenceKernels):
     def _attend(
         self,
         q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
+        kv: PagedKV,
         page_table: Tensor,
         query_starts: int | None,
         context_lens: int,
@@ -224,23 +206,22 @@ class CpuKernels(ReferenceKernels):
         """
         q, page_table = q.contiguous(), page_table.contiguous()
         out = torch.empty_like(q)
-        _, kv_heads, page_size, dim = k_cache.shape
         problem = structs.Attention(
             q=address(q),
-            k=address(k_cache),
-            v=address(v_cache),
+            k=address(kv.k),
+            v=address(kv.v),
             page_table=address(page_table),
             width=page_table.shape[1],
             chunks=page_table.shape[0],
             query_starts=query_starts,
             context_lens=context_lens,
             query_heads=q.shape[1],
-            kv_heads=kv_heads,
-            dim=dim,
-            page_size=page_size,
-            page_stride=k_cache.stride(0),
+            kv_heads=kv.heads,
+            dim=kv.head_dim,
+            page_size=kv.page_size,
+            page_stride=kv.page_stride,
             window=window,
-            is_bf16=k_cache.dtype == torch.bfloat16,
+            is_bf16=kv.dtype == torch.bfloat16,
             scale=scale,
             may_round=self._may_round,
         )
@@ -262,8 +243,8 @@ class CpuKernels(ReferenceKernels):
         self._library.carousel_sample(arguments)
         return ids
 
-    def _supports(self, query_heads: int, k_cache: Tensor) -> bool:
-        return k_cache.dtype in KV_DTYPES and self._has_tiling(k_cache.shape[3], query_heads // k_cache.shape[1])
+    def _supports(self, query_heads: int, kv: PagedKV) -> bool:
+        return kv.dtype in KV_DTYPES and self._has_tiling(kv.head_dim, query_heads // kv.heads)
 
     def _has_tiling(self, head_dim: int, group: int) -> bool:
         return bool(self._library.carousel_attention_fits(head_dim, group))

@@ -15,6 +15,7 @@ from kernels.cpu.linear import CpuLinear
 from kernels.cpu.structs import address
 from kernels.decoder import DecoderLayer, DecoderShape, DecoderWeights, Linear, StepInputs
 from kernels.huge_pages import mmap_zeros
+from kernels.paging import PagedKV
 from kernels.slots import PromptChunk, SlotRecord, StepState
 
 KV_DTYPES = (torch.float32, torch.bfloat16)  # supported dtypes of the KV cache
@@ -37,17 +38,17 @@ class CpuForward:
         self._forward = load().carousel_forward
         self._scratch_bytes = load().carousel_scratch_bytes
         self._scratch = mmap_zeros((0,), torch.uint8)
-        self._cache: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] = ((), ())  # keys and values per layer
-        self._cache_addresses = _addresses(()), _addresses(())
+        self._cache: tuple[PagedKV, ...] = ()
+        self._cache_addresses = _addresses(())
 
-    def __call__(self, inputs: StepInputs, k: tuple[Tensor, ...], v: tuple[Tensor, ...]) -> Tensor:
+    def __call__(self, inputs: StepInputs, cache: tuple[PagedKV, ...]) -> Tensor:
         """Return the hidden states [T, H] float32 after the last norm."""
         rows = inputs.token_ids.shape[0]
         out = torch.empty((rows, self._decoder.hidden))
         if (size := self._scratch_bytes(self._decoder, rows)) > self._scratch.shape[0]:
             self._scratch = mmap_zeros((size,), torch.uint8)
-        if k is not self._cache[0] or v is not self._cache[1]:
-            self._cache, self._cache_addresses = (k, v), (_addresses(k), _addresses(v))
+        if cache is not self._cache:
+            self._cache, self._cache_addresses = cache, _addresses(cache)
         starts = (ctypes.c_int64 * len(inputs.prefill_query_starts))(*inputs.prefill_query_starts)
         contexts = (ctypes.c_int32 * len(inputs.prefill_context_lens))(*inputs.prefill_context_lens)
         decode_table, chunk_table = inputs.decode_page_table.contiguous(), inputs.prefill_page_table.contiguous()
@@ -67,9 +68,9 @@ class CpuForward:
             chunk_contexts=ctypes.addressof(contexts),
             k=ctypes.addressof(self._cache_addresses[0]),
             v=ctypes.addressof(self._cache_addresses[1]),
-            cache_is_bf16=k[0].dtype == torch.bfloat16,
-            page_size=k[0].shape[2],
-            page_stride=k[0].stride(0),
+            cache_is_bf16=cache[0].dtype == torch.bfloat16,
+            page_size=cache[0].page_size,
+            page_stride=cache[0].page_stride,
             scratch=address(self._scratch),
             out=address(out),
         )
@@ -81,12 +82,12 @@ class CpuStep:
     """`kernels.decoder.StepPass` over packed weights. The C++ arguments are built once; scratch memory grows."""
 
     def __init__(self, shape: DecoderShape, weights: DecoderWeights, may_round: bool, state: StepState) -> None:
-        slots, k = state.slots, state.k
+        slots, cache = state.slots, state.cache
         _check(state)
         library = load()
         self._step, self._bytes = library.carousel_step, library.carousel_step_bytes
         self._owners = weights, state  # keeps the addresses below valid
-        self._cache_addresses = _addresses(state.k), _addresses(state.v)
+        self._cache_addresses = _addresses(cache)
         self._decoder, self._head = _decoder(shape, weights, may_round), _linear(weights.head)
         self._slots = structs.Slots(
             tokens=slots.tokens.ctypes.data,
@@ -107,9 +108,9 @@ class CpuStep:
             chunks=ctypes.addressof(self._chunks),
             k=ctypes.addressof(self._cache_addresses[0]),
             v=ctypes.addressof(self._cache_addresses[1]),
-            cache_is_bf16=k[0].dtype == torch.bfloat16,
-            page_size=k[0].shape[2],
-            page_stride=k[0].stride(0),
+            cache_is_bf16=cache[0].dtype == torch.bfloat16,
+            page_size=cache[0].page_size,
+            page_stride=cache[0].page_stride,
             ids=ctypes.addressof(self._ids),
             broken=ctypes.addressof(self._broken),
         )
@@ -152,7 +153,7 @@ def _check(state: StepState) -> None:
     for array, dtype in expected:
         assert array.dtype == dtype and array.flags.c_contiguous, dtype
     assert state.last_tokens.dtype == torch.int64 and state.last_tokens.is_contiguous()
-    assert state.k[0].dtype in KV_DTYPES and state.k[0].device.type == "cpu"
+    assert state.cache[0].dtype in KV_DTYPES and state.cache[0].k.device.type == "cpu"
 
 
 def _decoder(shape: DecoderShape, weights: DecoderWeights, may_round: bool) -> structs.Decoder:
@@ -175,8 +176,10 @@ def _decoder(shape: DecoderShape, weights: DecoderWeights, may_round: bool) -> s
     )
 
 
-def _addresses(tensors: tuple[Tensor, ...]) -> ctypes.Array[ctypes.c_void_p]:
-    return (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
+def _addresses(cache: tuple[PagedKV, ...]) -> tuple[ctypes.Array[ctypes.c_void_p], ctypes.Array[ctypes.c_void_p]]:
+    """Return the addresses of all layers' keys, and of their values."""
+    pointers = ctypes.c_void_p * len(cache)
+    return pointers(*(kv.k.data_ptr() for kv in cache)), pointers(*(kv.v.data_ptr() for kv in cache))
 
 
 def _layer(layer: DecoderLayer, window: int) -> structs.Layer:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from kernels.decoder import Linear
 from kernels.linear import pack_linear
+from kernels.paging import PagedKV
 from kernels.plans import DecodePlan, RopePlan
 from kernels.reference.decode_attention import decode_attention, plan_decode
 from kernels.reference.decode_step import gather_slots, sample_slots
@@ -40,8 +41,7 @@ class ReferenceKernels(UnfusedKernels):
     def attend_tiles(
         self,
         q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
+        kv: PagedKV,
         page_table: Tensor,
         tiles: Tensor,
         out: Tensor,
@@ -53,7 +53,7 @@ class ReferenceKernels(UnfusedKernels):
             if queries:
                 rows, pages = slice(row, row + queries), page_table[table_row : table_row + 1]
                 chunk = ((0, queries), (position + queries,))
-                out[rows] = self.prefill_attention(q[rows], k_cache, v_cache, pages, *chunk, scale, window)
+                out[rows] = self.prefill_attention(q[rows], kv, pages, *chunk, scale, window)
 
     @property
     def robust_to_noisy_cores(self) -> bool:
@@ -71,10 +71,10 @@ class ReferenceKernels(UnfusedKernels):
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         return pack_linear(weight, bias)
 
-    def plan_rope(self, cos_sin: Tensor, positions: Tensor, slots: Tensor, k_cache: Tensor) -> RopePlan | None:
-        return plan_rope(cos_sin, positions, slots, k_cache)
+    def plan_rope(self, cos_sin: Tensor, positions: Tensor, slot_mapping: Tensor, kv: PagedKV) -> RopePlan | None:
+        return plan_rope(cos_sin, positions, slot_mapping, kv)
 
     def plan_decode(
-        self, page_table: Tensor, context_lens: Tensor, query_heads: int, k_cache: Tensor, window: int
+        self, page_table: Tensor, context_lens: Tensor, query_heads: int, kv: PagedKV, window: int
     ) -> DecodePlan | None:
-        return plan_decode(page_table, context_lens, k_cache, window)
+        return plan_decode(page_table, context_lens, kv, window)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.paging import page_stride_rows, view_as_rows
+from kernels.paging import PagedKV, view_as_rows
 from kernels.plans import DecodeGroup, DecodePlan, GroupedDecodePlan
 from kernels.reference.products import softmax_scores, weighted_sum
 from kernels.reference.tiles import first_tile_position, padded_length
@@ -23,8 +23,7 @@ KEY_BYTES_PER_GROUP = 8 << 20
 
 def decode_attention(
     q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    kv: PagedKV,
     page_table: Tensor,
     context_lens: Tensor,
     scale: float,
@@ -34,13 +33,13 @@ def decode_attention(
 ) -> Tensor:
     """Attend from one query per sequence, see `kernels.interface.Kernels.decode_attention`.
 
-    q[B, Hq, D], caches [N, Hkv, S, D], page_table[B, P] int32, context_lens[B] int32 -> [B, Hq, D].
+    q[B, Hq, D], page_table[B, P] int32, context_lens[B] int32 -> [B, Hq, D].
     """
     if not isinstance(plan, GroupedDecodePlan):
-        plan = plan_decode(page_table, context_lens, k_cache, window)
+        plan = plan_decode(page_table, context_lens, kv, window)
     if plan.order is not None:
         q = q.index_select(0, plan.order)
-    parts = [_attend(q[group.first : group.last], k_cache, v_cache, group, scale) for group in plan.groups]
+    parts = [_attend(q[group.first : group.last], kv, group, scale) for group in plan.groups]
     result = parts[0] if len(parts) == 1 else torch.cat(parts)
     result = result if plan.restore is None else result.index_select(0, plan.restore)
     return result if out is None else write_rows(result, context_lens, out)
@@ -52,33 +51,32 @@ def write_rows(result: Tensor, context_lens: Tensor, out: Tensor) -> Tensor:
     return out.index_copy_(0, rows, result.index_select(0, rows))
 
 
-def _attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, group: DecodeGroup, scale: float) -> Tensor:
+def _attend(q: Tensor, kv: PagedKV, group: DecodeGroup, scale: float) -> Tensor:
     """Attend from the rows of one group: q[b, Hq, D] -> [b, Hq, D]."""
     b, query_heads, head_dim = q.shape
-    kv_heads = k_cache.shape[1]
-    pages = view_as_rows(k_cache, k_cache.shape[2] * head_dim)
-    keys = pages.index_select(0, group.key_rows).view(b * kv_heads, -1, head_dim)
-    heads = (b, kv_heads, query_heads // kv_heads)
-    weights = softmax_scores(q.reshape(b * kv_heads, -1, head_dim), keys, group.hidden, heads, scale)
+    pages = view_as_rows(kv.k, kv.page_size * head_dim)
+    keys = pages.index_select(0, group.key_rows).view(b * kv.heads, -1, head_dim)
+    heads = (b, kv.heads, query_heads // kv.heads)
+    weights = softmax_scores(q.reshape(b * kv.heads, -1, head_dim), keys, group.hidden, heads, scale)
     shape = keys.shape
     del keys  # so that the values reuse this memory; allocating fresh memory takes longer than the product
-    values = view_as_rows(v_cache, head_dim).index_select(0, group.value_rows).view(shape)
+    values = view_as_rows(kv.v, head_dim).index_select(0, group.value_rows).view(shape)
     return weighted_sum(weights, values).reshape(q.shape).contiguous()  # without padding
 
 
-def plan_decode(page_table: Tensor, context_lens: Tensor, k_cache: Tensor, window: int) -> GroupedDecodePlan:
+def plan_decode(page_table: Tensor, context_lens: Tensor, kv: PagedKV, window: int) -> GroupedDecodePlan:
     """Return groups of rows of similar length with cache indices: page_table[B, P] int32, context_lens[B] int32."""
     lengths = context_lens.tolist()
-    position_bytes = k_cache.shape[1] * k_cache.shape[3] * k_cache.element_size()
+    position_bytes = kv.heads * kv.head_dim * kv.dtype.itemsize
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
     bounds = _group_bounds([lengths[row] for row in order], position_bytes)
     if len(bounds) == 1:
-        return GroupedDecodePlan((_group(page_table, context_lens, lengths, k_cache, window, 0),), None, None)
+        return GroupedDecodePlan((_group(page_table, context_lens, lengths, kv, window, 0),), None, None)
     order_index = torch.tensor(order, device=page_table.device)
     page_table = page_table.index_select(0, order_index)
     context_lens = context_lens.index_select(0, order_index)
     lengths = [lengths[row] for row in order]
-    groups = tuple(_group(page_table[a:b], context_lens[a:b], lengths[a:b], k_cache, window, a) for a, b in bounds)
+    groups = tuple(_group(page_table[a:b], context_lens[a:b], lengths[a:b], kv, window, a) for a, b in bounds)
     return GroupedDecodePlan(groups, order_index, order_index.argsort())
 
 
@@ -103,13 +101,12 @@ def _group(
     page_table: Tensor,
     context_lens: Tensor,
     lengths: list[int],
-    k_cache: Tensor,
+    kv: PagedKV,
     window: int,
     first: int,
 ) -> DecodeGroup:
     """Return the indices of one group: page_table[b, P], context_lens[b], and the same lengths as a list."""
-    _, kv_heads, page_size, _ = k_cache.shape
-    page_stride = page_stride_rows(k_cache)
+    page_size, page_stride = kv.page_size, kv.page_stride_rows
     start = first_tile_position(max(0, min(lengths) - window), page_size) if window else 0
     end = padded_length(max(1, *lengths), page_size)
     positions = torch.arange(start, end, dtype=torch.int32, device=page_table.device)
@@ -120,7 +117,7 @@ def _group(
     # positions read the row's own first or last position instead.
     own = positions.clamp(starts, ends - 1).clamp_(min=0)  # a row without context reads position 0
     pages = page_table.gather(1, (own // page_size).to(torch.int64))
-    heads = torch.arange(kv_heads, dtype=torch.int32, device=page_table.device).view(1, -1, 1)
+    heads = torch.arange(kv.heads, dtype=torch.int32, device=page_table.device).view(1, -1, 1)
     value_rows = (pages * page_stride + own % page_size).unsqueeze(1) + heads * page_size
     # The last position of a page maps to that page or, for pages outside the context, to the nearest one inside.
     key_rows = pages[:, page_size - 1 :: page_size].unsqueeze(1) * (page_stride // page_size) + heads

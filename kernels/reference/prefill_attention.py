@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.paging import page_stride_rows, view_as_rows
+from kernels.paging import PagedKV, view_as_rows
 from kernels.reference.products import softmax_scores, weighted_sum
 from kernels.reference.tiles import LANES, TILE, first_tile_position, padded_length
 
@@ -14,15 +14,14 @@ QUERY_TILE = 64  # a tile has Hq * 64 * context scores; tiles of 16 to 256 take 
 
 def prefill_attention(
     q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    kv: PagedKV,
     page_table: Tensor,
     query_starts: tuple[int, ...],
     context_lens: tuple[int, ...],
     scale: float,
     window: int,
 ) -> Tensor:
-    """Attend from prefill chunks: q[T, Hq, D], caches [N, Hkv, S, D], page_table[C, P] int32 -> [T, Hq, D].
+    """Attend from prefill chunks: q[T, Hq, D], page_table[C, P] int32 -> [T, Hq, D].
 
     See `kernels.interface.Kernels.prefill_attention`.
     """
@@ -30,9 +29,10 @@ def prefill_attention(
     for chunk, context in enumerate(context_lens):
         first, last = query_starts[chunk], query_starts[chunk + 1]
         position = context - (last - first)  # position of the first query
-        start = first_tile_position(max(0, position + 1 - window), k_cache.shape[2]) if window else 0
-        keys = _gather(k_cache, page_table[chunk], start, context)
-        values = _gather(v_cache, page_table[chunk], start, context)
+        start = first_tile_position(max(0, position + 1 - window), kv.page_size) if window else 0
+        pages = _used_pages(kv, page_table[chunk], start, context)
+        keys = _gather(kv.k, pages, kv.page_stride_rows)
+        values = _gather(kv.v, pages, kv.page_stride_rows)
         # Past the context the page may hold another sequence's NaN, which a weight of zero does not cancel.
         values[:, context - start :].zero_()
         for a in range(first, last, QUERY_TILE):
@@ -41,20 +41,23 @@ def prefill_attention(
     return out
 
 
-def _gather(cache: Tensor, pages: Tensor, start: int, context: int) -> Tensor:
-    """Gather positions `start` to `context` of one sequence, padded to whole lanes.
-
-    cache [N, Hkv, S, D], pages[P] -> [Hkv, L, D].
-    """
-    _, heads, page_size, head_dim = cache.shape
+def _used_pages(kv: PagedKV, pages: Tensor, start: int, context: int) -> Tensor:
+    """Return the pages of positions `start` to `context`, padded to whole lanes: pages[P] -> [P']."""
+    page_size = kv.page_size
     padded_pages = padded_length(context, page_size) // page_size
     used = pages[start // page_size : -(-context // page_size)]
     if padded_pages * page_size - start > used.shape[0] * page_size:
         # Pad lanes with the last page: the extra positions are outside the context and hidden.
         missing = padded_pages - start // page_size - used.shape[0]
         used = torch.cat((used, used[-1:].expand(missing)))
-    first = used * (page_stride_rows(cache) // page_size)
-    rows = first + torch.arange(heads, dtype=used.dtype, device=used.device).unsqueeze(1)
+    return used
+
+
+def _gather(cache: Tensor, pages: Tensor, page_stride: int) -> Tensor:
+    """Gather the positions of pages[P]: cache [N, Hkv, S, D], `page_stride` in rows -> [Hkv, P * S, D]."""
+    _, heads, page_size, head_dim = cache.shape
+    first = pages * (page_stride // page_size)
+    rows = first + torch.arange(heads, dtype=pages.dtype, device=pages.device).unsqueeze(1)
     return view_as_rows(cache, page_size * head_dim).index_select(0, rows.view(-1)).view(heads, -1, head_dim)
 
 

@@ -5,70 +5,56 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.paging import page_stride_rows, view_as_rows
-from kernels.plans import RopePlan
+from kernels.paging import PagedKV, view_as_rows
+from kernels.plans import RopeInputs, RopePlan
 from kernels.reference.rms_norm import rms_norm
 
 
-def rope_and_cache(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cos_sin: Tensor,
-    positions: Tensor,
-    slots: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
-    eps: float,
-    plan: RopePlan | None = None,
-) -> Tensor:
+def rope_and_cache(q: Tensor, k: Tensor, v: Tensor, kv: PagedKV, rope: RopeInputs) -> Tensor:
     """Rotate q[T, Hq, D] and k[T, Hkv, D], cache k and v[T, Hkv, D], and return the rotated q[T, Hq, D].
 
     See `kernels.interface.Kernels.rope_and_cache`.
     """
-    plan = plan or plan_rope(cos_sin, positions, slots, k_cache)
-    if q_norm is not None:
-        q = rms_norm(q, q_norm, eps)
-    if k_norm is not None:
-        k = rms_norm(k, k_norm, eps)
-    if q_norm is None and k_norm is None and _adjacent(q, k):
+    plan = rope.plan or plan_rope(rope.cos_sin, rope.positions, rope.slot_mapping, kv)
+    if rope.q_norm is not None:
+        q = rms_norm(q, rope.q_norm, rope.eps)
+    if rope.k_norm is not None:
+        k = rms_norm(k, rope.k_norm, rope.eps)
+    if rope.q_norm is None and rope.k_norm is None and _adjacent(q, k):
         # q and k are adjacent in a fused projection, so one rotation handles both.
         query_heads, heads = q.shape[1], q.shape[1] + k.shape[1]
         both = _rotate(q.as_strided((q.shape[0], heads, q.shape[2]), q.stride()), plan)
         q, k = both[:, :query_heads], both[:, query_heads:]
     else:
         q, k = _rotate(q, plan), _rotate(k, plan)
-    _write(k, k_cache, plan.rows, plan.kept)
-    _write(v, v_cache, plan.rows, plan.kept)
+    _write(k, kv.k, plan.rows, plan.kept)
+    _write(v, kv.v, plan.rows, plan.kept)
     return q
 
 
-def write_cache(k: Tensor, v: Tensor, slots: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
-    """Write k[T, Hkv, D] and v[T, Hkv, D] to the cache positions slots[T] int64; -1 skips a token."""
-    rows, kept = _cache_rows(slots, k_cache)
-    _write(k, k_cache, rows, kept)
-    _write(v, v_cache, rows, kept)
+def write_cache(k: Tensor, v: Tensor, slot_mapping: Tensor, kv: PagedKV) -> None:
+    """Write k[T, Hkv, D] and v[T, Hkv, D] to the cache positions slot_mapping[T] int64; -1 skips a token."""
+    rows, kept = _cache_rows(slot_mapping, kv)
+    _write(k, kv.k, rows, kept)
+    _write(v, kv.v, rows, kept)
 
 
-def plan_rope(cos_sin: Tensor, positions: Tensor, slots: Tensor, k_cache: Tensor) -> RopePlan:
-    """Return the part of `rope_and_cache` shared by all layers: cos_sin[max_pos, D] float32, positions[T], slots[T]."""
-    cos, sin = cos_sin.index_select(0, positions).to(k_cache.dtype).unsqueeze(1).chunk(2, dim=-1)
-    rows, kept = _cache_rows(slots, k_cache)
+def plan_rope(cos_sin: Tensor, positions: Tensor, slot_mapping: Tensor, kv: PagedKV) -> RopePlan:
+    """Return the part of `rope_and_cache` shared by all layers; see `kernels.plans.RopeInputs`."""
+    cos, sin = cos_sin.index_select(0, positions).to(kv.dtype).unsqueeze(1).chunk(2, dim=-1)
+    rows, kept = _cache_rows(slot_mapping, kv)
     return RopePlan(torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1), rows, kept)
 
 
-def _cache_rows(slots: Tensor, cache: Tensor) -> tuple[Tensor, Tensor | None]:
+def _cache_rows(slot_mapping: Tensor, kv: PagedKV) -> tuple[Tensor, Tensor | None]:
     """Return rows[T', Hkv] of the cache viewed as rows of D values, and the indices of those tokens (None: all)."""
-    _, heads, page_size, _ = cache.shape
-    kept = None
-    if bool((slots < 0).any()):
-        kept = (slots >= 0).nonzero().squeeze(1)
-        slots = slots.index_select(0, kept)
-    pages = slots.div(page_size, rounding_mode="floor")
-    first = pages * page_stride_rows(cache) + slots % page_size  # row of head 0
-    return first.unsqueeze(1) + torch.arange(0, heads * page_size, page_size, device=slots.device), kept
+    page_size, kept = kv.page_size, None
+    if bool((slot_mapping < 0).any()):
+        kept = (slot_mapping >= 0).nonzero().squeeze(1)
+        slot_mapping = slot_mapping.index_select(0, kept)
+    pages = slot_mapping.div(page_size, rounding_mode="floor")
+    first = pages * kv.page_stride_rows + slot_mapping % page_size  # row of head 0
+    return first.unsqueeze(1) + torch.arange(0, kv.heads * page_size, page_size, device=pages.device), kept
 
 
 def _rotate(x: Tensor, plan: RopePlan) -> Tensor:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.decoder import Linear
+from kernels.paging import PagedKV
 from kernels.plans import DecodePlan, RopePlan
 from kernels.reference.log_probs import log_probs
 from kernels.triton.decode_attention import decode_attention, max_head_dim
@@ -81,10 +82,10 @@ class TritonKernels(UnfusedKernels):
     def weight_dtype(self, stored: torch.dtype, dtype: torch.dtype) -> torch.dtype:
         return dtype
 
-    def plan_rope(self, cos_sin: Tensor, positions: Tensor, slots: Tensor, k_cache: Tensor) -> RopePlan | None:
+    def plan_rope(self, cos_sin: Tensor, positions: Tensor, slot_mapping: Tensor, kv: PagedKV) -> RopePlan | None:
         return None
 
     def plan_decode(
-        self, page_table: Tensor, context_lens: Tensor, query_heads: int, k_cache: Tensor, window: int
+        self, page_table: Tensor, context_lens: Tensor, query_heads: int, kv: PagedKV, window: int
     ) -> DecodePlan | None:
-        return plan_decode(page_table, context_lens, k_cache, window)
+        return plan_decode(page_table, context_lens, kv, window)

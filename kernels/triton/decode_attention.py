@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.paging import page_stride_rows
+from kernels.paging import PagedKV
 from kernels.plans import DecodePlan, SplitDecodePlan
 from kernels.triton.decode_tasks import BLOCK, plan_decode, read_task
 from kernels.triton.device_limits import multiprocessors, shared_bytes
@@ -251,8 +251,7 @@ def max_head_dim(number_bytes: int, shared_bytes: int) -> int:
 
 def decode_attention(
     q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    kv: PagedKV,
     page_table: Tensor,
     context_lens: Tensor,
     scale: float,
@@ -262,27 +261,26 @@ def decode_attention(
 ) -> Tensor:
     """Attend from one query per sequence, see `kernels.interface.Kernels.decode_attention`.
 
-    q[B, Hq, D], caches [N, Hkv, S, D], page_table[B, P] int32, context_lens[B] int32 -> [B, Hq, D].
+    q[B, Hq, D], page_table[B, P] int32, context_lens[B] int32 -> [B, Hq, D].
     """
     out = torch.empty_like(q) if out is None else out
     assert q.is_contiguous() and out.is_contiguous()
     B, query_heads, head_dim = q.shape
-    kv_heads, page_size = k_cache.shape[1:3]
-    group = query_heads // kv_heads
+    group = query_heads // kv.heads
     # Early launch reads the plan before the previous kernel ends; a plan that is made only now would not be visible.
     launch = pdl_options(q.device)
     if not isinstance(plan, SplitDecodePlan):
-        plan, launch = plan_decode(page_table, context_lens, k_cache, window), {"USE_PDL": False}
+        plan, launch = plan_decode(page_table, context_lens, kv, window), {"USE_PDL": False}
     room = plan.tasks.shape[1]
-    programs = min(room, triton.cdiv(PROGRAMS_PER_MULTIPROCESSOR * multiprocessors(q.device), kv_heads))
+    programs = min(room, triton.cdiv(PROGRAMS_PER_MULTIPROCESSOR * multiprocessors(q.device), kv.heads))
     partial = torch.empty((B, query_heads, plan.splits, head_dim), dtype=torch.float32, device=q.device)
     weight = torch.empty((B, query_heads, plan.splits), dtype=torch.float32, device=q.device)
     head_block = max(MIN_DOT_ROWS, triton.next_power_of_2(head_dim))
     group_block = triton.next_power_of_2(group)
-    _decode_kernel[(programs, kv_heads)](
+    _decode_kernel[(programs, kv.heads)](
         q,
-        k_cache,
-        v_cache,
+        kv.k,
+        kv.v,
         page_table,
         plan.tasks,
         plan.num_tasks,
@@ -291,16 +289,16 @@ def decode_attention(
         weight,
         out,
         page_table.stride(0),
-        page_stride_rows(k_cache),
+        kv.page_stride_rows,
         room,
         plan.splits,
         scale * LOG2_E,
         GROUP=group,
         GROUP_BLOCK=max(MIN_DOT_ROWS, group_block),
-        KV_HEADS=kv_heads,
+        KV_HEADS=kv.heads,
         HEAD_DIM=head_dim,
         HEAD_BLOCK=head_block,
-        PAGE_SIZE=page_size,
+        PAGE_SIZE=kv.page_size,
         BLOCK=BLOCK,
         CHUNK=CHUNK,
         PRECISION="ieee",  # applies to float32 operands; half precision is not affected

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.paging import PagedKV
 from kernels.plans import SplitDecodePlan
 from kernels.triton.skinny_gemm import MAX_ALWAYS_ROWS
 
@@ -101,17 +102,16 @@ def _list_kernel(
         tl.store(num_tasks, before + end_split - first_split)
 
 
-def plan_decode(page_table: Tensor, context_lens: Tensor, k_cache: Tensor, window: int) -> SplitDecodePlan:
+def plan_decode(page_table: Tensor, context_lens: Tensor, kv: PagedKV, window: int) -> SplitDecodePlan:
     """Return the tasks of a step for all layers of one window: page_table[B, P] int32, context_lens[B] int32."""
     B, device = len(context_lens), context_lens.device
-    kv_heads = k_cache.shape[1]
     # The bound comes from the table's width, because the lengths are on the device.
-    max_context = page_table.shape[1] * k_cache.shape[2]
+    max_context = page_table.shape[1] * kv.page_size
     split_size = SMALL_SPLIT if B <= MAX_ALWAYS_ROWS else SPLIT_POSITIONS
     splits = max(1, triton.cdiv(min(max_context, LONG), split_size), triton.cdiv(max_context, SPLIT_POSITIONS))
     tasks = torch.empty((5, B * splits), dtype=torch.int32, device=device)
     num_tasks = torch.empty(1, dtype=torch.int32, device=device)
-    arrived = torch.empty((B, kv_heads), dtype=torch.int32, device=device)
+    arrived = torch.empty((B, kv.heads), dtype=torch.int32, device=device)
     _list_kernel[(B,)](
         context_lens,
         tasks,
@@ -121,7 +121,7 @@ def plan_decode(page_table: Tensor, context_lens: Tensor, k_cache: Tensor, windo
         B * splits,
         window,
         split_size,
-        KV_HEADS=kv_heads,
+        KV_HEADS=kv.heads,
         LONG=LONG,
         SPLIT=SPLIT_POSITIONS,
         BLOCK=LIST_BLOCK,

@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.decoder import Linear
+from kernels.paging import PagedKV
 from kernels.plans import DecodePlan, DecodeTilePlan
 from kernels.triton.backend import TritonKernels
 from kernels.triton.prefill_attention import attend_tiles
@@ -159,7 +160,7 @@ class InvariantKernels(TritonKernels):
         return InvariantLinear(weight, bias)
 
     def plan_decode(
-        self, page_table: Tensor, context_lens: Tensor, query_heads: int, k_cache: Tensor, window: int
+        self, page_table: Tensor, context_lens: Tensor, query_heads: int, kv: PagedKV, window: int
     ) -> DecodeTilePlan:
         rows = torch.arange(len(context_lens), dtype=torch.int32, device=context_lens.device)
         return DecodeTilePlan(torch.stack((rows, rows, context_lens.clamp(max=1), context_lens - 1), dim=1))
@@ -167,8 +168,7 @@ class InvariantKernels(TritonKernels):
     def decode_attention(
         self,
         q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
+        kv: PagedKV,
         page_table: Tensor,
         context_lens: Tensor,
         scale: float,
@@ -178,7 +178,7 @@ class InvariantKernels(TritonKernels):
     ) -> Tensor:
         """Compute each row as a prefill chunk of one query: recomputing its token in a chunk gives equal bits."""
         if not isinstance(plan, DecodeTilePlan):
-            plan = self.plan_decode(page_table, context_lens, q.shape[1], k_cache, window)
+            plan = self.plan_decode(page_table, context_lens, q.shape[1], kv, window)
         out = torch.empty_like(q) if out is None else out
-        attend_tiles(q, k_cache, v_cache, page_table, plan.tiles, out, scale, window)
+        attend_tiles(q, kv, page_table, plan.tiles, out, scale, window)
         return out

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.paging import page_stride_rows
+from kernels.paging import PagedKV
 from kernels.query_tiles import MAX_TILE_QUERIES, query_tiles
 from kernels.triton.device_limits import shared_bytes
 from kernels.triton.paged_index import cache_rows
@@ -176,27 +176,25 @@ def launch_parameters(head_block: int, number_bytes: int, shared_bytes: int) -> 
 
 def prefill_attention(
     q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    kv: PagedKV,
     page_table: Tensor,
     query_starts: tuple[int, ...],
     context_lens: tuple[int, ...],
     scale: float,
     window: int,
 ) -> Tensor:
-    """Attend from prefill chunks: q[T, Hq, D], caches [N, Hkv, S, D], page_table[C, P] int32 -> [T, Hq, D].
+    """Attend from prefill chunks: q[T, Hq, D], page_table[C, P] int32 -> [T, Hq, D].
 
     See `kernels.interface.Kernels.prefill_attention`.
     """
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    attend_tiles(q, k_cache, v_cache, page_table, _tiles(query_starts, context_lens, q.device), out, scale, window)
+    attend_tiles(q, kv, page_table, _tiles(query_starts, context_lens, q.device), out, scale, window)
     return out
 
 
 def attend_tiles(
     q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    kv: PagedKV,
     page_table: Tensor,
     tiles: Tensor,
     out: Tensor,
@@ -205,7 +203,7 @@ def attend_tiles(
 ) -> None:
     """Attend from the queries listed in tiles[tiles, 4] int32 and write their rows of out[T, Hq, D].
 
-    q[T, Hq, D], caches [N, Hkv, S, D], page_table[C, P] int32. See `kernels.interface.Kernels.attend_tiles`.
+    q[T, Hq, D], page_table[C, P] int32. See `kernels.interface.Kernels.attend_tiles`.
     """
     query_heads, head_dim = q.shape[1:]
     assert q.stride(2) == 1 and q.stride(1) == head_dim and out.is_contiguous()
@@ -213,21 +211,21 @@ def attend_tiles(
     program = launch_parameters(head_block, q.element_size(), shared_bytes(q.device))
     _prefill_kernel[(query_heads, len(tiles))](
         q,
-        k_cache,
-        v_cache,
+        kv.k,
+        kv.v,
         page_table,
         tiles,
         out,
         q.stride(0),
         page_table.stride(0),
-        page_stride_rows(k_cache),
+        kv.page_stride_rows,
         scale * LOG2_E,
         window,
         QUERY_HEADS=query_heads,
-        KV_HEADS=k_cache.shape[1],
+        KV_HEADS=kv.heads,
         HEAD_DIM=head_dim,
         HEAD_BLOCK=head_block,
-        PAGE_SIZE=k_cache.shape[2],
+        PAGE_SIZE=kv.page_size,
         BLOCK_M=MAX_TILE_QUERIES,
         BLOCK_N=program.block,
         PRECISION="ieee",  # applies to float32 operands; half precision is not affected

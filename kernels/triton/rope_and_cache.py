@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.paging import page_stride_rows
-from kernels.plans import RopePlan
+from kernels.paging import PagedKV
+from kernels.plans import RopeInputs
 from kernels.triton.pdl import pdl_options
 
 NUM_WARPS = 4
@@ -65,7 +65,7 @@ def _rope_and_cache_kernel(
     v,  # [T, Hkv, D], strided over T
     cos_sin,  # [max_pos, D] float32
     positions,  # [T] int64
-    slots,  # [T] int64
+    slot_mapping,  # [T] int64
     k_cache,  # [N, Hkv, S, D]
     v_cache,  # [N, Hkv, S, D]
     q_norm,  # [D], read when Q_NORM
@@ -96,7 +96,7 @@ def _rope_and_cache_kernel(
     token = tl.program_id(0).to(tl.int64)
     if USE_PDL:
         tl.extra.cuda.gdc_launch_dependents()
-    slot = tl.load(slots + token)
+    slot = tl.load(slot_mapping + token)
     cos, sin = _halves(cos_sin + tl.load(positions + token) * HEAD_DIM, HEAD_DIM, HALF_BLOCK)
     q_gain, q_second_gain = cos, sin  # placeholders, unused without a norm
     k_gain, k_second_gain = cos, sin
@@ -139,7 +139,7 @@ def _rope_and_cache_kernel(
 def _write_cache_kernel(
     k,  # [T, Hkv, D] any float, strided over T
     v,  # [T, Hkv, D], strided over T
-    slots,  # [T] int64
+    slot_mapping,  # [T] int64
     k_cache,  # [N, Hkv, S, D]
     v_cache,  # [N, Hkv, S, D]
     k_stride,
@@ -154,7 +154,7 @@ def _write_cache_kernel(
     head = tl.program_id(1)
     dims = tl.arange(0, HEAD_BLOCK)
     inside = dims < HEAD_DIM
-    slot = tl.load(slots + token)
+    slot = tl.load(slot_mapping + token)
     if slot >= 0:
         row = slot // PAGE_SIZE * page_rows + head * PAGE_SIZE + slot % PAGE_SIZE
         key = tl.load(k + token * k_stride + head * HEAD_DIM + dims, mask=inside)
@@ -163,20 +163,7 @@ def _write_cache_kernel(
         tl.store(v_cache + row * HEAD_DIM + dims, value, mask=inside)
 
 
-def rope_and_cache(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cos_sin: Tensor,
-    positions: Tensor,
-    slots: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
-    eps: float,
-    plan: RopePlan | None = None,
-) -> Tensor:
+def rope_and_cache(q: Tensor, k: Tensor, v: Tensor, kv: PagedKV, rope: RopeInputs) -> Tensor:
     """Rotate q[T, Hq, D] and k[T, Hkv, D], cache k and v[T, Hkv, D], and return the rotated q[T, Hq, D].
 
     See `kernels.interface.Kernels.rope_and_cache`.
@@ -189,49 +176,49 @@ def rope_and_cache(
         q,
         k,
         v,
-        cos_sin,
-        positions,
-        slots,
-        k_cache,
-        v_cache,
-        q_norm,
-        k_norm,
+        rope.cos_sin,
+        rope.positions,
+        rope.slot_mapping,
+        kv.k,
+        kv.v,
+        rope.q_norm,
+        rope.k_norm,
         out,
         q.stride(0),
         k.stride(0),
         v.stride(0),
-        page_stride_rows(k_cache),
-        eps,
+        kv.page_stride_rows,
+        rope.eps,
         QUERY_HEADS=query_heads,
         QUERY_BLOCK=triton.next_power_of_2(query_heads),
         KV_HEADS=kv_heads,
         KV_BLOCK=triton.next_power_of_2(kv_heads),
         HEAD_DIM=head_dim,
         HALF_BLOCK=triton.next_power_of_2(head_dim // 2),
-        PAGE_SIZE=k_cache.shape[2],
-        Q_NORM=q_norm is not None,
-        K_NORM=k_norm is not None,
+        PAGE_SIZE=kv.page_size,
+        Q_NORM=rope.q_norm is not None,
+        K_NORM=rope.k_norm is not None,
         num_warps=NUM_WARPS,
         **pdl_options(q.device),
     )
     return out
 
 
-def write_cache(k: Tensor, v: Tensor, slots: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
-    """Write k[T, Hkv, D] and v[T, Hkv, D] to the cache positions slots[T] int64; -1 skips a token."""
+def write_cache(k: Tensor, v: Tensor, slot_mapping: Tensor, kv: PagedKV) -> None:
+    """Write k[T, Hkv, D] and v[T, Hkv, D] to the cache positions slot_mapping[T] int64; -1 skips a token."""
     T, kv_heads, head_dim = k.shape
     assert all(x.stride(2) == 1 and x.stride(1) == head_dim for x in (k, v))
     _write_cache_kernel[(T, kv_heads)](
         k,
         v,
-        slots,
-        k_cache,
-        v_cache,
+        slot_mapping,
+        kv.k,
+        kv.v,
         k.stride(0),
         v.stride(0),
-        page_stride_rows(k_cache),
+        kv.page_stride_rows,
         HEAD_DIM=head_dim,
         HEAD_BLOCK=triton.next_power_of_2(head_dim),
-        PAGE_SIZE=k_cache.shape[2],
+        PAGE_SIZE=kv.page_size,
         num_warps=NUM_WARPS_OF_HEAD,
     )

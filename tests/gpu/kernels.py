@@ -11,7 +11,8 @@ from torch import Tensor
 from kernels.decoder import Linear
 from kernels.interface import Kernels
 from kernels.load import load as load_kernels
-from kernels.plans import DecodePlan, RopePlan
+from kernels.paging import PagedKV
+from kernels.plans import DecodePlan, RopeInputs, RopePlan
 from kernels.reference.backend import ReferenceKernels
 from kernels.slots import PromptRows, SamplingTensors, SlotTensors, StepRows
 from tests.gpu.tensors import DeviceTensor, launch
@@ -42,16 +43,21 @@ class QueuedKernels(ReferenceKernels):
         rows, outputs = gate_up.shape
         return _queue(gate_up.new_empty((rows, outputs // 2)), REFERENCE.silu_mul, gate_up)
 
-    def plan_rope(self, cos_sin: Tensor, positions: Tensor, slots: Tensor, k_cache: Tensor) -> RopePlan | None:
+    def plan_rope(self, cos_sin: Tensor, positions: Tensor, slot_mapping: Tensor, kv: PagedKV) -> RopePlan | None:
         return None
 
-    def rope_and_cache(self, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
-        return _queue(
-            torch.empty_like(q, memory_format=torch.contiguous_format), REFERENCE.rope_and_cache, q, k, v, *rest
-        )
+    def rope_and_cache(self, q: Tensor, k: Tensor, v: Tensor, kv: PagedKV, rope: RopeInputs) -> Tensor:
+        def rotate(q: Tensor, k: Tensor, v: Tensor, kv_fields: Tensors, rope_fields: tuple[Any, ...]) -> Tensor:
+            return REFERENCE.rope_and_cache(q, k, v, PagedKV(*kv_fields), RopeInputs(*rope_fields))
 
-    def write_cache(self, *args: Any) -> None:
-        _launch(REFERENCE.write_cache, *args)
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        return _queue(out, rotate, q, k, v, _fields(kv), _fields(rope))
+
+    def write_cache(self, k: Tensor, v: Tensor, slot_mapping: Tensor, kv: PagedKV) -> None:
+        def write(k: Tensor, v: Tensor, slot_mapping: Tensor, kv_fields: Tensors) -> None:
+            REFERENCE.write_cache(k, v, slot_mapping, PagedKV(*kv_fields))
+
+        _launch(write, k, v, slot_mapping, _fields(kv))
 
     def plan_decode(self, *args: Any) -> DecodePlan | None:
         return None
@@ -59,8 +65,7 @@ class QueuedKernels(ReferenceKernels):
     def decode_attention(
         self,
         q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
+        kv: PagedKV,
         page_table: Tensor,
         context_lens: Tensor,
         scale: float,
@@ -68,18 +73,24 @@ class QueuedKernels(ReferenceKernels):
         plan: DecodePlan | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        def attend(out: Tensor, *args: Any) -> Tensor:
-            return REFERENCE.decode_attention(*args, scale, window, out=out)
+        def attend(out: Tensor, q: Tensor, kv_fields: Tensors, *tables: Tensor) -> Tensor:
+            return REFERENCE.decode_attention(q, PagedKV(*kv_fields), *tables, scale, window, out=out)
 
         out = torch.empty_like(q) if out is None else out
-        _launch(attend, out, q, k_cache, v_cache, page_table, context_lens)
+        _launch(attend, out, q, _fields(kv), page_table, context_lens)
         return out
 
-    def prefill_attention(self, q: Tensor, *rest: Any) -> Tensor:
-        return _queue(torch.empty_like(q), REFERENCE.prefill_attention, q, *rest)
+    def prefill_attention(self, q: Tensor, kv: PagedKV, *rest: Any) -> Tensor:
+        def attend(q: Tensor, kv_fields: Tensors, *rest: Any) -> Tensor:
+            return REFERENCE.prefill_attention(q, PagedKV(*kv_fields), *rest)
 
-    def attend_tiles(self, *args: Any) -> None:
-        _launch(REFERENCE.attend_tiles, *args)
+        return _queue(torch.empty_like(q), attend, q, _fields(kv), *rest)
+
+    def attend_tiles(self, q: Tensor, kv: PagedKV, *rest: Any) -> None:
+        def attend(q: Tensor, kv_fields: Tensors, *rest: Any) -> None:
+            REFERENCE.attend_tiles(q, PagedKV(*kv_fields), *rest)
+
+        _launch(attend, q, _fields(kv), *rest)
 
     def sample(self, logits: Tensor, sampling: SamplingTensors) -> Tensor:
         def compute(logits: Tensor, *fields: Tensor) -> Tensor:

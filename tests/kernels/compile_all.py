@@ -146,7 +146,7 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
         ),
         (
             rope_and_cache._rope_and_cache_kernel,
-            {"q": MODEL, "k": MODEL, "v": MODEL, "cos_sin": FLOAT, "positions": LONG, "slots": LONG}
+            {"q": MODEL, "k": MODEL, "v": MODEL, "cos_sin": FLOAT, "positions": LONG, "slot_mapping": LONG}
             | CACHES
             | {"q_norm": MODEL, "k_norm": MODEL, "q_out": MODEL, "eps": "fp32"}
             | STRIDES,
@@ -157,7 +157,8 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
         ),
         (
             rope_and_cache._write_cache_kernel,
-            {"k": MODEL, "v": MODEL, "slots": LONG, "k_stride": "i32", "v_stride": "i32", "page_rows": "i32"} | CACHES,
+            {"k": MODEL, "v": MODEL, "slot_mapping": LONG, "k_stride": "i32", "v_stride": "i32", "page_rows": "i32"}
+            | CACHES,
             pages | {"HEAD_BLOCK": dim},
             _launch_options(rope_and_cache.NUM_WARPS_OF_HEAD),
         ),

@@ -7,21 +7,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.paging import PagedKV
+
 
 @dataclass(frozen=True)
 class Paged:
-    """Caches [N, Hkv, S, D] for keys and values, and page tables of some sequences. Entries that must not be read are
-    NaN."""
+    """Cache and page tables of some sequences. Entries that must not be read are NaN."""
 
-    k_cache: Tensor
-    v_cache: Tensor
+    kv: PagedKV
     page_table: Tensor  # [B, P] int32, -1 after a row's own pages
     context_lens: tuple[int, ...]
     contiguous: tuple[tuple[Tensor, Tensor], ...]  # per row: keys and values [context, Hkv, D]
 
     @property
     def lengths(self) -> Tensor:
-        return torch.tensor(self.context_lens, dtype=torch.int32, device=self.k_cache.device)
+        return torch.tensor(self.context_lens, dtype=torch.int32, device=self.kv.k.device)
 
 
 def make_paged(
@@ -55,8 +55,8 @@ def make_paged(
             cache[pages, :, positions % page_size] = values.float()
             pair.append(values)
         contiguous.append((pair[0], pair[1]))
-    k_cache, v_cache = data.to(dtype).to(device)[:, 1].unbind(1)
-    return Paged(k_cache, v_cache, table.to(device), context_lens, tuple(contiguous))
+    kv = PagedKV(*data.to(dtype).to(device)[:, 1].unbind(1))
+    return Paged(kv, table.to(device), context_lens, tuple(contiguous))
 
 
 def naive_attention(q: Tensor, keys: Tensor, values: Tensor, position: int, scale: float, window: int) -> Tensor:

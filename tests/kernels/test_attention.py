@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kernels.interface import Kernels
+from kernels.paging import PagedKV
 from kernels.plans import SplitDecodePlan
 from kernels.query_tiles import MAX_TILE_QUERIES, query_tiles
 from kernels.triton import decode_attention, decode_tasks
@@ -51,9 +52,9 @@ def test_decode_attention_equals_naive(
     """A decode row is its query's attention over its own context, although all other cache entries are NaN."""
     paged = make_paged(contexts, kv_heads, head_dim, page_size, device=device, spare_width=3)
     torch.manual_seed(1)
-    plan = kernels.plan_decode(paged.page_table, paged.lengths, kv_heads * group, paged.k_cache, window)
+    plan = kernels.plan_decode(paged.page_table, paged.lengths, kv_heads * group, paged.kv, window)
     q = torch.randn(len(contexts), kv_heads * group, head_dim, device=device)
-    args = (q, paged.k_cache, paged.v_cache, paged.page_table, paged.lengths, 0.3, window)
+    args = (q, paged.kv, paged.page_table, paged.lengths, 0.3, window)
     out = kernels.decode_attention(*args, plan)
     for row, context in enumerate(contexts):
         keys, values = paged.contiguous[row]
@@ -94,7 +95,7 @@ def test_prefill_attention_equals_naive(
         starts.append(starts[-1] + queries)
     torch.manual_seed(1)
     q = torch.randn(starts[-1], kv_heads * group, head_dim, device=device)
-    args = (paged.k_cache, paged.v_cache, paged.page_table, tuple(starts), contexts, 0.3, window)
+    args = (paged.kv, paged.page_table, tuple(starts), contexts, 0.3, window)
     out = kernels.prefill_attention(q, *args)
     for row, (context, queries) in enumerate(chunks):
         rows = slice(starts[row], starts[row + 1])
@@ -123,7 +124,7 @@ def test_tiles_of_a_table_equal_chunks(
     before, after, total = 3, 2, starts[-1]
     torch.manual_seed(1)
     q = torch.randn(before + total + after, kv_heads * group, head_dim, device=device)
-    args = (paged.k_cache, paged.v_cache, paged.page_table, tuple(starts), contexts, 0.3, window)
+    args = (paged.kv, paged.page_table, tuple(starts), contexts, 0.3, window)
     expected = kernels.prefill_attention(q[before : before + total], *args)
     of_row = torch.zeros(len(q), dtype=torch.int64)
     for chunk, (first, last) in enumerate(pairwise(starts)):
@@ -136,7 +137,7 @@ def test_tiles_of_a_table_equal_chunks(
     assert all(0 < queries <= MAX_TILE_QUERIES for _, _, queries, _ in tiles)
     named = torch.tensor([*tiles, (0, 0, 0, 0), (0, 0, 0, 0)], dtype=torch.int32, device=device)
     out = torch.full_like(q, 7.0)
-    kernels.attend_tiles(q, paged.k_cache, paged.v_cache, table, named, out, 0.3, window)
+    kernels.attend_tiles(q, paged.kv, table, named, out, 0.3, window)
     assert torch.equal(out[before : before + total], expected)
     assert bool((out[:before] == 7.0).all()) and bool((out[before + total :] == 7.0).all())
 
@@ -147,7 +148,7 @@ def test_a_query_has_the_same_bits_in_every_tile(triton_kernels: Kernels, device
     paged = make_paged((300,), 1, 64, 64, dtype=half_precision(), device=device)
     torch.manual_seed(1)
     q = torch.randn(140, 4, 64, device=device).to(half_precision()) * 2
-    caches = (paged.k_cache, paged.v_cache, paged.page_table)
+    caches = (paged.kv, paged.page_table)
     whole = triton_kernels.prefill_attention(q, *caches, (0, 140), (300,), 0.3, window)
     for cut in (1, 37, 100):
         first = triton_kernels.prefill_attention(q[:cut], *caches, (0, cut), (160 + cut,), 0.3, window)
@@ -160,12 +161,12 @@ def test_a_row_without_context_is_not_written(kernels: Kernels, device: torch.de
     paged = make_paged((9, 20, 70, 300), 2, 32, 8, device=device)
     torch.manual_seed(1)
     q = torch.randn(4, 4, 32, device=device)
-    expected = kernels.decode_attention(q, paged.k_cache, paged.v_cache, paged.page_table, paged.lengths, 0.2, 0)
+    expected = kernels.decode_attention(q, paged.kv, paged.page_table, paged.lengths, 0.2, 0)
     for without in ([1], [0, 2], [0, 1, 2, 3]):
         lengths = paged.lengths.clone()
         lengths[without] = 0
         out = torch.full_like(q, 7.0)
-        args = (paged.k_cache, paged.v_cache, paged.page_table, lengths, 0.2, 0)
+        args = (paged.kv, paged.page_table, lengths, 0.2, 0)
         assert kernels.decode_attention(q, *args, out=out) is out
         others = [row for row in range(4) if row not in without]
         assert torch.equal(out[others], expected[others])
@@ -178,11 +179,9 @@ def test_a_wider_table_changes_no_bit(triton_kernels: Kernels, device: torch.dev
     paged = make_paged((700, 4900), 2, 16, 64, device=device)
     torch.manual_seed(1)
     q = torch.randn(2, 4, 16, device=device) * 3
-    both = triton_kernels.decode_attention(
-        q, paged.k_cache, paged.v_cache, paged.page_table, paged.lengths, 0.3, window
-    )
+    both = triton_kernels.decode_attention(q, paged.kv, paged.page_table, paged.lengths, 0.3, window)
     alone = triton_kernels.decode_attention(
-        q[:1], paged.k_cache, paged.v_cache, paged.page_table[:1, :11].contiguous(), paged.lengths[:1], 0.3, window
+        q[:1], paged.kv, paged.page_table[:1, :11].contiguous(), paged.lengths[:1], 0.3, window
     )
     assert torch.equal(both[:1], alone)
 
@@ -200,7 +199,9 @@ def test_every_split_is_listed_once(
     lengths = torch.tensor(contexts, dtype=torch.int32, device=device)
     table = torch.zeros((len(contexts), 80), dtype=torch.int32, device=device)
     with patch.object(decode_tasks, "LIST_BLOCK", listed):
-        plan = triton_kernels.plan_decode(table, lengths, 4, torch.zeros(1, 2, 64, 16, device=device), window)
+        plan = triton_kernels.plan_decode(
+            table, lengths, 4, PagedKV(*torch.zeros(2, 1, 2, 64, 16, device=device)), window
+        )
     assert isinstance(plan, SplitDecodePlan)
     expected = []
     for row, context in enumerate(contexts):
@@ -219,7 +220,7 @@ def test_the_number_of_programs_changes_no_bit(
     """There is one program per task, or one for all."""
     paged = make_paged((700, 0, 4900, 64), 2, 16, 64, device=device)
     q = torch.randn(4, 4, 16, device=device)
-    args = (q, paged.k_cache, paged.v_cache, paged.page_table, paged.lengths, 0.3, window)
+    args = (q, paged.kv, paged.page_table, paged.lengths, 0.3, window)
     out = torch.zeros_like(q)
     monkeypatch.setattr(decode_attention, "multiprocessors", lambda device: 1)
     monkeypatch.setattr(decode_attention, "PROGRAMS_PER_MULTIPROCESSOR", 1000)
@@ -231,11 +232,11 @@ def test_the_number_of_programs_changes_no_bit(
 def test_one_plan_serves_every_layer(triton_kernels: Kernels, device: torch.device) -> None:
     """Arrival counters start at zero for every layer: with one split, a few, and more than are combined at once."""
     paged = make_paged((40, 300, 1300), 2, 16, 64, device=device)
-    plan = triton_kernels.plan_decode(paged.page_table, paged.lengths, 4, paged.k_cache, 0)
+    plan = triton_kernels.plan_decode(paged.page_table, paged.lengths, 4, paged.kv, 0)
     torch.manual_seed(1)
     for _ in range(3):
         q = torch.randn(3, 4, 16, device=device)
-        args = (q, paged.k_cache, paged.v_cache, paged.page_table, paged.lengths, 0.3, 0)
+        args = (q, paged.kv, paged.page_table, paged.lengths, 0.3, 0)
         planned, alone = triton_kernels.decode_attention(*args, plan), triton_kernels.decode_attention(*args)
         assert torch.equal(planned, alone)
         assert isinstance(plan, SplitDecodePlan) and not plan.arrived.any()
@@ -247,9 +248,9 @@ def test_one_plan_serves_every_layer(triton_kernels: Kernels, device: torch.devi
 def test_the_last_split_combines_the_results_of_all(triton_kernels: Kernels, rows: int) -> None:
     """Hundreds of repetitions over memory with other contents are bitwise equal to the first."""
     paged = make_paged(tuple(range(900, 900 + 17 * rows, 17)), 8, 64, 64, dtype=torch.bfloat16, device=DEVICE)
-    plan = triton_kernels.plan_decode(paged.page_table, paged.lengths, 32, paged.k_cache, 0)
+    plan = triton_kernels.plan_decode(paged.page_table, paged.lengths, 32, paged.kv, 0)
     q = torch.randn(rows, 32, 64, device=DEVICE).bfloat16()  # by ordinary kernels, which run after the plan's
-    args = (paged.k_cache, paged.v_cache, paged.page_table, paged.lengths, 0.125, 0)
+    args = (paged.kv, paged.page_table, paged.lengths, 0.125, 0)
     first = triton_kernels.decode_attention(q, *args, plan)
     for _ in range(300):
         triton_kernels.decode_attention(-q, *args, plan)
@@ -261,8 +262,8 @@ def test_half_precision_attention_stays_close(kernels: Kernels, device: torch.de
     paged = make_paged((40, 300), 2, 64, 16, dtype=torch.float16, device=device)
     torch.manual_seed(1)
     q = torch.randn(2, 6, 64, device=device).half()
-    out = kernels.decode_attention(q, paged.k_cache, paged.v_cache, paged.page_table, paged.lengths, 0.125, 0)
-    chunk = (paged.k_cache, paged.v_cache, paged.page_table, (0, 1, 2), (40, 300), 0.125, 0)
+    out = kernels.decode_attention(q, paged.kv, paged.page_table, paged.lengths, 0.125, 0)
+    chunk = (paged.kv, paged.page_table, (0, 1, 2), (40, 300), 0.125, 0)
     for result in (out, kernels.prefill_attention(q, *chunk)):
         assert result.dtype == torch.float16
         for row, context in enumerate((40, 300)):
@@ -281,7 +282,7 @@ def test_attention_in_bfloat16_stays_close(
     paged = make_paged(contexts, 1, head_dim, 64, dtype=torch.bfloat16, device=device)
     torch.manual_seed(1)
     q = torch.randn(sum(queries), group, head_dim, device=device).bfloat16()
-    caches = (paged.k_cache, paged.v_cache, paged.page_table)
+    caches = (paged.kv, paged.page_table)
     decoded = triton_kernels.decode_attention(q[:2], *caches, paged.lengths, scale, window)
     for row, context in enumerate(contexts):
         expected = naive_attention(q[row], *paged.contiguous[row], context - 1, scale, window)
@@ -297,7 +298,7 @@ def test_a_strided_query_is_read_correctly(kernels: Kernels, device: torch.devic
     paged = make_paged((9, 20), 2, 32, 8, device=device)
     torch.manual_seed(1)
     q = torch.randn(5, 4, 32, device=device)
-    args = (paged.k_cache, paged.v_cache, paged.page_table, paged.lengths, 0.2, 0)
+    args = (paged.kv, paged.page_table, paged.lengths, 0.2, 0)
     torch.testing.assert_close(
         kernels.decode_attention(q[3:], *args), kernels.decode_attention(q[3:].clone(), *args), atol=0, rtol=0
     )
@@ -310,11 +311,11 @@ def test_the_references_create_tensors_on_the_device_of_their_inputs(
     """With another default device, tensors are created on the device of the inputs and attention is unchanged."""
     paged = make_paged((9, 300), 2, 32, 8, device=device)
     q = torch.randn(2, 4, 32, device=device)
-    args = (q, paged.k_cache, paged.v_cache, paged.page_table)
+    args = (q, paged.kv, paged.page_table)
     decode, prefill = (*args, paged.lengths, 0.2, window), (*args, (0, 1, 2), (9, 300), 0.2, window)
     expected = reference_kernels.decode_attention(*decode), reference_kernels.prefill_attention(*prefill)
     with torch.device("meta"):
-        plan = reference_kernels.plan_decode(paged.page_table, paged.lengths, 4, paged.k_cache, window)
+        plan = reference_kernels.plan_decode(paged.page_table, paged.lengths, 4, paged.kv, window)
         found = reference_kernels.decode_attention(*decode), reference_kernels.prefill_attention(*prefill)
     assert plan is not None
     for group in plan.groups:

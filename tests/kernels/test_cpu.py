@@ -22,6 +22,8 @@ from kernels.cpu.backend import CpuKernels
 from kernels.cpu.library import CompileError
 from kernels.cpu.linear import CpuLinear, layouts
 from kernels.cpu.structs import Layout
+from kernels.paging import PagedKV
+from kernels.plans import RopeInputs
 from tests.kernels.conftest import attention_rounds, cpu_kernels
 from tests.kernels.paged import make_paged
 from tests.kernels.test_norm_and_gate import naive_norm
@@ -240,16 +242,16 @@ def test_a_cache_in_bfloat16_equals_a_float32_copy_of_it(dim: int, page_size: in
     """Keys and values in half the memory change only the order of summation, on either side of the position from which
     a matrix unit is used."""
     kernels, paged = CpuKernels(), make_paged((300, 7, 256, 257), 2, dim, page_size, torch.bfloat16)
-    narrow, wide = (paged.k_cache, paged.v_cache), (paged.k_cache.float(), paged.v_cache.float())
+    narrow, wide = paged.kv, PagedKV(paged.kv.k.float(), paged.kv.v.float())
     generator = torch.Generator().manual_seed(0)
     prompt, decodes = (torch.randn(rows, 6, dim, generator=generator) for rows in (60, 4))
     for window in (0, 40, 290):
         chunk = (paged.page_table[:1], (0, 60), (300,), dim**-0.5, window)
-        expected = kernels.prefill_attention(prompt, *wide, *chunk)
-        torch.testing.assert_close(kernels.prefill_attention(prompt, *narrow, *chunk), expected, atol=8e-7, rtol=0)
+        expected = kernels.prefill_attention(prompt, wide, *chunk)
+        torch.testing.assert_close(kernels.prefill_attention(prompt, narrow, *chunk), expected, atol=8e-7, rtol=0)
         rest = (paged.page_table, paged.lengths, dim**-0.5, window)
-        expected = kernels.decode_attention(decodes, *wide, *rest)
-        torch.testing.assert_close(kernels.decode_attention(decodes, *narrow, *rest), expected, atol=8e-7, rtol=0)
+        expected = kernels.decode_attention(decodes, wide, *rest)
+        torch.testing.assert_close(kernels.decode_attention(decodes, narrow, *rest), expected, atol=8e-7, rtol=0)
 
 
 @pytest.mark.parametrize(("group", "dim"), [(1, 32), (3, 64), (7, 128), (2, 96), (4, 256)])
@@ -260,9 +262,9 @@ def test_rounded_attention_is_more_exact_than_torch_s_in_bfloat16(group: int, di
     context = 600
     paged = make_paged((context,), 1, dim, 32, torch.bfloat16)
     q = torch.randn(context, group, dim, generator=torch.Generator().manual_seed(0))
-    given = (q, paged.k_cache, paged.v_cache, paged.page_table, (0, context), (context,), dim**-0.5, 0)
+    given = (q, paged.kv, paged.page_table, (0, context), (context,), dim**-0.5, 0)
     rounded, exact = (CpuKernels(may_round).prefill_attention(*given) for may_round in (True, False))
-    keys, values = (cache[paged.page_table[0].long(), 0].flatten(0, 1) for cache in (paged.k_cache, paged.v_cache))
+    keys, values = (cache[paged.page_table[0].long(), 0].flatten(0, 1) for cache in (paged.kv.k, paged.kv.v))
     heads = [part.expand(group, -1, -1)[:, :context] for part in (keys, values)]
 
     def torch_attention(dtype: torch.dtype) -> Tensor:
@@ -286,15 +288,15 @@ def test_writes_to_a_bfloat16_cache_are_rounded_as_torch_rounds(heads: int, dim:
     slots = torch.randperm(48)[:40]
     slots[5] = -1
     narrow, wide = (
-        [torch.zeros(3, heads, 16, dim, dtype=dtype) for _ in "kv"] for dtype in (torch.bfloat16, torch.float32)
+        PagedKV(*torch.zeros(2, 3, heads, 16, dim, dtype=dtype)) for dtype in (torch.bfloat16, torch.float32)
     )
     for write in (
-        lambda caches: kernels.write_cache(k, v, slots, *caches),
-        lambda caches: kernels.rope_and_cache(k, k, v, angles, positions, slots, *caches, None, None, 1e-6),
+        lambda kv: kernels.write_cache(k, v, slots, kv),
+        lambda kv: kernels.rope_and_cache(k, k, v, kv, RopeInputs(angles, positions, slots, None, None, 1e-6)),
     ):
         write(narrow)
         write(wide)
-        for one, all_bits in zip(narrow, wide, strict=True):
+        for one, all_bits in ((narrow.k, wide.k), (narrow.v, wide.v)):
             torch.testing.assert_close(one, all_bits.bfloat16(), rtol=0, atol=0, equal_nan=True)
 
 

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from kernels.interface import Kernels
+from kernels.paging import PagedKV
+from kernels.plans import RopeInputs
 from kernels.reference.backend import ReferenceKernels
 from kernels.reference.decode_attention import decode_attention, plan_decode
 from tests.kernels.conftest import attention_rounds, cpu_kernels
@@ -62,15 +64,15 @@ def make(back_end: tuple[Kernels, torch.dtype]) -> Callable[..., Paged]:
 
 def queries(paged: Paged, group: int, count: int) -> Tensor:
     """Return queries [count, Hq, D]."""
-    heads = paged.k_cache.shape[1] * group
+    heads = paged.kv.heads * group
     generator = torch.Generator().manual_seed(9)
-    return torch.randn(count, heads, paged.k_cache.shape[3], generator=generator)
+    return torch.randn(count, heads, paged.kv.head_dim, generator=generator)
 
 
 def prefill(kernels: Kernels, q: Tensor, paged: Paged, row: int, context: int, window: int) -> Tensor:
     """Compute the last len(q) positions of one row's context as one chunk."""
     table = paged.page_table[row : row + 1]
-    return kernels.prefill_attention(q, paged.k_cache, paged.v_cache, table, (0, len(q)), (context,), 0.2, window)
+    return kernels.prefill_attention(q, paged.kv, table, (0, len(q)), (context,), 0.2, window)
 
 
 def decode(
@@ -85,7 +87,7 @@ def decode(
     """Compute one query for each of `rows`, each with its own context length."""
     lengths = torch.tensor(contexts, dtype=torch.int32)
     table = paged.page_table[rows, :width]
-    return kernels.decode_attention(q, paged.k_cache, paged.v_cache, table, lengths, 0.2, window)
+    return kernels.decode_attention(q, paged.kv, table, lengths, 0.2, window)
 
 
 @pytest.mark.parametrize(("group", "head_dim"), HEADS)
@@ -166,9 +168,9 @@ def test_grouping_rows_by_length_changes_nothing(monkeypatch: pytest.MonkeyPatch
     for padding, keys in ((0, 0), (64 << 10, 8 << 20), (1 << 40, 1 << 40)):
         monkeypatch.setattr(module, "PADDING_BYTES_PER_GROUP", padding)
         monkeypatch.setattr(module, "KEY_BYTES_PER_GROUP", keys)
-        plan = plan_decode(paged.page_table, paged.lengths, paged.k_cache, 0)
+        plan = plan_decode(paged.page_table, paged.lengths, paged.kv, 0)
         group_counts.append(len(plan.groups))
-        args = (q, paged.k_cache, paged.v_cache, paged.page_table, paged.lengths, 0.2, 0)
+        args = (q, paged.kv, paged.page_table, paged.lengths, 0.2, 0)
         results += [decode_attention(*args, plan), decode_attention(*args)]
     assert group_counts[0] == 6 and 1 < group_counts[1] < 6 and group_counts[2] == 1
     assert all(torch.equal(result, results[0]) for result in results)
@@ -217,7 +219,8 @@ def test_rotated_and_normed_heads_have_the_same_bits_in_every_batch(
         caches = [torch.zeros(5, heads, 16, dim, dtype=dtype) for _ in range(2)]
         q, k, v = (part[rows] for part in qkv.split((2 * heads, heads, heads), dim=1))
         slots = torch.arange(70)[rows]
-        rotated = exact.rope_and_cache(q, k, v, angles, positions[rows], slots, *caches, norms[0], norms[1], 1e-6)
+        rope = RopeInputs(angles, positions[rows], slots, norms[0], norms[1], 1e-6)
+        rotated = exact.rope_and_cache(q, k, v, PagedKV(*caches), rope)
         return rotated, *(cache.transpose(1, 2).reshape(-1, heads, dim)[rows] for cache in caches)
 
     all_rows = run(slice(0, 70))

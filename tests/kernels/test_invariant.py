@@ -10,6 +10,7 @@ import torch
 from triton.runtime import interpreter
 
 from kernels.load import load
+from kernels.paging import PagedKV
 from kernels.triton import invariant
 from kernels.triton.invariant import InvariantKernels, InvariantLinear
 from tests.kernels.conftest import half_precision
@@ -84,12 +85,12 @@ def test_a_token_has_the_same_attention_as_a_decode_row_and_in_any_chunk(window:
     """A sequence that is recomputed after preemption continues with the same output."""
     kernels, context = InvariantKernels(), 150
     paged = make_paged((context, 70), 2, 16, 16, torch.float32)
-    k_cache, v_cache, table = (x.to(device) for x in (paged.k_cache, paged.v_cache, paged.page_table))
+    kv, table = PagedKV(paged.kv.k.to(device), paged.kv.v.to(device)), paged.page_table.to(device)
     q = torch.randn(context, 6, 16, generator=torch.Generator().manual_seed(3)).to(device)
 
     def chunk(first: int, last: int) -> torch.Tensor:
         bias_or_none = (table[:1], (0, last - first), (last,), 0.2, window)
-        return kernels.prefill_attention(q[first:last].contiguous(), k_cache, v_cache, *bias_or_none)
+        return kernels.prefill_attention(q[first:last].contiguous(), kv, *bias_or_none)
 
     whole = chunk(0, context)
     for first, last in ((0, 64), (64, 150), (0, 1), (99, 150), (70, 71)):
@@ -97,8 +98,8 @@ def test_a_token_has_the_same_attention_as_a_decode_row_and_in_any_chunk(window:
     for position in (0, 15, 16, 63, 64, 149):
         lengths = torch.tensor([position + 1, 70], dtype=torch.int32, device=device)
         two = torch.stack((q[position], q[3]))
-        alone = kernels.decode_attention(two[:1], k_cache, v_cache, table[:1], lengths[:1], 0.2, window)
-        beside = kernels.decode_attention(two, k_cache, v_cache, table, lengths, 0.2, window)
+        alone = kernels.decode_attention(two[:1], kv, table[:1], lengths[:1], 0.2, window)
+        beside = kernels.decode_attention(two, kv, table, lengths, 0.2, window)
         assert torch.equal(alone[0], whole[position])
         assert torch.equal(beside[0], whole[position])
 

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from kernels.interface import Kernels
+from kernels.paging import PagedKV
+from kernels.plans import RopeInputs
 from tests.kernels.test_norm_and_gate import naive_norm
 
 EPS = 1e-6
@@ -55,8 +57,8 @@ def test_rotation_norm_and_write(
     slots = torch.randperm(4 * page_size + 3)[:T] % (4 * page_size)
     slots[T // 2] = -1
     caches = [torch.full((4, kv_heads, page_size, head_dim), 7.0, device=device) for _ in range(2)]
-    given = (table(50, head_dim).to(device), positions.to(device), slots.to(device), *caches)
-    out = kernels.rope_and_cache(q, k, v, *given, norms[0], norms[1], EPS)
+    given = (table(50, head_dim).to(device), positions.to(device), slots.to(device))
+    out = kernels.rope_and_cache(q, k, v, PagedKV(*caches), RopeInputs(*given, norms[0], norms[1], EPS))
 
     def expected(x: Tensor, norm: Tensor | None) -> Tensor:
         x = x.cpu().double()
@@ -80,9 +82,10 @@ def test_a_plan_changes_nothing(reference_kernels: Kernels) -> None:
     results = []
     for planned in (True, False):
         caches = torch.zeros(2, 2, 1, 4, 16)
-        plan = reference_kernels.plan_rope(cos_sin, positions, slots, caches[0]) if planned else None
-        args = (cos_sin, positions, slots, caches[0], caches[1], None, None, EPS, plan)
-        results.append((reference_kernels.rope_and_cache(q, k, v, *args), caches))
+        kv = PagedKV(*caches)
+        plan = reference_kernels.plan_rope(cos_sin, positions, slots, kv) if planned else None
+        rope = RopeInputs(cos_sin, positions, slots, None, None, EPS, plan)
+        results.append((reference_kernels.rope_and_cache(q, k, v, kv, rope), caches))
     assert torch.equal(results[0][0], results[1][0])
     assert torch.equal(results[0][1], results[1][1])
 
@@ -92,7 +95,7 @@ def test_write_cache_stores_its_input(kernels: Kernels, device: torch.device) ->
     torch.manual_seed(0)
     k, v = torch.randn(2, 3, 2, 80, device=device)
     caches = torch.zeros(2, 2, 2, 4, 80, device=device)
-    kernels.write_cache(k, v, torch.tensor([6, -1, 1], device=device), caches[0], caches[1])
+    kernels.write_cache(k, v, torch.tensor([6, -1, 1], device=device), PagedKV(*caches))
     for cache, given in zip(caches, (k, v), strict=True):
         expected_cache = torch.zeros_like(cache)
         expected_cache[1, :, 2], expected_cache[0, :, 1] = given[0], given[2]
@@ -108,7 +111,8 @@ def test_rotation_keeps_lengths_and_relative_angles(kernels: Kernels, device: to
         caches = torch.zeros(2, 1, 1, 1, 64, device=device)
         zero = torch.zeros(1, dtype=torch.int64, device=device)
         tables = table(64, 64).to(device)
-        rotated = kernels.rope_and_cache(q, k, k, tables, zero + shift + 5, zero, *caches, None, None, EPS)
-        kernels.rope_and_cache(q, k, k, tables, zero + shift, zero, *caches, None, None, EPS)
+        later, earlier = (RopeInputs(tables, zero + shift + add, zero, None, None, EPS) for add in (5, 0))
+        rotated = kernels.rope_and_cache(q, k, k, PagedKV(*caches), later)
+        kernels.rope_and_cache(q, k, k, PagedKV(*caches), earlier)
         products.append(float((rotated.flatten() * caches[0].flatten()).sum()))
     assert math.isclose(products[0], products[1], rel_tol=1e-4)

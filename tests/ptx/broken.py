@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from kernels.paging import PagedKV
 from kernels.triton.backend import TritonKernels
 from kernels.triton.skinny_gemm import DenseLinear
 from tests.kernels.paged import make_paged
@@ -40,8 +41,8 @@ def attend() -> None:
     """Run decode attention in bfloat16 with two splits."""
     paged, kernels = make_paged((70,), 1, 16, 16, dtype=torch.bfloat16), TritonKernels()
     q = torch.randn(1, 2, 16).bfloat16()
-    plan = kernels.plan_decode(paged.page_table, paged.lengths, 2, paged.k_cache, 0)
-    kernels.decode_attention(q, paged.k_cache, paged.v_cache, paged.page_table, paged.lengths, 0.3, 0, plan)
+    plan = kernels.plan_decode(paged.page_table, paged.lengths, 2, paged.kv, 0)
+    kernels.decode_attention(q, paged.kv, paged.page_table, paged.lengths, 0.3, 0, plan)
 
 
 @pytest.mark.parametrize("without", ["bar.sync"], indirect=True)
@@ -74,6 +75,6 @@ def test_reading_past_the_end_of_a_tensor_is_reported():
 
 def test_writing_past_the_end_of_a_tensor_is_reported():
     """A slot on the page after a cache's last one is reported."""
-    k, k_cache, v_cache = torch.ones(1, 1, 16), torch.zeros(3, 1, 4, 16), torch.zeros(3, 1, 4, 16)
+    k, kv = torch.ones(1, 1, 16), PagedKV(torch.zeros(3, 1, 4, 16), torch.zeros(3, 1, 4, 16))
     with pytest.raises(PtxError, match="out of bounds in"):
-        TritonKernels().write_cache(k, k, torch.tensor([3 * 4]), k_cache, v_cache)
+        TritonKernels().write_cache(k, k, torch.tensor([3 * 4]), kv)

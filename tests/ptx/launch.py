@@ -30,7 +30,7 @@ READABLE_EARLY = {
     "k_norm",
     "cos_sin",
     "positions",
-    "slots",
+    "slot_mapping",
     "page_table",
     "tasks",
     "num_tasks",

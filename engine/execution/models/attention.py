@@ -38,7 +38,7 @@ class StepAttention:
         plans: dict[int, DecodePlan | None] = {}
         if inputs.num_decodes:
             tables = (inputs.decode_page_table, inputs.decode_context_lens)
-            plans = {w: kernels.plan_decode(*tables, query_heads, cache.k[0], w) for w in set(windows)}
+            plans = {w: kernels.plan_decode(*tables, query_heads, cache.layers[0], w) for w in set(windows)}
         return cls(inputs, cache, kernels, plans)
 
     def __call__(self, layer: int, q: Tensor, scale: float, window: int) -> Tensor:
@@ -60,15 +60,14 @@ class StepAttention:
         """
         out, decodes = torch.empty_like(q), self.inputs.num_decodes
         self._decode(layer, q[:decodes], scale, window, out[:decodes])
-        k, v = self.cache.k[layer], self.cache.v[layer]
-        self.kernels.attend_tiles(q, k, v, self.inputs.prefill_page_table, tiles, out, scale, window)
+        kv = self.cache.layers[layer]
+        self.kernels.attend_tiles(q, kv, self.inputs.prefill_page_table, tiles, out, scale, window)
         return out
 
     def _decode(self, layer: int, q: Tensor, scale: float, window: int, out: Tensor | None = None) -> Tensor:
         return self.kernels.decode_attention(
             q,
-            self.cache.k[layer],
-            self.cache.v[layer],
+            self.cache.layers[layer],
             self.inputs.decode_page_table,
             self.inputs.decode_context_lens,
             scale,
@@ -80,8 +79,7 @@ class StepAttention:
     def _prefill(self, layer: int, q: Tensor, scale: float, window: int) -> Tensor:
         return self.kernels.prefill_attention(
             q,
-            self.cache.k[layer],
-            self.cache.v[layer],
+            self.cache.layers[layer],
             self.inputs.prefill_page_table,
             self.inputs.prefill_query_starts,
             self.inputs.prefill_context_lens,

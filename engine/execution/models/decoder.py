@@ -17,7 +17,7 @@ from engine.execution.models.attention import StepAttention
 from engine.execution.models.config import DecoderConfig
 from kernels.decoder import DecoderLayer, DecoderShape, DecoderWeights, ForwardPass, StepPass
 from kernels.interface import Kernels
-from kernels.plans import RopePlan
+from kernels.plans import RopeInputs, RopePlan
 from kernels.slots import StepState
 
 
@@ -91,9 +91,9 @@ class Decoder:
         if kernels is not self._kernels:
             self._kernels, self._fused_forward = kernels, kernels.prepare_decoder(self._shape, weights)
         if self._fused_forward is not None and inputs.tiles is None:  # does not support tiles, which recordings have
-            return self._fused_forward(inputs, cache.k, cache.v)
+            return self._fused_forward(inputs, cache.layers)
         attention = StepAttention.begin(inputs, cache, kernels, config.num_heads, config.windows)
-        rope = kernels.plan_rope(weights.cos_sin, inputs.positions, inputs.slot_mapping, cache.k[0])
+        rope = kernels.plan_rope(weights.cos_sin, inputs.positions, inputs.slot_mapping, cache.layers[0])
         residual = weights.embedding.index_select(0, inputs.token_ids).to(self.dtype)
         for index, layer in enumerate(weights.layers):
             qkv = kernels.norm_linear(residual, layer.input_norm, config.norm_eps, layer.qkv)
@@ -112,7 +112,7 @@ class Decoder:
         return kernels.prepare_step(self._shape, self._weights, state)
 
     def _attend(
-        self, index: int, layer: DecoderLayer, qkv: Tensor, attention: StepAttention, rope: RopePlan | None
+        self, index: int, layer: DecoderLayer, qkv: Tensor, attention: StepAttention, plan: RopePlan | None
     ) -> Tensor:
         """Write the rows' keys and values to the cache and return the attention output [T, Hq * D].
 
@@ -120,19 +120,14 @@ class Decoder:
         """
         config, inputs, cache = self.config, attention.inputs, attention.cache
         q_end, k_end = config.num_heads, config.num_heads + config.num_kv_heads
+        tokens = (self._weights.cos_sin, inputs.positions, inputs.slot_mapping)
+        rope = RopeInputs(*tokens, layer.q_norm, layer.k_norm, config.norm_eps, plan)
         qkv = qkv.view(qkv.shape[0], -1, config.head_dim)
         q = attention.kernels.rope_and_cache(
             qkv[:, :q_end],
             qkv[:, q_end:k_end],
             qkv[:, k_end:],
-            self._weights.cos_sin,
-            inputs.positions,
-            inputs.slot_mapping,
-            cache.k[index],
-            cache.v[index],
-            layer.q_norm,
-            layer.k_norm,
-            config.norm_eps,
+            cache.layers[index],
             rope,
         )
         return attention(index, q, self._scale, config.windows[index]).view(q.shape[0], -1)

@@ -43,9 +43,8 @@ class PagedStep:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
         """Write keys and values to the cache, through which the rows of a chunk attend to each other, then attend."""
         self.on_layer()
-        cache = self.attention.cache
-        slots = self.attention.inputs.slot_mapping
-        self.attention.kernels.write_cache(k, v, slots, cache.k[layer], cache.v[layer])
+        slot_mapping = self.attention.inputs.slot_mapping
+        self.attention.kernels.write_cache(k, v, slot_mapping, self.attention.cache.layers[layer])
         return self.attention(layer, q, scale, window)
 
 

@@ -19,11 +19,11 @@ def filled(host_pages: int = 0) -> KVCache:
 def test_layers_are_views_of_one_tensor():
     """k and v of a layer are [N, Hkv, S, D] with contiguous pages, and writing them writes the cache."""
     cache = filled()
-    assert len(cache.k) == len(cache.v) == 3
+    assert len(cache.layers) == 3
     for layer in range(3):
-        for view in (cache.k[layer], cache.v[layer]):
+        for view in (cache.layers[layer].k, cache.layers[layer].v):
             assert view.shape == (6, 2, 4, 8) and view[3].is_contiguous()
-    cache.v[1][5] = 7.0
+    cache.layers[1].v[5] = 7.0
     assert (cache.data[5, 1, 1] == 7.0).all()
     assert (cache.num_pages, cache.page_size) == (6, 4)
 
