@@ -61,6 +61,7 @@ bench: install  ## the CPU benchmarks; results go to benchmarks/results/
 	@$(BIN)/python -m benchmarks.linear_layers
 	@$(BIN)/python -m benchmarks.cpu_attention
 	@$(BIN)/python -m benchmarks.sampling
+	@$(BIN)/python -m benchmarks.sampling_rows
 	@$(BIN)/python -m benchmarks.neighbours
 	@$(BIN)/python -m benchmarks.token_latency
 	@$(BIN)/python -m benchmarks.scheduler_cost

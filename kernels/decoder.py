@@ -81,7 +81,21 @@ class StepInputs(Protocol):
 # (step, keys and values of each layer) -> hidden states [T, H] after the last norm
 ForwardPass = Callable[[StepInputs, tuple[PagedKV, ...]], Tensor]
 
-# (slots to decode, prompt chunks; each slot at most once) -> (sampled token per decoded slot, then per sampling chunk;
-# per chunk whether its hidden states contain a NaN). A row with a NaN yields token -1; its slot stores token 0 instead,
-# which is a valid embedding index.
-StepPass = Callable[[Sequence[int], Sequence[PromptChunk]], tuple[list[int], list[bool]]]
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Result of a fused step.
+
+    token_ids: of each decoded slot, then of each sampling chunk. A row with a NaN yields token -1; its slot stores
+    token 0 instead, which is a valid embedding index. has_nan: of each chunk, whether its hidden states contain a NaN.
+    logits: [N, V] float32 of the withheld rows, which have token 0 and unchanged slots.
+    """
+
+    token_ids: list[int]
+    has_nan: list[bool]
+    logits: Tensor
+
+
+# (slots to decode, prompt chunks, withheld rows) -> result. A slot occurs at most once. Withheld rows are indices into
+# the result's tokens, ascending; the caller samples these rows from their logits.
+StepPass = Callable[[Sequence[int], Sequence[PromptChunk], Sequence[int]], StepResult]

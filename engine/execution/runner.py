@@ -1,8 +1,9 @@
 """ModelRunner: executes batches. Each step moves pages, packs tokens, runs the forward pass and samples, in this order.
 
-On a CPU everything except the page moves is one call, unless a request needs more than filters. On a GPU the sampled
-tokens stay on the device, where the next step reads them; the host receives them on request. A step can therefore be
-launched while the previous one is computed, and no code here may wait for the device (`engine.execution.transfer`).
+On a CPU everything except the page moves is one call; rows that need more than filters are then sampled from logits
+that it returns. On a GPU the sampled tokens stay on the device, where the next step reads them; the host receives them
+on request. A step can therefore be launched while the previous one is computed, and no code here may wait for the
+device (`engine.execution.transfer`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from engine.execution.device_slots import DeviceSlots
 from engine.execution.graphs import Capture, PromptTokens, Shape, StepGraphs
 from engine.execution.models.interface import Model
 from engine.execution.packing import pack, prompt_tokens
-from engine.execution.sampler import SampledTokens, Sampler
+from engine.execution.sampler import SampledTokens, Sampler, SamplerInputs
 from engine.execution.slots import Ints, SlotState
 from engine.execution.swap import PageSwapper
 from engine.execution.transfer import HostCopy, to_device
@@ -55,6 +56,7 @@ class ModelRunner:
         self._sampler = Sampler(self._slots, kernels, model.vocab_size, model.device)
         self._graphs: StepGraphs | None = None
         self._fused_step: StepPass | None = None
+        self.fused_steps = 0  # steps that ran as one call
         self._last_results: HostCopy | None = None  # results of the last launch
         self._was_idle = True
         if capture is not None:
@@ -97,9 +99,8 @@ class ModelRunner:
         if self._swap.is_swapping_in or batch.swap_out or batch.copies or batch.swap_in or batch.joins:
             self._prepare(batch)
         self._slots.apply(batch)
-        if self._fused_step and not len(self._slots.needs_full_sampler(batch.sampled_slots)):
-            tokens, broken = self._fused_step(batch.decodes, batch.chunks)
-            outcome = StepOutcome(tuple(map(Sampled, tokens)), tuple(broken))
+        if self._fused_step:
+            outcome = self._run_fused(self._fused_step, batch)
             return lambda: outcome
         return self._launch(batch)
 
@@ -118,6 +119,30 @@ class ModelRunner:
             slots = np.array([join.slot for join in batch.joins], np.int64)
             last = np.array([join.tokens[-1] for join in batch.joins], np.int64)
             self._last_tokens.index_copy_(0, *to_device((slots, last), self._model.device))
+
+    @torch.inference_mode()
+    def _run_fused(self, fused_step: StepPass, batch: Batch) -> StepOutcome:
+        """Run a step in one call; rows that need the full sampler are then sampled here, from logits of that call."""
+        rows = self._slots.needs_full_sampler(batch.sampled_slots)
+        # Before the step, which evicts the slots' parameters from the caches.
+        slots = np.array(batch.sampled_slots, np.int64)[rows]
+        parameters = self._sampler.parameters(slots) if len(rows) else None
+        result = fused_step(batch.decodes, batch.chunks, rows.tolist())
+        self.fused_steps += 1
+        sampled = list(map(Sampled, result.token_ids))
+        if parameters:
+            tokens = self._sample(result.logits, parameters)
+            self._slots.advance(slots)
+            for row, token in zip(rows.tolist(), tokens.read(tokens.tensors), strict=True):
+                sampled[row] = token
+        return StepOutcome(tuple(sampled), tuple(result.has_nan))
+
+    def _sample(self, logits: Tensor, parameters: SamplerInputs) -> SampledTokens:
+        """Sample logits[R, V] with the full sampler and store the slots' last tokens."""
+        tokens = self._sampler.sample(logits, parameters)
+        # The token of a row with NaN does not matter.
+        self._last_tokens.index_copy_(0, tokens.slots, tokens.token_ids.clamp(min=0))
+        return tokens
 
     @torch.inference_mode()
     def _launch(self, batch: Batch) -> Callable[[], StepOutcome]:
@@ -168,8 +193,7 @@ class ModelRunner:
         if len(rows := self._slots.needs_full_sampler(slots)):
             (where,) = to_device((rows,), self._model.device)
             logits = self._model.compute_logits(hidden[where])
-            resampled = self._sampler.sample(logits, self._sampler.parameters(sampled[rows]))
-            self._last_tokens.index_copy_(0, resampled.slots, resampled.token_ids.clamp(min=0))
+            resampled = self._sample(logits, self._sampler.parameters(sampled[rows]))
             tokens = tokens.with_rows(rows, where, resampled)
         self._slots.advance(sampled)
         drawn.append(tokens)
@@ -198,9 +222,7 @@ class ModelRunner:
             return
         if inputs.logit_rows is not None:
             hidden = hidden[inputs.logit_rows]
-        tokens = self._sampler.sample(self._model.compute_logits(hidden), parameters)
-        # The token of a row with NaN does not matter.
-        self._last_tokens.index_copy_(0, tokens.slots, tokens.token_ids.clamp(min=0))
+        tokens = self._sample(self._model.compute_logits(hidden), parameters)
         self._slots.advance(sampled)
         if self._graphs:
             self._graphs.slots.advance(tokens.slots)

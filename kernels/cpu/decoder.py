@@ -13,7 +13,7 @@ from kernels.cpu import structs
 from kernels.cpu.library import load
 from kernels.cpu.linear import CpuLinear
 from kernels.cpu.structs import address
-from kernels.decoder import DecoderLayer, DecoderShape, DecoderWeights, Linear, StepInputs
+from kernels.decoder import DecoderLayer, DecoderShape, DecoderWeights, Linear, StepInputs, StepResult
 from kernels.huge_pages import mmap_zeros
 from kernels.paging import PagedKV
 from kernels.slots import PromptChunk, SlotRecord, StepState
@@ -101,11 +101,13 @@ class CpuStep:
         num_slots = len(slots.lengths)
         self._decodes, self._chunks = (ctypes.c_int64 * num_slots)(), (structs.Chunk * num_slots)()
         self._ids, self._broken = (ctypes.c_int64 * num_slots)(), (ctypes.c_int64 * num_slots)()
+        self._withheld = (ctypes.c_int64 * num_slots)()
         self._scratch = mmap_zeros((0,), torch.uint8)
         self._max_rows = self._max_sampled = 0  # capacity of the scratch memory
         self._work = structs.Work(
             decodes=ctypes.addressof(self._decodes),
             chunks=ctypes.addressof(self._chunks),
+            withheld=ctypes.addressof(self._withheld),
             k=ctypes.addressof(self._cache_addresses[0]),
             v=ctypes.addressof(self._cache_addresses[1]),
             cache_is_bf16=cache[0].dtype == torch.bfloat16,
@@ -115,7 +117,7 @@ class CpuStep:
             broken=ctypes.addressof(self._broken),
         )
 
-    def __call__(self, decodes: Sequence[int], chunks: Sequence[PromptChunk]) -> tuple[list[int], list[bool]]:
+    def __call__(self, decodes: Sequence[int], chunks: Sequence[PromptChunk], withheld: Sequence[int]) -> StepResult:
         """Run a step; see `kernels.decoder.StepPass`."""
         rows = sampled = len(decodes)
         self._decodes[:rows] = list(decodes)
@@ -123,14 +125,17 @@ class CpuStep:
             self._chunks[i] = structs.Chunk(chunk.slot, chunk.start, chunk.length, chunk.samples)
             rows += chunk.length
             sampled += chunk.samples
+        logits = torch.empty((len(withheld), self._head.outputs))
         if not rows:
-            return [], []
+            return StepResult([], [], logits)
         assert sampled <= len(self._ids), "a slot occurs twice in the step"
         if rows > self._max_rows or sampled > self._max_sampled:
             self._grow_scratch(rows, sampled)
+        self._withheld[: len(withheld)] = list(withheld)
         self._work.num_decodes, self._work.num_chunks = len(decodes), len(chunks)
+        self._work.num_withheld, self._work.logits = len(withheld), address(logits)
         self._step(self._decoder, self._head, self._slots, self._work)
-        return self._ids[:sampled], [broken != 0 for broken in self._broken[: len(chunks)]]
+        return StepResult(self._ids[:sampled], [broken != 0 for broken in self._broken[: len(chunks)]], logits)
 
     def _grow_scratch(self, rows: int, sampled: int) -> None:
         """Grow the scratch memory to powers of two, so that not every new maximum needs fresh memory."""

@@ -140,9 +140,11 @@ class Work(ctypes.Structure):
         ("num_decodes", _int),
         ("chunks", _pointer),
         ("num_chunks", _int),
+        ("withheld", _pointer),
+        ("num_withheld", _int),
         *((name, _pointer) for name in ("k", "v")),
         *((name, _int) for name in ("cache_is_bf16", "page_size", "page_stride")),
-        *((name, _pointer) for name in ("scratch", "ids", "broken")),
+        *((name, _pointer) for name in ("scratch", "ids", "logits", "broken")),
     )
 
 

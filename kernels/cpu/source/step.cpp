@@ -121,6 +121,16 @@ std::vector<T> of(const T* all, const std::vector<int64_t>& which) {
     return some;
 }
 
+// Return the indices of the sampled rows in the order of their logits: rows that are sampled here, then withheld ones.
+std::vector<int64_t> withheld_last(int64_t sampled, const Work& work) {
+    const int64_t *const begin = work.withheld, *const end = begin + work.num_withheld;
+    std::vector<int64_t> order;
+    for (int64_t i = 0; i < sampled; i++)
+        if (!std::binary_search(begin, end, i)) order.push_back(i);
+    order.insert(order.end(), begin, end);
+    return order;
+}
+
 // Sample a token per row of logits and advance the slots. The slot of a row with a NaN gets token 0, a valid embedding index.
 void sample_and_advance(const Linear& head, const Slots& slots, const std::vector<int64_t>& which, const float* logits,
                         int64_t* ids) {
@@ -150,12 +160,19 @@ void step(const Decoder& d, const Linear& head, const Slots& slots, const Work& 
                 work.cache_is_bf16, work.page_size, work.page_stride, work.scratch, scratch.hidden});
     look_for_nan(d, rows, work, scratch.hidden);
     if (!sampled) return;
+    const std::vector<int64_t> order = withheld_last(sampled, work);
     const float* chosen = scratch.hidden;
-    if (sampled < rows.count()) {
+    if (sampled < rows.count() || work.num_withheld) {
+        const std::vector<int64_t> hidden_rows = of(rows.sampled.data(), order);
         for (int64_t i = 0; i < sampled; i++)
-            std::copy_n(scratch.hidden + rows.sampled[i] * d.hidden, d.hidden, scratch.chosen + i * d.hidden);
+            std::copy_n(scratch.hidden + hidden_rows[i] * d.hidden, d.hidden, scratch.chosen + i * d.hidden);
         chosen = scratch.chosen;
     }
     linear(head, Operand::put(head, chosen, sampled), sampled, Result{scratch.logits});
-    sample_and_advance(head, slots, rows.in_slot, scratch.logits, work.ids);
+    const int64_t own = sampled - work.num_withheld;
+    const std::vector<int64_t> own_slots = of(rows.in_slot.data(), {order.begin(), order.begin() + own});
+    std::vector<int64_t> ids(sampled);
+    sample_and_advance(head, slots, own_slots, scratch.logits, ids.data());
+    for (int64_t i = 0; i < sampled; i++) work.ids[order[i]] = ids[i];
+    std::copy_n(scratch.logits + own * head.outputs, work.num_withheld * head.outputs, work.logits);
 }

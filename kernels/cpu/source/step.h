@@ -27,11 +27,14 @@ struct Work {
     int64_t num_decodes;
     const Chunk* chunks;
     int64_t num_chunks;
+    const int64_t* withheld;  // ascending indices into `ids` of rows that are not sampled: the caller samples them
+    int64_t num_withheld;
     void* const* k;  // as in `Step`
     void* const* v;
     int64_t cache_is_bf16, page_size, page_stride;
     void* scratch;    // `step_bytes` bytes, aligned to 64
-    int64_t* ids;     // out: tokens of `decodes`, then of chunks that sample; -1 for a row with a NaN
+    int64_t* ids;     // out: tokens of `decodes`, then of chunks that sample; -1 for a row with a NaN, 0 if withheld
+    float* logits;    // out: [num_withheld, vocabulary]
     int64_t* broken;  // out: per chunk, whether it contains a NaN
 };
 

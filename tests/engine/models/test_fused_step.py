@@ -59,6 +59,7 @@ def test_a_fused_step_equals_its_single_operations(
         tokens += len(outcome.sampled)
         broken += sum(outcome.has_nan) + sum(sampled.token_id < 0 for sampled in outcome.sampled)
     assert broken > 10 and tokens > 500
+    assert [runner.fused_steps for runner in runners] == [500, 0]
 
 
 def test_requests_that_need_the_full_sampler_are_recognised_at_every_token(checkpoints):
