@@ -168,10 +168,8 @@ class Kernels(Protocol):
         With a temperature below 1e-5: the largest logit, the lowest id among equals. Seed, position and choice
         determine the noise of a row. Other fields of the records are not read.
 
-        Filters, in vLLM's order, on logits / temperature: min_p keeps tokens with at least min_p times the largest
-        probability; top_k keeps the k largest; top_p keeps the smallest set of largest tokens with a renormalised
-        probability of at least top_p. All tokens equal to the smallest kept one are kept. Then argmax(kept + Gumbel
-        noise), see `kernels.reference.noise`.
+        The result is argmax(kept + Gumbel noise) over the logits / temperature that the filters keep, see
+        `kernels.reference.sample.filter_threshold` and `kernels.reference.noise`.
         """
 
     def gather_slots(

@@ -53,7 +53,9 @@ def _sample_all(logits: Tensor, sampling: SamplingTensors) -> Tensor:
 def filter_threshold(scaled: Tensor, sampling: SamplingTensors) -> Tensor:
     """Return the smallest scaled logit that each row's filters keep, -inf without filters.
 
-    scaled[R, V] (logits / temperature) -> [R].
+    In vLLM's order: min_p keeps tokens with at least min_p times the largest probability; top_k keeps the k largest;
+    top_p keeps the smallest set of largest tokens with a renormalised probability of at least top_p. All tokens equal
+    to the smallest kept one are kept. scaled[R, V] (logits / temperature) -> [R].
     """
     top_k, top_p, min_p = (sampling.field(name) for name in ("top_k", "top_p", "min_p"))
     threshold = torch.full((len(scaled),), -math.inf, device=scaled.device)

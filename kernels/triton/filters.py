@@ -202,8 +202,8 @@ def search_state(record, scratch, TOP_P_SEARCH: tl.constexpr, STEP: tl.constexpr
 
 
 @triton.jit
-def smallest_key(record, scratch, largest, V):
-    """Return the smallest key that min_p and top_k keep."""
+def smallest_key(record, scratch, largest, V, groups, GROUPS: tl.constexpr):
+    """Return the smallest key that the filters before top_p keep."""
     least = load_field(record, MIN_P, tl.float32)
     floor = order_key(tl.where(least > 0.0, largest + tl.log(tl.where(least > 0.0, least, 1.0)), float("-inf")))
     if limits_top_k(record, V):
@@ -212,12 +212,12 @@ def smallest_key(record, scratch, largest, V):
 
 
 @triton.jit
-def smallest_kept_key(record, scratch, largest, V):
+def smallest_kept_key(record, scratch, largest, V, groups, GROUPS: tl.constexpr):
     """Return the smallest key that all filters keep."""
     if limits_top_p(record):  # the top_p threshold is computed among the columns that the other filters keep
         floor = search_state(record, scratch, True, STEPS)[0]
     else:
-        floor = smallest_key(record, scratch, largest, V)
+        floor = smallest_key(record, scratch, largest, V, groups, GROUPS)
     return floor
 
 
@@ -267,7 +267,7 @@ def _weigh_kernel(
     # Columns below the floor sort after the threshold, so the floor matters only in the first step.
     lowest = tl.full([], MIN_KEY, tl.int32)
     if TOP_P_SEARCH and STEP == 0:
-        lowest = smallest_key(record, scratch, largest, V)
+        lowest = smallest_key(record, scratch, largest, V, groups, GROUPS)
     elif not TOP_P_SEARCH and STEP < 2:  # later steps know more bits
         lowest = _min_top_k_key(scratch, load_field(record, TOP_K, tl.int32), groups, GROUPS)
     threshold, missing = search_state(record, scratch, TOP_P_SEARCH, STEP)

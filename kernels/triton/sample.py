@@ -147,7 +147,7 @@ def _kept_kernel(
     if largest != largest:
         tl.store(scores, largest)
         return
-    floor = smallest_kept_key(record, scratch, largest, V)
+    floor = smallest_kept_key(record, scratch, largest, V, groups, GROUPS)
     divisor = load_field(record, TEMPERATURE, tl.float32)
     key_a, key_b = _noise_keys(record, tl.load(positions + slot))
     best = tl.full([BLOCK], float("-inf"), tl.float32)

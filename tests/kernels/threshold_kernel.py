@@ -19,8 +19,9 @@ def _threshold_kernel(records, scratch, keys, V, groups, GROUPS: tl.constexpr):
     record = records + row * filters.RECORD_BYTES
     scratch = filters.row_scratch(scratch, row, groups)
     largest = filters.largest_value(scratch, groups, GROUPS)
-    floor = filters.smallest_key(record, scratch, largest, V)
-    tl.store(keys + row, tl.maximum(floor, filters.smallest_kept_key(record, scratch, largest, V)))
+    floor = filters.smallest_key(record, scratch, largest, V, groups, GROUPS)
+    kept = filters.smallest_kept_key(record, scratch, largest, V, groups, GROUPS)
+    tl.store(keys + row, tl.maximum(floor, kept))
 
 
 def searched(logits: Tensor, sampling: SamplingTensors) -> Tensor:
