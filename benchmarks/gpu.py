@@ -55,7 +55,17 @@ MAX_KV_BYTES = 40e9
 PROMPTS = ((512, 32), (2048, 8))  # tokens of a prompt, number of simultaneous prompts
 
 # Columns that describe the work of an engine; rows that agree in all of them can be compared.
-KEY_COLUMNS = ("shape", "batch", "prompt", "top_p", "demanding", "tokens", "prompts", "early_launch", "recorded")
+KEY_COLUMNS = (
+    "shape",
+    "batch",
+    "prompt",
+    "top_p",
+    "full_sampler_rows",
+    "tokens",
+    "prompts",
+    "early_launch",
+    "recorded",
+)
 
 # top_k, top_p, temperature, spread of the logits
 SAMPLERS = ((0, 1.0, 0.0, 4.0), (0, 1.0, 0.6, 4.0), (0, 0.9, 0.6, 4.0), (50, 0.9, 0.6, 4.0), (0, 0.9, 0.6, 0.9))
@@ -183,7 +193,7 @@ def on_gpu(marks: Marks, early_launch: bool = True, with_transformers: bool = Tr
     marks_of(marks, llama)
     if with_transformers:
         marks.transformers(llama, 64, 512, 128)
-    people_of(marks, replace(llama, budget=None))
+    interactive_requests(marks, replace(llama, budget=None))
     invariant_of(marks, replace(llama, batch_invariant=True))
     if early_launch:
         steps_of(marks, in_turn, ((1, 512), (32, 512)))
@@ -196,7 +206,7 @@ def on_gpu(marks: Marks, early_launch: bool = True, with_transformers: bool = Tr
     kernels_of(marks, llama.shape)
     attention_of(marks, llama.shape, OTHERS)
     more_of(marks, llama)
-    people_of(marks, replace(qwen, budget=None))
+    interactive_requests(marks, replace(qwen, budget=None))
     attention_of(marks, qwen.shape, OTHERS)
     more_of(marks, qwen)
     variants_of(marks, qwen.shape)
@@ -214,7 +224,7 @@ def attention_of(marks: Marks, shape: Shape, sizes: Sizes) -> None:
 def kernels_of(marks: Marks, shape: Shape) -> None:
     """Plan the other kernels."""
     for rows in (1, 4, 8):
-        marks.kernel(marks.of_matrices.beside_the_library, shape, rows)
+        marks.kernel(marks.of_matrices.against_library, shape, rows)
     for rows in (1, 32, 256, 2048):
         marks.kernel(marks.of_kernels.elementwise, shape, rows)
     for rows in (1, 32, 256):
@@ -252,7 +262,7 @@ def marks_of(marks: Marks, build: Build) -> None:
     marks.engine(build, marks.of_engines.mixed, 256, 100, 1024, 2)
 
 
-def people_of(marks: Marks, build: Build) -> None:
+def interactive_requests(marks: Marks, build: Build) -> None:
     """Plan latencies of interactive requests, and a mixed load, with the engine's own token budget."""
     for prompt in (512, 2048):
         marks.engine(build, marks.of_engines.people, prompt, 64, 20, (512, 2048))
@@ -275,7 +285,7 @@ def more_of(marks: Marks, build: Build) -> None:
     steps_of(marks, build, OTHERS)
     for batch in (1, 32, 256):
         marks.engine(build, marks.of_engines.decode_step, batch, 512, 20, top_p=0.9)
-        marks.engine(build, marks.of_engines.decode_step, batch, 512, 20, demanding=1)
+        marks.engine(build, marks.of_engines.decode_step, batch, 512, 20, full_sampler_rows=1)
     for batch, prompt in product((1, 256), (128, 512)):
         marks.engine(build, marks.of_engines.recorded_step, batch, 512, prompt)
     marks.engine(build, marks.of_engines.swapping, 32, 2048, 100)
@@ -293,12 +303,12 @@ def on_cpu(marks: Marks, with_transformers: bool = True) -> None:
     marks.kernel(marks.of_kernels.decode_attention_mixed, TINY, 3, 70, 16, 128, 4)
     marks.kernel(marks.of_kernels.prefill_attention, TINY, 40, 16)
     marks.kernel(marks.of_kernels.prefill_attention_as, TINY, 40, 16, 128, 32, 4, 2)
-    marks.kernel(marks.of_matrices.beside_the_library, TINY, 3)
+    marks.kernel(marks.of_matrices.against_library, TINY, 3)
     marks.kernel(marks.of_kernels.elementwise, TINY, 3)
     marks.kernel(marks.of_kernels.sampler, TINY, 3, 50, 0.9, 0.6)
     build = Build(TINY, slots=8, budget=256, page_size=16)
     marks.engine(build, marks.of_engines.decode_step, 3, 70, 5, top_p=0.9)
-    marks.engine(build, marks.of_engines.decode_step, 3, 70, 5, demanding=1)
+    marks.engine(build, marks.of_engines.decode_step, 3, 70, 5, full_sampler_rows=1)
     marks.engine(build, marks.of_engines.swapping, 3, 70, 8)
     marks.engine(build, marks.of_engines.lone_prompt, 100, 2)
     marks.engine(build, marks.of_engines.prefill, 100, 2)

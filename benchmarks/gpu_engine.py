@@ -48,14 +48,14 @@ class EngineMarks:
         steps: int,
         runs: int = 5,
         top_p: float = 1.0,
-        demanding: int = 0,
+        full_sampler_rows: int = 0,
     ) -> None:
         """Measure `runs` times `steps` decode steps of `batch` rows, starting at about `context` tokens.
 
         The bound reads the weights and the rows' current keys and values once, and writes and reads the logits.
-        demanding: number of rows with a penalty and log probabilities.
+        full_sampler_rows: number of rows with a penalty and log probabilities.
         """
-        names = _decoding(engine, shape, batch, context, runs * steps, top_p, demanding)
+        names = _decoding(engine, shape, batch, context, runs * steps, top_p, full_sampler_rows)
         seconds, contexts = [], []
         for _ in range(runs):
             before, began = _context(engine), time.perf_counter()
@@ -69,7 +69,7 @@ class EngineMarks:
         bounds = [shape.decode_bytes(batch, held) / self._on.ceilings.bytes_per_second for held in contexts]
         self._add(
             "decode step", **_which(engine, shape), batch=batch, prompt=context, context=mean(contexts) / batch,
-            top_p=top_p, demanding=demanding,
+            top_p=top_p, full_sampler_rows=full_sampler_rows,
             ms=spread([1000 * one for one in seconds]), bound_ms=1000 * median(bounds),
             of_bound=spread([bound / one for bound, one in zip(bounds, seconds, strict=True)]),
             tokens_per_second=spread([batch / one for one in seconds]),
@@ -323,14 +323,14 @@ def _requests(shape: Shape, count: int, prompt: int, output: int, name: str, **m
 
 
 def _decoding(
-    engine: Engine, shape: Shape, batch: int, context: int, steps: int, top_p: float, demanding: int = 0
+    engine: Engine, shape: Shape, batch: int, context: int, steps: int, top_p: float, full_sampler_rows: int = 0
 ) -> list[str]:
     """Step until `batch` rows decode, with at least `steps` steps to go, and return their names."""
     requests = _requests(shape, batch, context, steps + SPARE_TOKENS, "row", top_p=top_p)
     more = {"repetition_penalty": 1.1, "logprobs": 1}
-    for request in requests[:demanding]:
+    for request in requests[:full_sampler_rows]:
         engine.submit(structs.replace(request, sampling=structs.replace(request.sampling, **more)))
-    for request in requests[demanding:]:
+    for request in requests[full_sampler_rows:]:
         engine.submit(request)
     step_until(engine, lambda: _rows(engine) == batch)
     for _ in range(SETTLING_STEPS):

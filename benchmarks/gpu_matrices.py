@@ -110,7 +110,7 @@ class MatrixMarks:
         self._on = device
         self._add = add
 
-    def beside_the_library(self, shape: Shape, rows: int) -> None:
+    def against_library(self, shape: Shape, rows: int) -> None:
         """Compare the fused kernel with torch for all matrices of a shape. The bound is reading the weight once."""
         for matrix in shape.matrices:
             layers = self._layers(matrix, rows)

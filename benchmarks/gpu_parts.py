@@ -64,7 +64,7 @@ TEST_OPTIONS = (
     "-q", "-rfE", "--tb=short", "-o", "addopts=", "-o", "timeout=60", "-o", "timeout_method=thread",
     "-o", "faulthandler_timeout=55", "-o", "filterwarnings=default",
 )  # fmt: skip
-SLOWER = "beside_the_library|prefill_attention|decode_attention_as|kernels_of_a_step"
+SLOWER = "against_library|prefill_attention|decode_attention_as|kernels_of_a_step"
 
 
 @dataclass

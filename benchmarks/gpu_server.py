@@ -29,7 +29,7 @@ from benchmarks.results import save
 from benchmarks.serving import Serving
 from benchmarks.shapes import SHAPES, Shape
 
-PROMPT, PERSON_PROMPT, PERSON_TOKENS, PEOPLE = 512, 256, 32, 10
+PROMPT, INTERACTIVE_PROMPT, INTERACTIVE_TOKENS, INTERACTIVE_REQUESTS = 512, 256, 32, 10
 BACKLOG = 3  # background requests per slot, each twice as long as usual
 HEAD_START_SECONDS = 0.5  # from the start of the backlog to the first interactive request
 RATES = ("tokens_per_s", "requests_per_s")  # meaningless for answers one after another
@@ -56,7 +56,7 @@ class Client:
         bodies = [self._body(100 + i, self._prompt, self._tokens) for i in range(count)]
         self._add(name, over_http(self._port, bodies))
 
-    def people_beside_a_backlog(self, slots: int) -> None:
+    def interactive_beside_backlog(self, slots: int) -> None:
         """Measure interactive requests one after another, with more background requests than slots."""
         bodies = [self._body(1000 + i, self._prompt, 2 * self._tokens, "flex") for i in range(BACKLOG * slots)]
         backlog: list[Stream] = []
@@ -64,9 +64,9 @@ class Client:
         thread.start()
         time.sleep(HEAD_START_SECONDS)
         people: list[Stream] = []
-        for i in range(PEOPLE):
+        for i in range(INTERACTIVE_REQUESTS):
             began = time.perf_counter()
-            (answer,) = over_http(self._port, [self._body(5000 + i, self._prompt // 2, PERSON_TOKENS, "priority")])
+            (answer,) = over_http(self._port, [self._body(5000 + i, self._prompt // 2, INTERACTIVE_TOKENS, "priority")])
             people.append(answer)
             time.sleep(max(0.0, began + 0.05 - time.perf_counter()))
         self._add("people beside a backlog", people, without=RATES)
@@ -141,7 +141,7 @@ def main() -> int:
             client.warm_up()
             client.streams("one stream", 1)
             client.streams(f"{streams} streams", streams)
-            client.people_beside_a_backlog(streams)
+            client.interactive_beside_backlog(streams)
             client.counters()
         log = (folder / "server.log").read_text().splitlines(keepends=True)
         sys.stderr.writelines(line for line in log if "carousel.access" not in line)

@@ -29,10 +29,10 @@ ROWS = (1, 4, 8, 16, 32, 64, 128, 512)
 ERROR_ROWS = 64  # rows used to measure errors
 NARROW, WIDE = torch.bfloat16, torch.float32
 
-Way = tuple[torch.dtype, torch.dtype, Callable[[Tensor], Layer]]  # dtypes of weights and activations, layer factory
+Variant = tuple[torch.dtype, torch.dtype, Callable[[Tensor], Layer]]  # dtypes of weights and activations, layer factory
 
 
-def ways() -> dict[str, Way]:
+def variants() -> dict[str, Variant]:
     """Return the supported methods by name; the first one is the baseline of comparisons."""
     ours = {
         "matrix unit": (Layout.BFLOAT16_TILES, False),
@@ -40,7 +40,7 @@ def ways() -> dict[str, Way]:
         "pairs, rounded": (Layout.BFLOAT16_PAIRS, True),
         "vectors": (Layout.BFLOAT16_PANELS, False),
     }
-    here: dict[str, Way] = {
+    here: dict[str, Variant] = {
         name: (NARROW, WIDE, functools.partial(CpuLinear, bias=None, layout=layout, may_round=may_round))
         for name, (layout, may_round) in ours.items()
         if layout in layouts(NARROW, may_round)
@@ -48,9 +48,9 @@ def ways() -> dict[str, Way]:
     return here | {"oneDNN bfloat16": (NARROW, NARROW, onednn), "oneDNN float32": (WIDE, WIDE, onednn)}
 
 
-def error(weight: Tensor, way: Way) -> float:
+def error(weight: Tensor, variant: Variant) -> float:
     """Return the error of a layer with weight[N, K] bfloat16; every hundredth input is fifty times as large."""
-    dtype, activations, make = way
+    dtype, activations, make = variant
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(ERROR_ROWS, weight.shape[1], generator=generator)
     x[:, ::100] *= 50
@@ -69,13 +69,13 @@ def main() -> None:
     CpuKernels().set_threads(threads)
     torch.set_num_threads(threads)
     shapes = matrices(SHAPES[options.model])
-    here = ways()
+    here = variants()
     names = list(here)
     rows: list[dict[str, Any]] = []
     with torch.inference_mode():
         generator = torch.Generator().manual_seed(0)
         weights = [(torch.randn(n, k, generator=generator) / k**0.5).to(NARROW) for n, k in shapes]
-        errors = {name: max(error(weight, way) for weight in weights[:4]) for name, way in here.items()}
+        errors = {name: max(error(weight, variant) for weight in weights[:4]) for name, variant in here.items()}
         built = {
             name: [(weight.shape[1], make(weight.to(dtype))) for weight in weights]
             for name, (dtype, _, make) in here.items()

@@ -36,7 +36,7 @@ TEXTS = [
     "The rotunda stands by the lake. " + "Some words about the place and its visitors. " * 12,
     "- one **bold** item\n- another with `code`\n- a [link](https://example.org)\n\nAnd a sentence after it.",
     "| name | value |\n|--|--|\n" + "\n".join(f"| row {row} | {row * row} |" for row in range(8)),
-    "```python\ndef turn(seats):\n    for seat in seats:\n        yield seat.rider or None\n```\n\nThat was it.",
+    "```python\ndef turn(slots):\n    for slot in slots:\n        yield slot.request or None\n```\n\nThat was it.",
     "The sum is $\\sum_{k=1}^{9} k^2$, and\n\n$$\\int_0^1 x^2 dx$$",
 ]
 

@@ -20,7 +20,7 @@ from benchmarks.results import save, spread
 from benchmarks.serving import Serving
 from benchmarks.sse_client import stream, text
 
-SLOTS, BULK, BULK_TOKENS, PEOPLE, ANSWER = 8, 48, 400, 12, 8
+SLOTS, BULK, BULK_TOKENS, INTERACTIVE_REQUESTS, ANSWER = 8, 48, 400, 12, 8
 PROMPT = 40
 
 
@@ -50,14 +50,14 @@ async def time_to_first_token(host: str, port: int, number: int) -> float:
 async def measure(host: str, port: int, alone: list[str], run: int) -> dict[str, Any]:
     """Measure interactive requests on the idle server, then under load."""
     first = 1000 * (run + 1)
-    idle = [await time_to_first_token(host, port, first + i) for i in range(PEOPLE)]
+    idle = [await time_to_first_token(host, port, first + i) for i in range(INTERACTIVE_REQUESTS)]
     bulk = [
         asyncio.create_task(text(host, port, "/v1/completions", request_body("bulk", i, BULK_TOKENS)))
         for i in range(BULK)
     ]
     await asyncio.sleep(0.5)
     loaded = []
-    for i in range(PEOPLE):
+    for i in range(INTERACTIVE_REQUESTS):
         saturated = sum(not task.done() for task in bulk) > SLOTS
         seconds = await time_to_first_token(host, port, first + 500 + i)
         if saturated and sum(not task.done() for task in bulk) >= SLOTS:
@@ -79,7 +79,7 @@ async def run(host: str, port: int, runs: int) -> list[dict[str, Any]]:
             idle, loaded = spread(row["idle"])["median"], spread(row["loaded"])["median"]
             print(
                 f"run {run}: first token idle {1000 * idle:.1f} ms, loaded {1000 * loaded:.1f} ms "
-                f"({len(row['loaded'])} of {PEOPLE} under saturation), ratio {loaded / idle:.2f}, "
+                f"({len(row['loaded'])} of {INTERACTIVE_REQUESTS} under saturation), ratio {loaded / idle:.2f}, "
                 f"{row['bulk_texts_changed']} of {BULK} bulk texts changed",
                 flush=True,
             )
@@ -103,7 +103,13 @@ def main() -> None:
         "ratio_of_medians": spread([spread(row["loaded"])["median"] / spread(row["idle"])["median"] for row in rows]),
         "bulk_texts_changed": sum(row["bulk_texts_changed"] for row in rows),
     }
-    settings = {"slots": SLOTS, "pages": pages, "bulk": BULK, "bulk_tokens": BULK_TOKENS, "people": PEOPLE}
+    settings = {
+        "slots": SLOTS,
+        "pages": pages,
+        "bulk": BULK,
+        "bulk_tokens": BULK_TOKENS,
+        "people": INTERACTIVE_REQUESTS,
+    }
     print(json.dumps(summary, indent=1))
     print("Saved to", save("people_first", settings, rows, summary))
 

@@ -43,20 +43,20 @@ class Sections:
         clock: Callable[[], float] = time.monotonic,
         works: Callable[[], bool] = lambda: True,
         record: Path | None = None,
-        most_seconds: float = MAX_SECTION_SECONDS,
+        max_seconds: float = MAX_SECTION_SECONDS,
     ) -> None:
         """Resume from `record` if that file exists.
 
         keep: called after each section to save results. seconds: no section starts after this time. works: called
         after each section; returns whether the device still works, otherwise no further section starts. record: file
-        with the progress, for a process that continues after this one. most_seconds: with a record, a section that
+        with the progress, for a process that continues after this one. max_seconds: with a record, a section that
         takes longer has hung and ends the process.
         """
         self._keep = keep
         self._clock = clock
         self._works = works
         self._record = record
-        self._most_seconds = most_seconds
+        self._max_seconds = max_seconds
         self._under_way: str | None = None
         self._used: str | None = None
         self._over: list[str] = []  # sections that have ended
@@ -107,7 +107,7 @@ class Sections:
         )
         self._over, self._under_way, self._used = done["over"], done["under_way"], done["used"]
         if self._under_way is not None:
-            self._lose(self._under_way, "the process ended")
+            self._record_failure(self._under_way, "the process ended")
             self._end(self._under_way)
         self._keep(self)
 
@@ -132,7 +132,7 @@ class Sections:
                 print(f"{name}: failed\n{traceback.format_exc()}", flush=True)
             if not self._works():  # device faults are asynchronous and may be reported late
                 self.ended_by = name
-                self._lose(name, "the device failed")
+                self._record_failure(name, "the device failed")
         self._end(name)
 
     @contextmanager
@@ -142,13 +142,13 @@ class Sections:
         Uses a watchdog thread that does not need the interpreter lock, because waiting for a device may hold it.
         """
         if self._record is not None:
-            faulthandler.dump_traceback_later(self._most_seconds, exit=True, file=sys.__stderr__)
+            faulthandler.dump_traceback_later(self._max_seconds, exit=True, file=sys.__stderr__)
         try:
             yield
         finally:
             faulthandler.cancel_dump_traceback_later()
 
-    def _lose(self, name: str, what: str) -> None:
+    def _record_failure(self, name: str, what: str) -> None:
         """Record that a section lost the device or the process, and give up the feature in use."""
         self.failed.setdefault(name, f"{what} in it")
         if self._used is not None:

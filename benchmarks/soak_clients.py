@@ -235,7 +235,7 @@ class Clients:
         reader, writer = await self._begin(ask, f"X-Carousel-Resume: {RESUME_SECONDS}\r\n")
         raw = await read_some(reader, chance)
         close(writer, abort=chance.random() < 0.5)
-        events, name = events_of(raw), stream_of(raw)
+        events, name = events_of(raw), stream_id_of(raw)
         if events and events[-1][1] == DONE:
             return answer_of(data for _, data in events)
         await asyncio.sleep(chance.uniform(0, MAX_ABSENCE_SECONDS))
@@ -249,7 +249,7 @@ class Clients:
         ask = chance.choice(self._sse)
         reader, writer = await self._begin(ask, f"X-Carousel-Resume: {RESUME_SECONDS}\r\n")
         raw = await read_some(reader, chance)
-        reply = await self._ask("DELETE", f"/v1/streams/{stream_of(raw)}")
+        reply = await self._ask("DELETE", f"/v1/streams/{stream_id_of(raw)}")
         while data := await reader.read(RECEIVE_BYTES):
             raw += data
         close(writer)
@@ -308,7 +308,7 @@ async def read_some(reader: asyncio.StreamReader, chance: random.Random) -> byte
     return raw
 
 
-def stream_of(raw: bytes) -> str:
+def stream_id_of(raw: bytes) -> str:
     """Return the ID of the stream in the head of a response. Raises `BadAnswer`."""
     if not (found := re.search(rb"(?i)\r\nx-carousel-stream: *(\S+)", raw)):
         raise BadAnswer("no stream", raw[:DETAIL_CHARACTERS].decode(errors="replace"))

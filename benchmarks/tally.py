@@ -65,10 +65,10 @@ class Latencies:
 class _Answer:
     """Answer in progress."""
 
-    __slots__ = ("at", "felt", "first", "gaps", "last", "longest", "tokens")
+    __slots__ = ("at", "first", "gaps", "last", "latencies", "longest", "tokens")
 
-    def __init__(self, at: float, felt: Latencies) -> None:
-        self.at, self.felt, self.gaps = at, felt, felt.gaps
+    def __init__(self, at: float, latencies: Latencies) -> None:
+        self.at, self.latencies, self.gaps = at, latencies, latencies.gaps
         self.first = self.last = self.longest = 0.0
         self.tokens = 0
 
@@ -78,13 +78,13 @@ class Tally:
 
     def __init__(self) -> None:
         self.tokens = 0
-        self._felt: dict[tuple[ServiceClass, str], Latencies] = {}
+        self._latencies: dict[tuple[ServiceClass, str], Latencies] = {}
         self._answers: dict[str, _Answer] = {}
 
     def arrive(self, at: float, request: Request) -> tuple[float, Request]:
         """Register a request and return both arguments."""
-        felt = self._felt.setdefault((request.service_class, request.tenant), Latencies())
-        self._answers[request.id] = _Answer(at, felt)
+        latencies = self._latencies.setdefault((request.service_class, request.tenant), Latencies())
+        self._answers[request.id] = _Answer(at, latencies)
         return at, request
 
     def take(self, events: list[Event], now: float) -> None:
@@ -113,28 +113,32 @@ class Tally:
     def all(self) -> Latencies:
         """Return the latencies of all requests together."""
         together = Latencies()
-        for felt in self._felt.values():
-            together.add(felt)
+        for latencies in self._latencies.values():
+            together.add(latencies)
         return together
 
     def figures(self, seconds: float) -> dict[str, Any]:
         """Return tokens per second, latencies of each class, and of each tenant in classes with several tenants."""
         found: dict[str, Any] = {"tokens_per_second": self.tokens / seconds, "seconds": seconds}
         for service_class in ServiceClass:
-            of_class = {tenant: felt for (c, tenant), felt in self._felt.items() if c is service_class and felt.firsts}
+            of_class = {
+                tenant: latencies
+                for (c, tenant), latencies in self._latencies.items()
+                if c is service_class and latencies.firsts
+            }
             together = Latencies()
-            for tenant, felt in sorted(of_class.items()):
-                together.add(felt)
+            for tenant, latencies in sorted(of_class.items()):
+                together.add(latencies)
                 if len(of_class) > 1:
-                    found[f"{service_class.label}, {tenant}"] = felt.figures()
+                    found[f"{service_class.label}, {tenant}"] = latencies.figures()
             if of_class:
                 found[service_class.label] = together.figures()
         return found
 
     def _end(self, answer: _Answer) -> None:
-        felt = answer.felt
-        felt.firsts.append(answer.first)
-        felt.longest.append(answer.longest)
+        latencies = answer.latencies
+        latencies.firsts.append(answer.first)
+        latencies.longest.append(answer.longest)
         mean = (answer.last - answer.at - answer.first) / max(1, answer.tokens - 1)
-        felt.good += answer.first <= GOOD_TTFT and mean <= GOOD_ITL
+        latencies.good += answer.first <= GOOD_TTFT and mean <= GOOD_ITL
         self.tokens += answer.tokens

@@ -61,11 +61,11 @@ class MemoryRunner:
         vocab_size: int = 1000,
         runs_ahead: bool = False,
         nan_tokens: Collection[int] = (),
-        ran_dry: bool = True,  # a step takes no time
+        device_was_idle: bool = True,  # a step takes no time
         crash_injector: CrashInjector | None = None,
     ) -> None:
         self.runs_ahead = runs_ahead
-        self.device_was_idle = ran_dry
+        self.device_was_idle = device_was_idle
         self.nan_tokens = frozenset(nan_tokens)
         self.page_size = page_size
         self.vocab_size = vocab_size

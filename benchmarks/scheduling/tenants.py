@@ -36,7 +36,7 @@ from benchmarks.windows import (
 )
 
 CALM, FLOOD = "calm", "flood"
-HALF, BESIDE, FIRST_COME = "on its half, the other half flooded", "beside a flood", "beside a flood, fcfs"
+HALF, BESIDE, FCFS = "on its half, the other half flooded", "beside a flood", "beside a flood, fcfs"
 
 
 async def _tenant_window(calm: Serving, flooded: Serving | None, options: argparse.Namespace, seed: int) -> Window:
@@ -91,14 +91,14 @@ def tenants(options: argparse.Namespace) -> None:
             "on its half, the other half idle": (own, None),
             HALF: (own, other),
             BESIDE: (whole, whole),
-            FIRST_COME: (first_come, first_come),
+            FCFS: (first_come, first_come),
         }
         turns = AlternatingWindows(list(parts))
         asyncio.run(turns.take(lambda part, seed: _tenant_window(*parts[part], options, seed), options.runs))
     summary: dict[str, Any] = {}
     for kind, windows in turns.kinds():
         summary[kind] = {part: figures(of) for part, of in windows.items()}
-        for name in (BESIDE, FIRST_COME):
+        for name in (BESIDE, FCFS):
             summary[kind][f"{name}, over {HALF}"] = bootstrap_ratios(latency_ratios, windows[name], windows[HALF])
     print(json.dumps(summary, indent=1))
     save("scheduling_tenants", vars(options), turns.rows, summary)

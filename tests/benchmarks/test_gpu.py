@@ -24,6 +24,7 @@ from benchmarks.gpu_transformers import Measured
 from benchmarks.sections import DEVICE_FAILED, Sections
 from benchmarks.shapes import TINY
 from engine.execution.runner import ModelRunner
+from kernels.paging import PagedKV
 from kernels.triton import pdl
 from tests.benchmarks.conftest import BUILD, endless
 
@@ -83,8 +84,8 @@ def test_attention_is_measured_as_in_a_recorded_step(device: Device, monkeypatch
             call()
         return [1.0]
 
-    def attention(q: torch.Tensor, k: torch.Tensor, *more: object) -> torch.Tensor:
-        read.append(k.data_ptr())
+    def attention(q: torch.Tensor, kv: PagedKV, *more: object) -> torch.Tensor:
+        read.append(kv.k.data_ptr())
         return q
 
     monkeypatch.setattr(device, "times", times)

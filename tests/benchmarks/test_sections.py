@@ -39,7 +39,7 @@ def killed():
     sections.add("lost")
     os.kill(os.getpid(), signal.SIGKILL)
 
-sections = Sections(keep, 60.0, works=lambda: working, record=record, most_seconds=1.0)
+sections = Sections(keep, 60.0, works=lambda: working, record=record, max_seconds=1.0)
 sections.add("process")
 sections.run("a", lambda: sections.add("of a"))
 sections.run("b", killed)

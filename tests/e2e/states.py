@@ -31,16 +31,16 @@ RICH = """# Turns
 
 A **carousel** serves many at once, see [the tour](https://example.org), and `batch.join()`.
 
-- one seat
+- one slot
 - another, whose text is long enough to take more than one line on a telephone and on a desk with a narrow column
 
-| seats | riders | tokens a second | what limits it | where it was measured |
+| slots | requests | tokens a second | what limits it | where it was measured |
 |--|--|--|--|--|
 | 8 | 7 | 1,200 | memory bandwidth | on two shared cores |
 
 ```python
-def turn(seats: list[Seat], waiting: deque[Request], tokens_for_prompts: int) -> Iterator[tuple[Seat, Token]]:
-    yield from ((seat, seat.rider.next()) for seat in seats)
+def turn(slots: list[Slot], waiting: deque[Request], tokens_for_prompts: int) -> Iterator[tuple[Slot, Token]]:
+    yield from ((slot, slot.request.next()) for slot in slots)
 ```
 
 > Nobody waits for the slowest.

@@ -37,7 +37,7 @@ def chat_request(max_tokens: int, **fields) -> bytes:
     return b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (len(raw), raw)
 
 
-def stream_of(connection: socket.socket) -> bytes:
+def stream_id_of(connection: socket.socket) -> bytes:
     """Read the head of a response and return the id of its stream."""
     answer = b""
     while b"\r\n\r\n" not in answer:
@@ -129,7 +129,7 @@ def test_an_invalid_body_writes_no_error_into_a_running_response(server: Server)
     """A stream is read by GET, and begins before the request's own body is complete."""
     with closing(open_socket(server)) as reader, closing(open_socket(server)) as other:
         reader.sendall(chat_request(600, stream=True))
-        name = stream_of(reader)
+        name = stream_id_of(reader)
         chunked = b"Host: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
         other.sendall(b"GET /v1/streams/%s HTTP/1.1\r\n%s" % (name, chunked))
         answer = other.recv(300)
@@ -155,7 +155,7 @@ def test_a_head_request_of_a_stream_has_no_body(server: Server):
     """A body would be taken for the connection's next response, also while the answer is generated."""
     with closing(open_socket(server)) as reader, closing(open_socket(server)) as other:
         reader.sendall(chat_request(300, stream=True))
-        name = stream_of(reader)
+        name = stream_id_of(reader)
         other.sendall(b"HEAD /v1/streams/%s HTTP/1.1\r\nHost: localhost\r\n\r\n" % name)
         head = b""
         while b"\r\n\r\n" not in head:
@@ -273,7 +273,7 @@ def test_upload_time_is_an_interval_of_its_own(server: Server):
         connection.sendall(request[:-10])
         time.sleep(0.1)
         connection.sendall(request[-10:])
-        stream = stream_of(connection).decode()
+        stream = stream_id_of(connection).decode()
     timeline = httpx.get(f"{server.url}/v1/requests/{stream}").json()
     first, second, *_ = timeline["choices"][0]["intervals"]
     assert (first["phase"], first["cause"]) == ("intake", "body") and 50 < first["ms"] < timeline["wall_ms"]

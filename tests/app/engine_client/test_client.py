@@ -60,7 +60,7 @@ def fake_engine(
     scheduler = Scheduler(config, policy, num_pages=PAGES, host_pages=8, max_len=4 * PAGES)
     progress("weights", 1, 1)
     info = model_info(PAGES, config.max_num_seqs, 4, max_model_len=4 * PAGES)
-    runner = MemoryRunner(PAGES, 8, 4, runs_ahead=runs_ahead, ran_dry=False, crash_injector=crash_injector)
+    runner = MemoryRunner(PAGES, 8, 4, runs_ahead=runs_ahead, device_was_idle=False, crash_injector=crash_injector)
     return Engine(config, info, scheduler, runner)
 
 
