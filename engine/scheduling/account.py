@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from sortedcontainers import SortedKeyList
 
-SequenceT = TypeVar("SequenceT")
+from engine.scheduling.sequence import Sequence
 
 
-class Account(Generic[SequenceT]):
+class Account:
     """Service that one tenant received in one queue."""
 
     __slots__ = ("is_listed", "running", "serial", "served", "waiting", "weight")
 
-    def __init__(self, weight: float, order: Callable[[SequenceT], Any]) -> None:
+    def __init__(self, weight: float, order: Callable[[Sequence], Any]) -> None:
         self.serial = 0  # among equals, the tenant that began to wait last goes first: the others have had their turn
         self.weight = weight
         self.served = 0.0  # weighted tokens, divided by `weight`; only grows
-        self.waiting: SortedKeyList[SequenceT, Any] = SortedKeyList(key=order)
+        self.waiting: SortedKeyList[Sequence, Any] = SortedKeyList(key=order)
         self.running = 0  # occupied slots
         self.is_listed = False  # has an entry in its queue's heap
 

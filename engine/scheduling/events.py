@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from engine.request_logging import log_request
+from engine.scheduling.admission import Preemption
 from engine.scheduling.sequence import Sequence, State
 from engine.types import EndEvent, Event, FinishReason, Phase, StatusEvent, WaitReason
 
@@ -43,6 +44,19 @@ class EventBuffer:
                 now,
             )
         )
+
+    def preempted(self, preemption: Preemption, now: float) -> None:
+        """Report that a sequence was preempted, and the reason."""
+        sequence, beneficiary = preemption.victim, preemption.beneficiary
+        sequence.preempted_by = beneficiary.service_class if beneficiary is not None else None
+        sequence.mechanism, sequence.victim_reason = preemption.mode, preemption.reason
+        sequence.reported_position = 0
+        if log.isEnabledFor(logging.DEBUG):
+            cause = "because memory ran short" if beneficiary is None else f"for request {beneficiary.request.log_id}"
+            message = "choice %d was preempted by %s %s: %s"
+            values = (sequence.choice, preemption.mode, cause, preemption.reason)
+            log_request(log, logging.DEBUG, sequence.request, message, *values)
+        self.status(sequence, Phase.PAUSED, now, WaitReason.ORDER)
 
     def end(
         self,

@@ -41,11 +41,11 @@ class FairQueue:
     def __init__(self, order: Order, slots: int) -> None:
         self._order = order
         self._slots = slots  # of the engine
-        self._accounts: dict[str, Account[Sequence]] = {}
+        self._accounts: dict[str, Account] = {}
         self._forget_at = MIN_CLEANUP_ACCOUNTS  # accounts
-        self._active: dict[Account[Sequence], float] = {}  # tenants that run or wait, with their weight in the sum
+        self._active: dict[Account, float] = {}  # tenants that run or wait, with their weight in the sum
         self._active_weight = 0.0
-        self._heap: list[tuple[float, int, Account[Sequence]]] = []
+        self._heap: list[tuple[float, int, Account]] = []
         self._deadlines: SortedKeyList[Sequence, Any] = SortedKeyList(key=lambda s: (s.request.deadline, s.arrival))
         self._last_served = 0.0  # service of the tenant that last stopped waiting
         self._length = 0
@@ -59,16 +59,16 @@ class FairQueue:
         """Return the number of tenants that run or wait here."""
         return len(self._active)
 
-    def share_of(self, account: Account[Sequence]) -> float:
+    def share_of(self, account: Account) -> float:
         """Return a tenant's share of the slots, by weight among the tenants that run or wait here; at least one."""
         # Next to a very heavy weight, rounding may have removed a light one from the sum.
         return max(1.0, self._slots * account.weight / max(self._active_weight, account.weight))
 
-    def is_below_share(self, account: Account[Sequence]) -> bool:
+    def is_below_share(self, account: Account) -> bool:
         """Return whether the tenant has at least one slot less than its share."""
         return account.running + 1 <= self.share_of(account)
 
-    def account(self, sequence: Sequence) -> Account[Sequence]:
+    def account(self, sequence: Sequence) -> Account:
         """Return the account of the tenant of `sequence`, creating it if needed."""
         request = sequence.request
         account = self._accounts.get(request.tenant)
@@ -91,17 +91,17 @@ class FairQueue:
         heapq.heapify(self._heap)
         self._forget_at = max(MIN_CLEANUP_ACCOUNTS, 2 * len(self._accounts))
 
-    def started(self, sequence: Sequence) -> None:
-        """Count a slot given to `sequence`."""
-        sequence.account.running += 1
-        self._update_weight(sequence.account)
+    def slot_taken(self, account: Account) -> None:
+        """Count a slot given to a tenant."""
+        account.running += 1
+        self._update_weight(account)
 
-    def slot_released(self, sequence: Sequence) -> None:
-        """Count a slot taken from `sequence`."""
-        sequence.account.running -= 1
-        self._update_weight(sequence.account)
+    def slot_released(self, account: Account) -> None:
+        """Count a slot taken from a tenant."""
+        account.running -= 1
+        self._update_weight(account)
 
-    def push(self, sequence: Sequence) -> Account[Sequence]:
+    def push(self, sequence: Sequence) -> Account:
         """Queue `sequence` and return its tenant's account."""
         account = self.account(sequence)
         if not account.waiting:
@@ -163,12 +163,12 @@ class FairQueue:
                 cost = PROMPT_WEIGHT * sequence.prompt_len + ASSUMED_TURN_TOKENS
                 heapq.heappush(heap, (served + cost / account.weight, serial, index + 1, account))
 
-    def _below_share(self, max_served: float) -> Account[Sequence] | None:
+    def _below_share(self, max_served: float) -> Account | None:
         """Return the account with the least service, up to `max_served`, among waiting tenants below their share."""
         if len(self._active) < 2:
             return None
-        found: Account[Sequence] | None = None
-        passed: list[tuple[float, int, Account[Sequence]]] = []
+        found: Account | None = None
+        passed: list[tuple[float, int, Account]] = []
         while len(passed) < MAX_EXAMINED and (least := self._least_served()) is not None and least.served <= max_served:
             if self.is_below_share(least):
                 found = least
@@ -178,7 +178,7 @@ class FairQueue:
             heapq.heappush(self._heap, entry)
         return found
 
-    def _update_weight(self, account: Account[Sequence]) -> None:
+    def _update_weight(self, account: Account) -> None:
         """Update the sum of the weights of the tenants that run or wait."""
         self._active_weight -= self._active.pop(account, 0.0)
         if account.is_active:
@@ -187,7 +187,7 @@ class FairQueue:
         elif not self._active:
             self._active_weight = 0.0  # remove rounding errors
 
-    def _least_served(self) -> Account[Sequence] | None:
+    def _least_served(self) -> Account | None:
         """Return the account with the least service among waiting tenants."""
         heap = self._heap
         while heap:

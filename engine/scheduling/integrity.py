@@ -38,5 +38,7 @@ def check_integrity(scheduler: Scheduler) -> None:
     assert all((s.phase.state == "running") == (s.state is State.RUNNING) for s in alive)
     if not scheduler.steps_in_flight:
         assert all((s.phase is Phase.DECODE) == (s.num_uncomputed <= 1) for s in scheduler.running)
-    lacking = {id(s) for s in scheduler.running if len(s.page_table) < s.pages_needed and s.num_tokens < s.max_len}
-    assert lacking <= {id(s) for s in scheduler.needing_page}
+    short_of_page = {
+        id(s) for s in scheduler.running if len(s.page_table) < s.pages_needed and s.num_tokens < s.max_len
+    }
+    assert short_of_page <= {id(s) for s in scheduler.needing_page}

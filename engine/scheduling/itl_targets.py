@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable
 
 from engine.config import EngineConfig
+from engine.scheduling.carousel_state import CarouselState
 from engine.scheduling.sequence import Sequence
 from engine.types import ServiceClass
 
@@ -53,13 +54,14 @@ class ItlTargets:
     @staticmethod
     def _next_due(sequence: Sequence, target: float, now: float) -> float:
         """Return when the next token of a stream is due, one target after the last. Early tokens count as credit."""
-        if not sequence.paced_tokens:
-            sequence.next_token_due = now + target
+        state: CarouselState = sequence.policy_state
+        if not state.paced_tokens:
+            due = now + target
         else:
-            sequence.next_token_due += (sequence.num_tokens - sequence.paced_tokens) * target
-        sequence.paced_tokens = sequence.num_tokens
-        sequence.next_token_due = max(sequence.next_token_due, now - MAX_LAG_SECONDS)
-        return sequence.next_token_due
+            due = state.next_token_due + (sequence.num_tokens - state.paced_tokens) * target
+        state.paced_tokens = sequence.num_tokens
+        state.next_token_due = due = max(due, now - MAX_LAG_SECONDS)
+        return due
 
 
 def _planned_share(prompts: int) -> float:

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
 from itertools import islice
 
 from engine.config import EngineConfig
 from engine.scheduling.batch_builder import BatchBuilder
 from engine.scheduling.pages import HostPool, PagePool
 from engine.scheduling.sequence import Sequence, State
+
+
+class ReclaimedPages:
+    """Counter of the pages that become available as sequences are preempted, for one that reuses certain pages.
+
+    Preempting a holder of the reused pages gains none of them: they are taken at once.
+    """
+
+    def __init__(self, pool: PagePool, reused: list[int]) -> None:
+        self.count = 0
+        self._pool = pool
+        self._reused = set(reused)
+        self._dropped: dict[int, int] = {}  # references to each page
+
+    def add(self, sequence: Sequence) -> None:
+        """Count the pages that are available once `sequence` is preempted too."""
+        for page in sequence.page_table:
+            if page not in self._reused:
+                self._dropped[page] = dropped = self._dropped.get(page, 0) + 1
+                self.count += dropped == self._pool.references(page)
 
 
 class KVManager:
@@ -29,11 +47,21 @@ class KVManager:
 
     # Admission ----------------------------------------------------------------------------------------------------
 
-    def reusable_pages(self, sequence: Sequence, movable: list[Sequence]) -> list[int]:
+    @property
+    def num_pages(self) -> int:
+        """Return the number of device pages."""
+        return self.pool.total
+
+    @property
+    def host_pages_available(self) -> int:
+        """Return the number of host pages to which preempted sequences can be swapped."""
+        return self.host.available
+
+    def reusable_pages(self, sequence: Sequence, preemptible: list[Sequence]) -> list[int]:
         """Return pages with content that `sequence` would otherwise compute, without taking references.
 
-        They stay valid while `movable` are preempted: published pages remain cached, and the pages of a lead are used
-        only if it stays.
+        They stay valid while `preemptible` are preempted: published pages remain cached, and the pages of a lead are
+        used only if it stays.
         """
         if sequence.host_pages:  # pages that are still cached need not be copied from host memory
             full = sequence.num_computed // self._size
@@ -41,7 +69,7 @@ class KVManager:
         lead = sequence.prompt_leader
         if lead is not None and lead.state is State.RUNNING and lead.num_computed >= sequence.prompt_len:
             assert lead.slot is not None
-            if sequence.num_generated == 0 and lead not in movable and lead.slot not in self._moves.joined_slots:
+            if sequence.num_generated == 0 and lead not in preemptible and lead.slot not in self._moves.joined_slots:
                 return lead.page_table[: -(-(sequence.prompt_len - 1) // self._size)]
         return self.pool.lookup(sequence.reusable_digests()) if self._caching else []
 
@@ -56,11 +84,9 @@ class KVManager:
         shared = min(len(reused), (len(sequence.tokens) - 1) // self._size)
         return sequence.pages_needed - shared + idle - self.pool.available
 
-    def reclaimable_pages(self, movable: Iterable[Sequence], reused: list[int]) -> int:
-        """Return the pages available to a sequence that reuses `reused` once all of `movable` are preempted."""
-        reused_pages = set(reused)  # preempting their holders gains nothing: they leave `available` at once
-        held = Counter(page for s in movable for page in s.page_table if page not in reused_pages)
-        return sum(count == self.pool.references(page) for page, count in held.items())
+    def reclaim(self, reused: list[int]) -> ReclaimedPages:
+        """Return a counter of the pages that preemptions make available to a sequence that reuses `reused`."""
+        return ReclaimedPages(self.pool, reused)
 
     # While running ------------------------------------------------------------------------------------------------
 

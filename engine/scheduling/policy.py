@@ -1,20 +1,27 @@
 """Interface of scheduling policies: queue order, admission, preemption.
 
-The scheduler owns slots, pages and tokens and enforces all guarantees about them; a policy makes the choices. One
-policy is ours (`policies/carousel.py`), the others follow comparable systems (`policies/baselines.py`), so that a
-comparison has the same engine under each row. A policy reads sequences and changes only its own fields of them:
-`guaranteed_tokens_left`, `has_guarantee`, `is_overdue`, `account`.
+The scheduler owns slots, pages and tokens and enforces all guarantees about them; a policy makes the choices and
+returns them as values (`engine.scheduling.admission`). One policy is ours (`policies/carousel.py`), the others follow
+comparable systems (`policies/baselines.py`), so that a comparison has the same engine under each row. A policy reads
+sequences and changes nothing of them but `policy_state`, which it creates when it first queues one.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from engine.config import EngineConfig
+from engine.scheduling.admission import (
+    NO_ADMISSION,
+    Admission,
+    AdmissionPlan,
+    AdmissionView,
+    Preemption,
+    Shortage,
+)
 from engine.scheduling.costs import Costs
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_time_model import StepTimeModel
@@ -49,24 +56,6 @@ PreemptibleFn = Callable[[], list[Sequence]]
 def no_candidates() -> list[Sequence]:
     """Return no preemption candidates."""
     return []
-
-
-class AdmissionContext(Protocol):
-    """View of the scheduler that a policy admits with."""
-
-    @property
-    def running(self) -> Seq[Sequence]:
-        """Return the sequences that have a slot, in service order."""
-
-    def preemptible(self) -> list[Sequence]:
-        """Return the sequences that may be preempted in this step so that another can run."""
-
-    def try_start(self, sequence: Sequence, movable: PreemptibleFn = no_candidates, margin: int | None = None) -> bool:
-        """Start `sequence`, or record which resource is missing and preempt no sequence.
-
-        Preempts from `movable` if needed; it is evaluated lazily. `margin` pages must remain for running sequences to
-        grow; the default margin depends on the size of the pool and the number of running sequences.
-        """
 
 
 class Policy(ABC):
@@ -118,8 +107,11 @@ class Policy(ABC):
         """Prepare for the scheduling of a step."""
 
     @abstractmethod
-    def admit(self, stage: AdmissionContext, now: float) -> None:
-        """Admit waiting sequences by the policy's rules."""
+    def plan_admission(self, view: AdmissionView, now: float) -> AdmissionPlan:
+        """Return the decisions about the next waiting sequence; changes nothing.
+
+        The scheduler applies the plan and asks again, until a plan admits no sequence.
+        """
 
     @abstractmethod
     def service_order(self, sequence: Sequence) -> tuple[Any, ...]:
@@ -129,8 +121,8 @@ class Policy(ABC):
         """Return the number of prompt tokens for a step with `decodes` decode rows.
 
         This is the configured budget, or the tokens that are read in `step_seconds`, but no more than can be recorded
-        with these rows and `riding` others. Time of the rows beyond that of a single row is subtracted, as long as
-        prompts keep half of the step. A step without decode rows has twice the time. Prompts get at least `seconds`,
+        with these rows and `piggyback_rows` others. Time of the rows beyond that of a single row is subtracted, as long
+        as prompts keep half of the step. A step without decode rows has twice the time. Prompts get at least `seconds`,
         unless a budget or `step_time` is configured.
         """
         if self.config.max_num_batched_tokens is not None:
@@ -201,8 +193,8 @@ class Policy(ABC):
 
     # Notifications ------------------------------------------------------------------------------------------------
 
-    def slot_taken(self, sequence: Sequence, fresh_tokens: int, *, is_resumed: bool) -> None:  # noqa: B027
-        """Note that `sequence` got a slot; `fresh_tokens` of it go through the model for the first time."""
+    def slot_taken(self, admission: Admission, fresh_tokens: int, *, is_resumed: bool) -> None:  # noqa: B027
+        """Note that an admission was applied; `fresh_tokens` go through the model for the first time."""
 
     def tokens_sampled(self, sequences: Iterable[Sequence]) -> None:  # noqa: B027
         """Note that each of `sequences` got a token."""
@@ -212,3 +204,105 @@ class Policy(ABC):
 
     def on_preempted(self, sequence: Sequence) -> None:  # noqa: B027
         """Note that `sequence` was preempted; it is pushed next."""
+
+    # Plans --------------------------------------------------------------------------------------------------------
+
+    def preemption(
+        self,
+        view: AdmissionView,
+        victim: Sequence,
+        pressure: MemoryPressure | None = None,
+        *,
+        beneficiary: Sequence | None = None,
+        mode: PreemptionMode | None = None,
+    ) -> Preemption:
+        """Return the preemption of `victim`, in the cheapest mode under `pressure` unless `mode` is given."""
+        mode = mode or self.preemption_mode(victim, pressure or self._pressure(view, 0))
+        return Preemption(victim, mode, self.victim_reason(victim, beneficiary), beneficiary)
+
+    def preemption_for_growth(self, view: AdmissionView, growing: Sequence) -> Preemption:
+        """Return the preemption that makes a page available for `growing`'s next token; it may be its own."""
+        pressure = self._pressure(view, 1)
+        victim = self.victim(self.preemption_candidates(growing, view.running), pressure)
+        is_lower = victim.service_class > growing.service_class
+        return self.preemption(view, victim, pressure, beneficiary=growing if is_lower else None)
+
+    def plan_for(
+        self,
+        view: AdmissionView,
+        sequence: Sequence,
+        preemptible: PreemptibleFn = no_candidates,
+        *,
+        margin: int | None = None,
+        is_guaranteed: bool = False,
+    ) -> AdmissionPlan:
+        """Return the plan that starts `sequence`, or the resource that it lacks, without preemptions.
+
+        Preempts from `preemptible` if needed; it is evaluated lazily. `margin` pages must remain for running sequences
+        to grow; the default margin depends on the size of the pool and the number of running sequences.
+        """
+        if sequence.has_token_in_flight:  # just preempted: its last token is known when that step is committed
+            return NO_ADMISSION
+        if view.is_closed:
+            return _shortage(sequence, WaitReason.BATCH)
+        candidates = [] if view.has_free_slot else preemptible()
+        if not view.has_free_slot and not candidates:  # before the cache lookup: most waiting sequences end here
+            return _shortage(sequence, WaitReason.SLOTS)
+        reused = view.pages.reusable_pages(sequence, candidates)
+        preemptions: tuple[Preemption, ...] | None = ()
+        max_margin = view.max_margin if margin is None else margin
+        if not view.has_free_slot or view.pages.pages_short(sequence, reused) + max_margin > 0:
+            candidates = candidates or preemptible()
+            if sequence.prompt_leader in candidates:  # its pages may be reused at once
+                reused = view.pages.reusable_pages(sequence, candidates)
+            preemptions = self._make_room(view, sequence, candidates, reused, margin)
+        if preemptions is None:
+            return _shortage(sequence, WaitReason.PAGES)
+        return AdmissionPlan((), preemptions, Admission(sequence, reused, is_guaranteed))
+
+    def _make_room(
+        self,
+        view: AdmissionView,
+        beneficiary: Sequence,
+        candidates: list[Sequence],
+        reused: list[int],
+        margin: int | None,
+    ) -> tuple[Preemption, ...] | None:
+        """Return the preemptions after which `beneficiary` fits; None if not even those of all `candidates` suffice."""
+        # The remaining sequences will grow. Without this margin an admitted sequence would be preempted a few steps
+        # later.
+        if margin is None:
+            margin = min(len(view.running) - len(candidates), view.max_margin)
+        pages_short = view.pages.pages_short(beneficiary, reused) + margin
+        if pages_short > 0:
+            reclaimable = view.pages.reclaim(reused)
+            for candidate in candidates:
+                reclaimable.add(candidate)
+            if pages_short > reclaimable.count:
+                return None
+        has_slot, reclaimed = view.has_free_slot, view.pages.reclaim(reused)
+        preemptions: list[Preemption] = []
+        while not has_slot or pages_short > reclaimed.count:
+            pressure = self._pressure(view, pages_short - reclaimed.count, preemptions)
+            victim = self.victim(candidates, pressure)
+            preemptions.append(self.preemption(view, victim, pressure, beneficiary=beneficiary))
+            candidates = [s for s in candidates if s is not victim]
+            reclaimed.add(victim)
+            has_slot = True
+        return tuple(preemptions)
+
+    def _pressure(
+        self, view: AdmissionView, pages_short: int, preemptions: Iterable[Preemption] = ()
+    ) -> MemoryPressure:
+        """Return the memory situation when `pages_short` pages are missing after `preemptions`; negative: to spare."""
+        num_running, host_pages = len(view.running), view.pages.host_pages_available
+        for preemption in preemptions:
+            num_running -= 1
+            if preemption.mode is PreemptionMode.SWAP:
+                host_pages -= -(-preemption.victim.num_computed // self.config.tokens_per_page)
+        growth = num_running * -(-self.config.min_share // self.config.tokens_per_page)
+        return MemoryPressure(max(0, pages_short), pages_short + growth, host_pages)
+
+
+def _shortage(sequence: Sequence, cause: WaitReason) -> AdmissionPlan:
+    return AdmissionPlan((Shortage(sequence, cause),))

@@ -1,19 +1,17 @@
 """Scheduler: decides each step and commits its outcome.
 
-State changes only in `schedule` and `commit`, and between steps in `submit`, `abort` and `pause`. The scheduler makes
-no callbacks; `take_events` returns all events. Iteration-level scheduling follows Orca (Yu et al., OSDI'22), paging
-follows vLLM (Kwon et al., SOSP'23).
+State changes only in `schedule` and `commit`, and between steps in `submit`, `abort` and `preempt`. The policy returns
+its choices as values, which the scheduler applies; `take_events` returns all events. Iteration-level scheduling follows
+Orca (Yu et al., OSDI'22), paging follows vLLM (Kwon et al., SOSP'23).
 """
 
 from __future__ import annotations
 
-import logging
 from bisect import insort
 from collections import deque
-from dataclasses import dataclass
 
 from engine.config import EngineConfig
-from engine.request_logging import log_request
+from engine.scheduling.admission import Admission, AdmissionView, Preemption
 from engine.scheduling.batch import Batch, Chunk, Join, StepOutcome
 from engine.scheduling.batch_builder import BatchBuilder
 from engine.scheduling.budget import divide_step
@@ -21,8 +19,9 @@ from engine.scheduling.counters import ClassCounts, CumulativeCounters
 from engine.scheduling.deadlines import Deadlines
 from engine.scheduling.events import EventBuffer
 from engine.scheduling.kv_manager import KVManager
-from engine.scheduling.policy import MemoryPressure, Policy, PreemptibleFn, no_candidates
+from engine.scheduling.policy import Policy
 from engine.scheduling.sequence import Sequence, State
+from engine.scheduling.step_in_flight import StepInFlight, count_as_computed
 from engine.scheduling.wait_queue import WaitQueue
 from engine.types import (
     EngineLoad,
@@ -36,24 +35,10 @@ from engine.types import (
     WaitReason,
 )
 
-log = logging.getLogger("carousel.engine")
-
 NAN_MESSAGE = (
     "the model computed NaN for this request, so its answer ends here; either float16 is too narrow for this model "
     "(use --dtype bfloat16 or float32), or the checkpoint is damaged"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class StepInFlight:
-    """A step between its decision and its outcome."""
-
-    # Sequences that fill a page or end a chunk, their page tables, and how many of their tokens are computed then.
-    to_publish: list[tuple[Sequence, list[int], int]]
-    sampled: list[Sequence]  # in the order of `Batch.sampled`
-    chunked: list[Sequence]  # in the order of `Batch.chunks`
-    num_tokens: int
-    new_phases: list[Sequence]  # sequences that decode from then on, or have been swapped in
 
 
 class Scheduler:
@@ -76,10 +61,8 @@ class Scheduler:
         self._events = EventBuffer()
         self.waiting = WaitQueue(config, policy, self._events)
         self._deadlines = Deadlines(self._least_seconds)
-        self._scheduled_at = 0.0  # time of the latest scheduling decision
         self._swapped_in: list[Sequence] = []  # in the step that is being scheduled
         self._arrivals = 0
-        self._max_margin = num_pages // 16  # upper bound of the default margin that is kept for running sequences
 
     # Between steps ------------------------------------------------------------------------------------------------
 
@@ -109,48 +92,9 @@ class Scheduler:
                 self._events.end(sequence, now, FinishReason.ABORT)
                 self._finish(sequence, now)
 
-    def preempt(
-        self,
-        sequence: Sequence,
-        now: float,
-        *,
-        beneficiary: Sequence | None = None,
-        mechanism: PreemptionMode | None = None,
-        pressure: MemoryPressure | None = None,
-    ) -> None:
-        """Take slot and pages from a running sequence and queue it again.
-
-        `beneficiary` is the sequence that gets its place; None if memory ran short among equals. Without `mechanism`
-        the policy chooses.
-        """
-        assert sequence.state is State.RUNNING and sequence.slot not in self.batch_builder.joined_slots, sequence
-        mechanism = mechanism or self.policy.preemption_mode(sequence, pressure or self._pressure(0))
-        why = self.policy.victim_reason(sequence, beneficiary)
-        if mechanism is PreemptionMode.SWAP:
-            self.kv_manager.swap_out(sequence)
-            self.counters.add("swapped_tokens", sequence.num_computed)
-        else:
-            sequence.num_computed = 0
-        self.counters.count_preemption(sequence.service_class, mechanism)
-        self._release_slot(sequence)
-        sequence.state = State.PREEMPTED
-        sequence.preempted_by = beneficiary.service_class if beneficiary is not None else None
-        sequence.mechanism, sequence.victim_reason = mechanism, why
-        sequence.reported_position = 0
-        if sequence.num_generated - sequence.generated_at_wait >= self.config.min_share:
-            sequence.waiting_since, sequence.generated_at_wait = now, sequence.num_generated
-        self._log_pause(sequence, beneficiary)
-        self.policy.on_preempted(sequence)
-        self.waiting.push(sequence, now)
-        self._deadlines.watch(sequence)
-        self._events.status(sequence, Phase.PAUSED, now, WaitReason.ORDER)
-
-    def _log_pause(self, sequence: Sequence, made_for: Sequence | None) -> None:
-        if log.isEnabledFor(logging.DEBUG):
-            cause = "because memory ran short" if made_for is None else f"for request {made_for.request.log_id}"
-            message, mechanism = "choice %d was preempted by %s %s: %s", sequence.mechanism
-            values = (sequence.choice, mechanism, cause, sequence.victim_reason)
-            log_request(log, logging.DEBUG, sequence.request, message, *values)
+    def preempt(self, sequence: Sequence, now: float, *, mechanism: PreemptionMode | None = None) -> None:
+        """Take slot and pages from a running sequence and queue it again. Without `mechanism` the policy chooses."""
+        self._preempt(self.policy.preemption(self._view(), sequence, mode=mechanism), now)
 
     # A step -------------------------------------------------------------------------------------------------------
 
@@ -159,7 +103,6 @@ class Scheduler:
 
         The previous step may still be in flight; its tokens count as computed.
         """
-        self._scheduled_at = now
         self.kv_manager.begin_step()
         for sequence, why in self._deadlines.unreachable(now):
             self.counters.add("late")
@@ -170,8 +113,7 @@ class Scheduler:
         # Before sequences grow: one that is preempted for memory belongs to the running batch.
         self.waiting.begin_step(len(self.running), now)
         self._grow_running(now)
-        if not self.waiting.is_closed:
-            self.policy.admit(self, now)
+        self._admit_waiting(now)
         self.waiting.report_arrivals(now)
         self.counters.add("steps")
         step = self.counters["steps"]
@@ -260,89 +202,30 @@ class Scheduler:
             counters=self.counters.to_counters(),
         )
 
-    # Interface to policies ----------------------------------------------------------------------------------------
-
-    def preemptible(self) -> list[Sequence]:
-        """Return the sequences that may be preempted in this step so that another can run.
-
-        Excludes sequences that joined in this step, because it writes their pages. Empty if whole batches are admitted.
-        """
-        if self.waiting.admits_batches:
-            return []
-        joined = self.batch_builder.joined_slots
-        return [s for s in self.running if s.slot not in joined]
-
-    def try_start(self, sequence: Sequence, movable: PreemptibleFn = no_candidates, margin: int | None = None) -> bool:
-        """Start `sequence`, or record which resource is missing and preempt no sequence.
-
-        Preempts from `movable` if needed; it is evaluated lazily. `margin` pages must remain for running sequences to
-        grow; the default margin depends on the size of the pool and the number of running sequences.
-        """
-        if sequence.has_token_in_flight:  # just preempted: its last token is known when the step in flight is committed
-            return False
-        now = self._scheduled_at
-        reused_or_cause = self._find_room(sequence, movable, margin, now)
-        if isinstance(reused_or_cause, WaitReason):
-            self.waiting.report_shortage(sequence, reused_or_cause, now)
-            return False
-        self._start(sequence, reused_or_cause, now)
-        return True
-
     # Internals ----------------------------------------------------------------------------------------------------
 
     def _count_as_computed(self, decodes: list[Sequence], chunks: list[Chunk], now: float) -> StepInFlight:
-        """Count the step's tokens as computed, and the tokens that it samples as present."""
-        size, outgrown, to_publish = self.config.tokens_per_page, self.needing_page, []
-        # Inlined, as in `commit`.
-        for sequence in decodes:
-            sequence.num_computed = computed = sequence.num_computed + 1
-            sequence.num_tokens = length = sequence.num_tokens + 1
-            if computed <= sequence.max_computed:
-                self.counters.add("recomputed_tokens")
-            else:
-                sequence.max_computed = computed
-            if computed % size == 0 or sequence.siblings:
-                to_publish.append((sequence, sequence.page_table, computed))
-            if length > len(sequence.page_table) * size and length < sequence.max_len:
-                outgrown.append(sequence)
-        sampled, chunked_sequences = list(decodes), []
-        new_phases, self._swapped_in = self._swapped_in, []
+        """Count the step's tokens as computed; sequences with chunks do not wait any more."""
+        chunked = []
         for chunk in chunks:
-            chunked = self.slots[chunk.slot]
-            assert chunked is not None, f"slot {chunk.slot} is empty"
-            chunked_sequences.append(chunked)
-            if chunked.cause is not None:
-                self._events.status(chunked, chunked.phase, now)
-            before = chunked.num_computed
-            chunked.num_computed = after = before + chunk.length
-            if before < chunked.max_computed:
-                self.counters.add("recomputed_tokens", min(chunked.max_computed, after) - before)
-            chunked.max_computed = max(chunked.max_computed, after)
-            to_publish.append((chunked, chunked.page_table, after))
-            if chunk.samples:
-                chunked.num_tokens += 1
-                sampled.append(chunked)
-                if chunked.num_tokens > len(chunked.page_table) * size and chunked.num_tokens < chunked.max_len:
-                    outgrown.append(chunked)
-            if chunked.num_uncomputed == 1:
-                new_phases.append(chunked)
-        return StepInFlight(
-            to_publish, sampled, chunked_sequences, len(decodes) + sum(chunk.length for chunk in chunks), new_phases
-        )
+            sequence = self.slots[chunk.slot]
+            assert sequence is not None, f"slot {chunk.slot} is empty"
+            if sequence.cause is not None:
+                self._events.status(sequence, sequence.phase, now)
+            chunked.append((sequence, chunk))
+        swapped_in, self._swapped_in = self._swapped_in, []
+        flight, outgrown = count_as_computed(decodes, chunked, swapped_in, self.counters, self.config.tokens_per_page)
+        self.needing_page += outgrown
+        return flight
 
     def _least_seconds(self, sequence: Sequence) -> float:
-        """Return `Pace.min_seconds_left`, given the current contents of the prefix cache."""
+        """Return `StepTimeModel.min_seconds_left`, given the current contents of the prefix cache."""
         cached = 0
         if sequence.prompt_leader is not None:
             cached = sequence.prompt_len
         elif sequence.state is State.WAITING:
             cached = self.kv_manager.cached_tokens(sequence)
         return self.policy.step_time_model.min_seconds_left(sequence, cached)
-
-    def _pressure(self, lacking: int) -> MemoryPressure:
-        """Return the memory situation when `lacking` pages are missing; negative: pages to spare."""
-        growth = len(self.running) * -(-self.config.min_share // self.config.tokens_per_page)
-        return MemoryPressure(max(0, lacking), lacking + growth, self.kv_manager.host.available)
 
     def _grow_running(self, now: float) -> None:
         """Give every running sequence the page for its next token.
@@ -352,59 +235,59 @@ class Scheduler:
         outgrown, self.needing_page = self.needing_page, []
         for sequence in sorted(outgrown, key=self.policy.service_order):
             while sequence.state is State.RUNNING and len(sequence.page_table) < sequence.pages_needed:
-                if self.kv_manager.grow(sequence):
-                    continue
-                pressure = self._pressure(1)
-                victim = self.policy.victim(self.policy.preemption_candidates(sequence, self.running), pressure)
-                is_lower = victim.service_class > sequence.service_class
-                self.preempt(victim, now, beneficiary=sequence if is_lower else None, pressure=pressure)
+                if not self.kv_manager.grow(sequence):
+                    self._preempt(self.policy.preemption_for_growth(self._view(), sequence), now)
 
-    def _find_room(
-        self, sequence: Sequence, movable: PreemptibleFn, margin: int | None, now: float
-    ) -> list[int] | WaitReason:
-        """Make a slot and pages available for `sequence`.
+    def _view(self) -> AdmissionView:
+        """Return the current slots and pages for the policy."""
+        return AdmissionView(
+            pages=self.kv_manager,
+            running=self.running,
+            has_free_slot=bool(self.free_slots),
+            joined_slots=self.batch_builder.joined_slots,
+            admits_batches=self.waiting.admits_batches,
+            is_closed=self.waiting.is_closed,
+        )
 
-        Returns the cached pages that it would reuse; or, without preemption, the cause for which it must wait.
-        """
+    def _admit_waiting(self, now: float) -> None:
+        """Apply the policy's plans, each made with the slots and pages that the previous one left."""
         if self.waiting.is_closed:
-            return WaitReason.BATCH
-        candidates = [] if self.free_slots else movable()
-        if not self.free_slots and not candidates:  # before the cache lookup: the result for most waiting sequences
-            return WaitReason.SLOTS
-        reused = self.kv_manager.reusable_pages(sequence, candidates)
-        max_margin = self._max_margin if margin is None else margin
-        if not self.free_slots or self.kv_manager.pages_short(sequence, reused) + max_margin > 0:
-            candidates = candidates or movable()
-            if sequence.prompt_leader in candidates:  # its pages may be reused at once
-                reused = self.kv_manager.reusable_pages(sequence, candidates)
-            if not self._make_room(sequence, candidates, reused, margin, now):
-                return WaitReason.PAGES
-        return reused
+            return
+        while True:
+            plan = self.policy.plan_admission(self._view(), now)
+            for shortage in plan.shortages:
+                self.waiting.report_shortage(shortage, now)
+            for preemption in plan.preemptions:
+                self._preempt(preemption, now)
+            if plan.admission is None:
+                return
+            self._start(plan.admission, now)
 
-    def _make_room(
-        self, sequence: Sequence, movable: list[Sequence], reused: list[int], margin: int | None, now: float
-    ) -> bool:
-        """Preempt from `movable` until `sequence` fits; return False, without preemption, if that would not suffice."""
-        # The remaining sequences will grow. Without this margin an admitted sequence would be preempted a few steps
-        # later.
-        if margin is None:
-            margin = min(len(self.running) - len(movable), self._max_margin)
-        lacking = self.kv_manager.pages_short(sequence, reused) + margin
-        if lacking > 0 and lacking > self.kv_manager.reclaimable_pages(movable, reused):
-            return False
-        while not self.free_slots or lacking > 0:
-            pressure = self._pressure(lacking)
-            victim = self.policy.victim(movable, pressure)
-            movable.remove(victim)
-            self.preempt(victim, now, beneficiary=sequence, pressure=pressure)
-            lacking = self.kv_manager.pages_short(sequence, reused) + margin
-        return True
+    def _preempt(self, preemption: Preemption, now: float) -> None:
+        """Take slot and pages from the victim and queue it again."""
+        sequence = preemption.victim
+        assert sequence.state is State.RUNNING and sequence.slot not in self.batch_builder.joined_slots, sequence
+        if preemption.mode is PreemptionMode.SWAP:
+            self.kv_manager.swap_out(sequence)
+            self.counters.add("swapped_tokens", sequence.num_computed)
+        else:
+            sequence.num_computed = 0
+        self.counters.count_preemption(sequence.service_class, preemption.mode)
+        self._release_slot(sequence)
+        sequence.state = State.PREEMPTED
+        if sequence.num_generated - sequence.generated_at_wait >= self.config.min_share:
+            sequence.waiting_since, sequence.generated_at_wait = now, sequence.num_generated
+        self.policy.on_preempted(sequence)
+        self.waiting.push(sequence, now)
+        self._deadlines.watch(sequence)
+        self._events.preempted(preemption, now)
 
-    def _start(self, sequence: Sequence, reused: list[int], now: float) -> None:
-        """Give `sequence` a slot and pages for all its known tokens."""
+    def _start(self, admission: Admission, now: float) -> None:
+        """Give a waiting sequence a slot and pages for all its known tokens."""
+        sequence = admission.sequence
         first_time = sequence.state is State.WAITING
         self.waiting.admit(sequence)
-        is_swapping_in = self.kv_manager.allocate(sequence, reused)
+        is_swapping_in = self.kv_manager.allocate(sequence, admission.reused_pages)
         # A prompt that is cached except for its last token is read by the step that answers it.
         phase = Phase.PREFILL if sequence.num_uncomputed > 1 else Phase.DECODE
         if is_swapping_in:
@@ -429,7 +312,7 @@ class Scheduler:
             self.counters.add("prompt_tokens", sequence.prompt_len)
             self.counters.add("cached_tokens", min(sequence.num_computed, sequence.prompt_len))
         fresh = max(0, sequence.prompt_len - sequence.num_computed) if first_time else 0
-        self.policy.slot_taken(sequence, fresh, is_resumed=not first_time)
+        self.policy.slot_taken(admission, fresh, is_resumed=not first_time)
         self._events.status(sequence, phase, now, cached=sequence.num_computed if first_time else 0)
 
     def _publish(self, sequence: Sequence, table: list[int], computed: int, now: float) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
+from typing import Any
 
-from engine.scheduling.account import Account
 from engine.scheduling.pages import chain_next, chain_start
 from engine.types import FinishReason, Phase, PreemptionMode, Request, ServiceClass, WaitReason
 
@@ -33,32 +33,23 @@ class Sequence:
     __slots__ = (
         "_digests",
         "_page_size",
-        "account",
         "arrival",
         "cause",
         "choice",
         "generated_at_wait",
-        "guaranteed_tokens_left",
-        "has_guarantee",
         "host_pages",
-        "is_overdue",
-        "last_piggyback_step",
-        "level",
         "max_computed",
         "max_len",
         "mechanism",
-        "next_token_due",
         "num_computed",
         "num_published",
         "num_tokens",
-        "overdue_at",
-        "paced_tokens",
         "page_table",
         "phase",
+        "policy_state",
         "preempted_by",
         "prompt_leader",
         "prompt_len",
-        "quantum",
         "reported_position",
         "request",
         "service_class",
@@ -96,15 +87,7 @@ class Sequence:
         self.preempted_by: ServiceClass | None = None
         self.victim_reason = ""
         self.mechanism: PreemptionMode | None = None
-        # Owned by the policy.
-        self.account: Account[Sequence]  # of its tenant
-        self.overdue_at = 0.0  # when it becomes overdue
-        self.is_overdue = False  # waits, and has waited longer than its bound
-        self.guaranteed_tokens_left = 0  # tokens that it should generate before it is preempted again
-        self.has_guarantee = False  # and is guaranteed to generate
-        self.last_piggyback_step = 0  # the step in which it last piggybacked on a higher class
-        self.next_token_due, self.paced_tokens = 0.0, 0  # deadline of its next token, when it had `paced_tokens`
-        self.level, self.quantum = 0, 0.0  # in a multi-level feedback queue
+        self.policy_state: Any = None  # created, read and changed by the policy alone
         self.reported_position = 0  # queue position last reported to its client
         self.prompt_leader: Sequence | None = None  # the choice that computes the prompt for this one
         self.siblings: list[Sequence] = []  # choices held back until this one has computed the prompt
@@ -130,11 +113,6 @@ class Sequence:
     def pages_needed(self) -> int:
         """Return the number of pages that all its tokens take."""
         return -(-self.num_tokens // self._page_size)
-
-    @property
-    def is_protected(self) -> bool:
-        """Return whether its guaranteed minimum share lasts: it is preempted only if no other sequence can be."""
-        return self.has_guarantee and self.guaranteed_tokens_left > 0
 
     @property
     def min_remaining_tokens(self) -> int:

@@ -1,6 +1,6 @@
 """Waiting sequences: their counts, their admission by batching mode, and the status reported to them.
 
-The policy keeps their order, and the scheduler knows which resource each of them lacks.
+The policy keeps their order, and its plans name the resource that the first ones lack.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from itertools import islice
 
 from engine.config import EngineConfig
+from engine.scheduling.admission import Shortage
 from engine.scheduling.batching_gate import BatchingGate
 from engine.scheduling.counters import ClassCounts
 from engine.scheduling.events import EventBuffer
@@ -23,9 +24,9 @@ UPDATABLE_CAUSES = (WaitReason.ORDER, WaitReason.FAIRNESS, WaitReason.DEADLINE, 
 class WaitQueue:
     """Waiting sequences, counted by class: new ones, and preempted ones."""
 
-    def __init__(self, config: EngineConfig, policy: Policy, news: EventBuffer) -> None:
+    def __init__(self, config: EngineConfig, policy: Policy, events: EventBuffer) -> None:
         self.new, self.paused = ClassCounts(), ClassCounts()
-        self._policy, self._events = policy, news
+        self._policy, self._events = policy, events
         self._gate = BatchingGate(config)
         self._quota: int | None = None  # how many more sequences may be admitted in the step that is being scheduled
         self._arrived: list[Sequence] = []  # since the last step was scheduled
@@ -81,11 +82,12 @@ class WaitQueue:
                 self._events.status(sequence, Phase.QUEUED, now, self._wait_reason(sequence))
         self._arrived = []
 
-    def report_shortage(self, sequence: Sequence, cause: WaitReason, now: float) -> None:
+    def report_shortage(self, shortage: Shortage, now: float) -> None:
         """Report the missing resource to a sequence that is first in its queue."""
-        if sequence.cause is not cause:
+        sequence = shortage.sequence
+        if sequence.cause is not shortage.cause:
             sequence.reported_position = 1 + self._policy.num_ahead(sequence)
-            self._events.status(sequence, sequence.phase, now, cause)
+            self._events.status(sequence, sequence.phase, now, shortage.cause)
 
     def report_positions(self, now: float) -> None:
         """Report changed positions and causes to the first few waiting sequences.

@@ -9,15 +9,16 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterable, Iterator
-from functools import partial
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
 from sortedcontainers import SortedKeyList
 
 from engine.config import EngineConfig
+from engine.scheduling.admission import NO_ADMISSION, AdmissionPlan, AdmissionView
 from engine.scheduling.costs import Costs
-from engine.scheduling.policy import MAX_STEP_TOKENS, AdmissionContext, MemoryPressure, Policy
+from engine.scheduling.policy import MAX_STEP_TOKENS, MemoryPressure, Policy
 from engine.scheduling.sequence import Sequence, State
 from engine.types import PreemptionMode
 
@@ -45,10 +46,13 @@ class _SingleQueue(Policy):
         """Return the waiting sequences by rank."""
         return iter(self._waiting)
 
-    def admit(self, stage: AdmissionContext, now: float) -> None:
-        """Admit until a sequence does not fit; no sequence is preempted for a waiting one."""
-        while self._waiting and stage.try_start(self._waiting[0]):
-            pass
+    def plan_admission(self, view: AdmissionView, now: float) -> AdmissionPlan:
+        """Plan for the first sequence by rank."""
+        return self.plan_for_first(view, self._waiting[0]) if self._waiting else NO_ADMISSION
+
+    def plan_for_first(self, view: AdmissionView, first: Sequence) -> AdmissionPlan:
+        """Plan for `first`; no sequence is preempted for a waiting one."""
+        return self.plan_for(view, first)
 
     def service_order(self, sequence: Sequence) -> tuple[Any, ...]:
         """Return the order of arrival."""
@@ -62,7 +66,7 @@ class _SingleQueue(Policy):
         """Return the last sequence by rank."""
         return max(candidates, key=self.rank)
 
-    def victim_reason(self, victim: Sequence, made_for: Sequence | None) -> str:
+    def victim_reason(self, victim: Sequence, beneficiary: Sequence | None) -> str:
         """Return the fixed reason: last by rank."""
         return "it was the last in order of the running sequences"
 
@@ -76,21 +80,18 @@ class Orca(_SingleQueue):
 
     name = "orca"
 
-    def admit(self, stage: AdmissionContext, now: float) -> None:
-        """Admit as long as the longest possible answers of all running sequences fit."""
+    def plan_for_first(self, view: AdmissionView, first: Sequence) -> AdmissionPlan:
+        """Plan for `first` if the longest possible answers of all running sequences fit beside its own."""
         size = self.config.tokens_per_page
 
         def pages_to_come(sequence: Sequence, held: int) -> int:
             return -(-sequence.max_len // size) - held
 
-        reserved = sum(pages_to_come(s, len(s.page_table)) for s in stage.running)
-        while self._waiting:
-            first: Sequence = self._waiting[0]
-            reserved += pages_to_come(first, first.pages_needed)
-            if not stage.try_start(first, margin=reserved if stage.running else 0):
-                return
+        reserved = sum(pages_to_come(s, len(s.page_table)) for s in view.running)
+        margin = reserved + pages_to_come(first, first.pages_needed) if view.running else 0
+        return self.plan_for(view, first, margin=margin)
 
-    def prompt_tokens(self, decodes: int, riding: int = 0, seconds: float = 0.0) -> int:
+    def prompt_tokens(self, decodes: int, piggyback_rows: int = 0, seconds: float = 0.0) -> int:
         """Return the configured budget, or as many tokens as the machine takes."""
         if self.config.max_num_batched_tokens is not None:
             return self.config.max_num_batched_tokens - decodes
@@ -108,7 +109,7 @@ class Vllm(_SingleQueue):
 
     def __init__(self, config: EngineConfig, costs: Costs) -> None:
         super().__init__(config, costs)
-        self._has_paused = False
+        self._has_preempted = False
 
     def rank(self, sequence: Sequence) -> tuple[Any, ...]:
         """Return priority, then arrival."""
@@ -116,16 +117,15 @@ class Vllm(_SingleQueue):
 
     def begin_step(self, now: float) -> None:
         """Reset the flag for preemptions in this step."""
-        self._has_paused = False
+        self._has_preempted = False
 
     def on_preempted(self, sequence: Sequence) -> None:
         """Note that a sequence was preempted for memory in this step."""
-        self._has_paused = True
+        self._has_preempted = True
 
-    def admit(self, stage: AdmissionContext, now: float) -> None:
-        """Admit unless a sequence was preempted in this step."""
-        if not self._has_paused:
-            super().admit(stage, now)
+    def plan_for_first(self, view: AdmissionView, first: Sequence) -> AdmissionPlan:
+        """Plan for `first` unless a sequence was preempted in this step."""
+        return NO_ADMISSION if self._has_preempted else self.plan_for(view, first)
 
     def preemption_mode(self, sequence: Sequence, pressure: MemoryPressure) -> PreemptionMode:
         """Return the cheapest mode without swapping."""
@@ -142,16 +142,27 @@ class Sglang(Vllm):
 
     name = "sglang"
 
-    def admit(self, stage: AdmissionContext, now: float) -> None:
-        """Admit, with preemption of lower classes, until a sequence does not fit."""
-        while self._waiting:
-            first: Sequence = self._waiting[0]
-            if not stage.try_start(first, partial(self._lower_classes, stage, first)):
-                return
+    def plan_for_first(self, view: AdmissionView, first: Sequence) -> AdmissionPlan:
+        """Plan for `first`, with preemption of lower classes."""
 
-    @staticmethod
-    def _lower_classes(stage: AdmissionContext, first: Sequence) -> list[Sequence]:
-        return [s for s in stage.preemptible() if s.service_class > first.service_class]
+        def lower_classes() -> list[Sequence]:
+            return [s for s in view.preemptible() if s.service_class > first.service_class]
+
+        return self.plan_for(view, first, lower_classes)
+
+
+@dataclass(slots=True, eq=False)
+class QueuePlace:
+    """Place of a sequence in FastServe's feedback queue."""
+
+    level: int = 0
+    quantum: float = 0.0  # tokens that are left on this level
+    promoted_at: float = -math.inf  # when it last restarted at the top
+
+
+def _place(sequence: Sequence) -> QueuePlace:
+    place: QueuePlace = sequence.policy_state
+    return place
 
 
 class FastServe(_SingleQueue):
@@ -171,15 +182,18 @@ class FastServe(_SingleQueue):
 
     def rank(self, sequence: Sequence) -> tuple[Any, ...]:
         """Return level, then arrival."""
-        return (sequence.level, sequence.arrival, sequence.choice)
+        return (_place(sequence).level, sequence.arrival, sequence.choice)
 
     def push(self, sequence: Sequence) -> None:
         """Queue `sequence` on its level; a new one joins the level whose quantum covers its prompt."""
-        if sequence.quantum <= 0:
+        if sequence.policy_state is None:
+            sequence.policy_state = QueuePlace()
+        place = _place(sequence)
+        if place.quantum <= 0:
             steps = self.costs.prefill_seconds(sequence.prompt_len) / max(self.costs.decode_seconds, 1e-9)
-            self._enter(sequence, math.ceil(math.log(max(steps, 1.0), self.QUANTUM_RATIO)))
+            self._enter(place, math.ceil(math.log(max(steps, 1.0), self.QUANTUM_RATIO)))
         super().push(sequence)
-        alarm = sequence.waiting_since + self.config.max_wait_standard
+        alarm = self._waiting_since(sequence) + self.config.max_wait_standard
         heapq.heappush(self._alarms, (alarm, next(self._serial), sequence))
 
     def begin_step(self, now: float) -> None:
@@ -187,31 +201,34 @@ class FastServe(_SingleQueue):
         while self._alarms and self._alarms[0][0] <= now:
             _, _, sequence = heapq.heappop(self._alarms)
             limit = self.config.max_wait_standard
-            is_waiting = sequence.state in (State.WAITING, State.PREEMPTED)
-            if is_waiting and sequence.level and now - sequence.waiting_since >= limit:
+            place, is_waiting = _place(sequence), sequence.state in (State.WAITING, State.PREEMPTED)
+            if is_waiting and place.level and now - self._waiting_since(sequence) >= limit:
                 self._waiting.remove(sequence)
-                sequence.waiting_since = now
-                self._enter(sequence, 0)
+                place.promoted_at = now
+                self._enter(place, 0)
                 self._waiting.add(sequence)
 
-    def admit(self, stage: AdmissionContext, now: float) -> None:
-        """Admit, with preemption of sequences on lower levels, until a sequence does not fit."""
-        while self._waiting:
-            first: Sequence = self._waiting[0]
-            if not stage.try_start(first, partial(self._lower_levels, stage, first)):
-                return
-
     @staticmethod
-    def _lower_levels(stage: AdmissionContext, first: Sequence) -> list[Sequence]:
-        return [s for s in stage.preemptible() if s.level > first.level]
+    def _waiting_since(sequence: Sequence) -> float:
+        """Return when it began to wait on its level: when it was queued or promoted."""
+        return max(sequence.waiting_since, _place(sequence).promoted_at)
+
+    def plan_for_first(self, view: AdmissionView, first: Sequence) -> AdmissionPlan:
+        """Plan for `first`, with preemption of sequences on lower levels."""
+
+        def lower_levels() -> list[Sequence]:
+            return [s for s in view.preemptible() if _place(s).level > _place(first).level]
+
+        return self.plan_for(view, first, lower_levels)
 
     def tokens_sampled(self, sequences: Iterable[Sequence]) -> None:
         """Reduce quanta."""
         for sequence in sequences:
-            sequence.quantum -= 1.0
-            if sequence.quantum <= 0 and sequence.state is State.RUNNING:
-                self._enter(sequence, sequence.level + 1)
+            place = _place(sequence)
+            place.quantum -= 1.0
+            if place.quantum <= 0 and sequence.state is State.RUNNING:
+                self._enter(place, place.level + 1)
 
-    def _enter(self, sequence: Sequence, level: int) -> None:
-        sequence.level = min(self.NUM_LEVELS - 1, max(0, level))
-        sequence.quantum = float(self.QUANTUM_RATIO**sequence.level)
+    def _enter(self, place: QueuePlace, level: int) -> None:
+        place.level = min(self.NUM_LEVELS - 1, max(0, level))
+        place.quantum = float(self.QUANTUM_RATIO**place.level)

@@ -1,4 +1,4 @@
-"""Carousel's own scheduling policy. Its rules:
+"""Carousel's own scheduling policy. Its rules, of which `step_sharing` has those about the contents of a step (6 to 8):
 
 1. A waiting sequence may preempt running ones of a lower class. Within its own class it may preempt sequences of a
    tenant that has more slots than its share, as long as its own tenant has less. No tenant waits for the end of another
@@ -45,21 +45,20 @@ from functools import partial
 from itertools import chain, count
 from typing import Any
 
+from msgspec.structs import replace
+
 from engine.config import EngineConfig
 from engine.scheduling.account import Account
+from engine.scheduling.admission import Admission, AdmissionPlan, AdmissionView, Shortage
+from engine.scheduling.carousel_state import CarouselState, state_of
 from engine.scheduling.costs import Costs
 from engine.scheduling.fairness import OUTPUT_WEIGHT, PROMPT_WEIGHT, FairQueue
-from engine.scheduling.itl_targets import ItlTargets, prefill_rank
-from engine.scheduling.policy import AdmissionContext, MemoryPressure, Policy, StepShares
+from engine.scheduling.policies.step_sharing import BATCH, OVERDUE_SLOT_DIVISOR, StepSharing
+from engine.scheduling.policy import MemoryPressure
 from engine.scheduling.sequence import Sequence, State
 from engine.types import ServiceClass, WaitReason
 
-BATCH = ServiceClass.BATCH
-OVERDUE_SLOT_DIVISOR = 8
 MAX_SERVICE_GAP_TOKENS = 1024.0  # weighted tokens
-PIGGYBACK_SHARE = 16  # one in this many rows of lower classes piggybacks at any cost
-PATIENT_SHARE = 0.25  # of the allowed slowdown that applies when a sequence is about to be overdue
-MIN_PIGGYBACK_TOKENS = 8  # prompt tokens of lower classes in each step
 
 
 def _order(sequence: Sequence) -> tuple[Any, ...]:
@@ -72,18 +71,17 @@ def _order(sequence: Sequence) -> tuple[Any, ...]:
     )
 
 
-class Carousel(Policy):
+def _overdue_order(sequence: Sequence) -> tuple[Any, ...]:
+    return (state_of(sequence).overdue_at, sequence.arrival, sequence.choice)
+
+
+class Carousel(StepSharing):
     """Policy with a fair queue for each class, and one for overdue sequences."""
 
     name = "carousel"
 
     def __init__(self, config: EngineConfig, costs: Costs) -> None:
         super().__init__(config, costs)
-        self._max_wait = {
-            ServiceClass.INTERACTIVE: math.inf,
-            ServiceClass.STANDARD: config.max_wait_standard,
-            ServiceClass.BATCH: config.max_wait_batch,
-        }
         self._overdue_slots = max(1, config.max_num_seqs // OVERDUE_SLOT_DIVISOR)
         # With fewer slots than that, a guarantee exceeds its share of them and is followed by this many steps without
         # one.
@@ -94,46 +92,53 @@ class Carousel(Policy):
         self._steps_to_guarantee = 0  # steps until the next guarantee, as long as higher classes have requests
         self._queues = {c: FairQueue(_order, config.max_num_seqs) for c in ServiceClass}
         # Overdue sequences also keep their place in their class, so being overdue can only help.
-        self._overdue_queue = FairQueue(lambda s: (s.overdue_at, s.arrival, s.choice), config.max_num_seqs)
+        self._overdue_queue = FairQueue(_overdue_order, config.max_num_seqs)
         # When each sequence becomes overdue, earliest first. Entries of sequences that left are dropped at the top.
         self._alarms: dict[ServiceClass, list[tuple[float, int, Sequence]]] = {c: [] for c in ServiceClass}
         self._serial = count()
-        self._targets = ItlTargets(config)
 
     # Queue --------------------------------------------------------------------------------------------------------
 
     def push(self, sequence: Sequence) -> None:
         """Queue `sequence` in its class; its clock runs from `waiting_since`."""
-        sequence.account = self._queues[sequence.service_class].push(sequence)
-        sequence.overdue_at = sequence.waiting_since + self._max_wait[sequence.service_class]
-        if sequence.overdue_at < math.inf:
-            heapq.heappush(self._alarms[sequence.service_class], (sequence.overdue_at, next(self._serial), sequence))
+        account = self._queues[sequence.service_class].push(sequence)
+        if sequence.policy_state is None:
+            sequence.policy_state = CarouselState(account)
+        state = state_of(sequence)
+        state.account = account
+        state.overdue_at = sequence.waiting_since + self.max_wait[sequence.service_class]
+        if state.overdue_at < math.inf:
+            heapq.heappush(self._alarms[sequence.service_class], (state.overdue_at, next(self._serial), sequence))
 
     def remove(self, sequence: Sequence) -> None:
         """Remove `sequence` from its class and from the overdue queue."""
-        if sequence.is_overdue:
+        state = state_of(sequence)
+        if state.is_overdue:
             self._overdue_queue.remove(sequence)
-            sequence.is_overdue = False
+            state.is_overdue = False
         self._queues[sequence.service_class].remove(sequence)
 
     def in_order(self) -> Iterator[Sequence]:
         """Return the overdue sequences, then class by class."""
-        by_class = (s for queue in self._queues.values() if queue for s in queue.in_order() if not s.is_overdue)
+        by_class = (
+            s for queue in self._queues.values() if queue for s in queue.in_order() if not state_of(s).is_overdue
+        )
         return chain(self._overdue_queue.in_order(), by_class) if self._overdue_queue else by_class
 
     def num_ahead(self, sequence: Sequence) -> int:
         """Return the number of overdue sequences, which go before the first one of a class."""
-        return 0 if sequence.is_overdue else len(self._overdue_queue)
+        return 0 if state_of(sequence).is_overdue else len(self._overdue_queue)
 
     def wait_reason(self, sequence: Sequence) -> WaitReason:
         """Return whether a later arrival of the same class goes first, and the reason (rule 2)."""
         first = self._queues[sequence.service_class].head()
         if first is None or first.arrival <= sequence.arrival:
             return WaitReason.ORDER
-        if first.account is sequence.account:
+        account, first_account = state_of(sequence).account, state_of(first).account
+        if first_account is account:
             by_priority = first.request.priority < sequence.request.priority
             return WaitReason.ORDER if by_priority or first.request.deadline is None else WaitReason.DEADLINE
-        return WaitReason.FAIRNESS if first.account.served <= sequence.account.served else WaitReason.DEADLINE
+        return WaitReason.FAIRNESS if first_account.served <= account.served else WaitReason.DEADLINE
 
     # A step -------------------------------------------------------------------------------------------------------
 
@@ -143,101 +148,36 @@ class Carousel(Policy):
         for alarms in self._alarms.values():
             while alarms:
                 due, _, sequence = alarms[0]
-                is_waiting = sequence.state in (State.WAITING, State.PREEMPTED)
-                if is_waiting and not sequence.is_overdue and due == sequence.overdue_at:
+                state, is_waiting = state_of(sequence), sequence.state in (State.WAITING, State.PREEMPTED)
+                if is_waiting and not state.is_overdue and due == state.overdue_at:
                     if due > now:
                         break
-                    sequence.is_overdue = True
+                    state.is_overdue = True
                     self._overdue_queue.push(sequence)
                 heapq.heappop(alarms)
 
-    def admit(self, stage: AdmissionContext, now: float) -> None:
-        """Admit sequences in order until one does not fit.
+    def plan_admission(self, view: AdmissionView, now: float) -> AdmissionPlan:
+        """Plan for the first overdue sequence, or for the next one by class and tenant.
 
         No sequence overtakes one that does not fit: resources that become free go to it. Only an overdue sequence lets
         higher classes pass, and not for ever (rule 6).
         """
-        while True:
-            overdue = self._overdue_queue.head() if self._overdue_queue and self._has_overdue_slot(stage) else None
-            if overdue is not None and not self._must_yield(overdue, stage):
-                if stage.try_start(overdue, partial(self._for_overdue, stage, overdue)):
-                    overdue.guaranteed_tokens_left, overdue.has_guarantee = self.config.min_share, True
-                    self._steps_to_guarantee = self._guarantee_steps
-                    continue
-                if (
-                    overdue.cause is WaitReason.PAGES
-                    and now >= overdue.overdue_at + self._max_wait[overdue.service_class]
-                ):
-                    return
-            sequence = next((queue.head() for queue in self._queues.values() if queue), None)
-            if sequence is None:
-                return
-            if not stage.try_start(sequence, partial(self._for_next, stage, sequence)):
-                return
+        shortages: tuple[Shortage, ...] = ()
+        overdue = self._first_overdue(view)
+        if overdue is not None:
+            plan = self.plan_for(view, overdue, partial(self._for_overdue, view, overdue), is_guaranteed=True)
+            if plan.admission is not None or (plan.is_short_of_pages and self._blocks_others(overdue, now)):
+                return plan
+            shortages = plan.shortages
+        sequence = next((queue.head() for queue in self._queues.values() if queue), None)
+        if sequence is None:
+            return AdmissionPlan(shortages)
+        plan = self.plan_for(view, sequence, partial(self._for_next, view, sequence))
+        return replace(plan, shortages=shortages + plan.shortages) if shortages else plan
 
     def service_order(self, sequence: Sequence) -> tuple[Any, ...]:
         """Return class, then arrival."""
         return (sequence.service_class, sequence.arrival, sequence.choice)
-
-    def share(self, decodes: list[Sequence], prefilling: list[Sequence], step: int, now: float) -> StepShares:
-        """Apply rules 6 to 8."""
-        if not prefilling and decodes[0].service_class == decodes[-1].service_class:  # true of most steps
-            return StepShares(decodes, [], [])
-        highest = min(s.service_class for s in chain(decodes[:1], prefilling[:1]))  # both lists are sorted by class
-        # A sequence that was admitted in time is not overdue for a while, so this list is empty in most steps.
-        overdue = [s for s in prefilling if s.is_protected or now >= s.overdue_at]
-        punctual = [s for s in prefilling if not (s.is_protected or now >= s.overdue_at)] if overdue else prefilling
-        highest_prompts = [s for s in punctual if s.service_class == highest]
-        lower_prompts = punctual[len(highest_prompts) :]
-        lower_decodes = [s for s in decodes if s.service_class > highest and not s.is_protected]
-        num_higher = len(decodes) - len(lower_decodes)
-        rows, spare_seconds = len(lower_decodes), math.inf  # all rows join, unless they run beside the highest class
-        has_overdue_piggyback = bool(overdue) and overdue[0].service_class > highest
-        if (
-            (highest_prompts or num_higher)
-            and (lower_decodes or lower_prompts or has_overdue_piggyback)
-            and not math.isinf(self.config.max_step_slowdown)
-        ):
-            extra_share = (self.config.max_step_slowdown - 1) * (
-                PATIENT_SHARE + (1 - PATIENT_SHARE) * (1.0 if overdue else self._urgency(now))
-            )
-            spare_seconds = extra_share * self.step_time_model.step_seconds(num_higher)
-            rows = self._num_piggyback_rows(len(lower_decodes), spare_seconds)
-        paced = sum([s.service_class < BATCH for s in decodes]) if highest < BATCH else len(decodes)
-        urgent_seconds = self._urgent_seconds(decodes[:paced], [*overdue, *highest_prompts], num_higher + rows, now)
-        budget = self.prompt_tokens(paced, max(0, num_higher + rows - paced), urgent_seconds)
-        piggyback_tokens = min(
-            (spare_seconds - rows * self.step_time_model.row_seconds) / max(self.step_time_model.token_seconds, 1e-9),
-            budget,
-        )
-        prompts = []
-        if overdue:
-            max_tokens = budget - sum([s.num_uncomputed for s in highest_prompts])
-            if has_overdue_piggyback:
-                max_tokens = min(
-                    max_tokens, int(piggyback_tokens + (budget - piggyback_tokens) * self._lateness(overdue, now))
-                )
-            max_tokens = max(1, budget // OVERDUE_SLOT_DIVISOR, max_tokens)
-            prompts.append((overdue, max_tokens))
-            if has_overdue_piggyback:
-                piggyback_tokens -= min(max_tokens, sum([s.num_uncomputed for s in overdue]))
-        prompts.append((self._in_turn(highest_prompts), budget))
-        if lower_prompts:
-            prompts.append((self._in_turn(lower_prompts), max(MIN_PIGGYBACK_TOKENS, int(piggyback_tokens))))
-        if rows == len(lower_decodes):
-            return StepShares(decodes, [], prompts)
-        lower_decodes.sort(key=lambda s: (s.last_piggyback_step, s.service_class))
-        for sequence in lower_decodes[:rows]:
-            sequence.last_piggyback_step = step
-        held_back = {id(s) for s in lower_decodes[rows:]}
-        return StepShares([s for s in decodes if id(s) not in held_back], lower_decodes[rows:], prompts)
-
-    def _urgent_seconds(self, paced: list[Sequence], prompts: list[Sequence], rows: int, now: float) -> float:
-        """Return the seconds for `prompts` in a step of `rows`, within the targets of the `paced` streams (rule 7)."""
-        if not paced:
-            return 0.0
-        longest, urgency = self._targets.step_seconds(paced, prompts, self.step_time_model.token_seconds, now)
-        return urgency * max(0.0, longest - self.step_time_model.step_seconds(rows))
 
     def _urgency(self, now: float) -> float:
         """Return how close the nearest waiting sequence is to being overdue, from 0 to 1."""
@@ -245,31 +185,11 @@ class Carousel(Policy):
             return 1.0
         # The first alarm belongs to a sequence that waited when the step began, or was preempted since.
         waited = (
-            1.0 - (alarms[0][0] - now) / (self._max_wait[service_class] or math.inf)
+            1.0 - (alarms[0][0] - now) / (self.max_wait[service_class] or math.inf)
             for service_class, alarms in self._alarms.items()
             if alarms
         )
         return min(1.0, max((0.0, *waited)))
-
-    def _lateness(self, overdue: list[Sequence], now: float) -> float:
-        """Return how far the latest of `overdue` is past its bound: 0 at the bound, 1 at twice the bound."""
-        bounds = ((s, self._max_wait[s.service_class]) for s in overdue)
-        return max((now - s.overdue_at) / bound if bound else 1.0 for s, bound in bounds)
-
-    def _num_piggyback_rows(self, num_lower: int, spare_seconds: float) -> int:
-        """Return how many of `num_lower` rows join a step that may take `spare_seconds` more for them (rule 8)."""
-        row_seconds = self.step_time_model.row_seconds
-        return max(
-            -(-num_lower // PIGGYBACK_SHARE),
-            int(min(spare_seconds / row_seconds, num_lower)) if row_seconds else num_lower,
-        )
-
-    def _in_turn(self, prefilling: list[Sequence]) -> list[Sequence]:
-        """Return the prompts by class, then by their tenants' service, then by `prefill_rank`."""
-        if len(prefilling) < 2:
-            return prefilling
-        token_seconds = self.step_time_model.token_seconds
-        return sorted(prefilling, key=lambda s: (s.service_class, s.account.served, *prefill_rank(s, token_seconds)))
 
     # Preemption ---------------------------------------------------------------------------------------------------
 
@@ -285,16 +205,17 @@ class Carousel(Policy):
         if len(candidates) == 1:
             return candidates[0]
         oldest = min(candidates, key=self.service_order)
-        least = min(s.account.served for s in candidates)
+        least = min(state_of(s).account.served for s in candidates)
         wanted = max(1, pressure.pages_needed)
 
         def order(s: Sequence) -> tuple[Any, ...]:
+            state = state_of(s)
             seconds = self.preemption_cost(s, pressure)[0]
             return (
-                s.is_protected,
+                state.is_protected,
                 s is oldest,
-                s.guaranteed_tokens_left > 0,
-                s.account.served <= least + MAX_SERVICE_GAP_TOKENS,
+                state.guaranteed_tokens_left > 0,
+                state.account.served <= least + MAX_SERVICE_GAP_TOKENS,
                 seconds / max(1, min(wanted, len(s.page_table))),
                 -s.arrival,
                 -s.choice,
@@ -304,76 +225,98 @@ class Carousel(Policy):
 
     def victim_reason(self, victim: Sequence, beneficiary: Sequence | None) -> str:
         """Return the reason by rules 1, 3 and 6."""
-        if victim.is_protected:
+        if state_of(victim).is_protected:
             return "no other sequence could be paused, although its guaranteed minimum share was not used up"
         if beneficiary is not None and beneficiary.service_class == victim.service_class:
-            if beneficiary.is_overdue:
+            if state_of(beneficiary).is_overdue:
                 return "a request of its class had waited past its bound, and pausing this one cost the least"
             return "its tenant had more slots than its share while another tenant of its class had fewer"
         return "of the lowest class that was running, pausing it cost the least"
 
     # Notifications ------------------------------------------------------------------------------------------------
 
-    def slot_taken(self, sequence: Sequence, fresh_tokens: int, *, is_resumed: bool) -> None:
-        """Charge its prompt; give a resumed sequence a minimum share before it is preempted again, if possible."""
-        self._queues[sequence.service_class].started(sequence)
+    def slot_taken(self, admission: Admission, fresh_tokens: int, *, is_resumed: bool) -> None:
+        """Charge its prompt; give a resumed sequence a minimum share before it is preempted again, if possible.
+
+        An overdue sequence that took its reserved slot is guaranteed that share.
+        """
+        state = state_of(admission.sequence)
+        self._queues[admission.sequence.service_class].slot_taken(state.account)
         if fresh_tokens:
-            sequence.account.charge(PROMPT_WEIGHT * fresh_tokens)
-        sequence.guaranteed_tokens_left, sequence.has_guarantee = (self.config.min_share if is_resumed else 0), False
+            state.account.charge(PROMPT_WEIGHT * fresh_tokens)
+        state.has_guarantee = admission.is_guaranteed
+        state.guaranteed_tokens_left = self.config.min_share if is_resumed or admission.is_guaranteed else 0
+        if admission.is_guaranteed:
+            self._steps_to_guarantee = self._guarantee_steps
 
     def tokens_sampled(self, sequences: Iterable[Sequence]) -> None:
         """Charge one token to each sequence's tenant and reduce minimum shares."""
         for sequence in sequences:
-            account = sequence.account
+            state: CarouselState = sequence.policy_state
+            account = state.account
             account.served += OUTPUT_WEIGHT / account.weight
-            if sequence.guaranteed_tokens_left:
-                if sequence.has_guarantee:
+            if state.guaranteed_tokens_left:
+                if state.has_guarantee:
                     self._overdue_queue.account(sequence).charge(OUTPUT_WEIGHT)
-                sequence.guaranteed_tokens_left -= 1
+                state.guaranteed_tokens_left -= 1
 
     def slot_released(self, sequence: Sequence) -> None:
         """End its minimum share."""
-        self._queues[sequence.service_class].slot_released(sequence)
-        sequence.guaranteed_tokens_left, sequence.has_guarantee = 0, False
+        state = state_of(sequence)
+        self._queues[sequence.service_class].slot_released(state.account)
+        state.guaranteed_tokens_left, state.has_guarantee = 0, False
 
     # Internals ----------------------------------------------------------------------------------------------------
 
-    def _has_overdue_slot(self, stage: AdmissionContext) -> bool:
-        return sum(s.is_protected for s in stage.running) < self._overdue_slots
+    def _first_overdue(self, view: AdmissionView) -> Sequence | None:
+        """Return the first overdue sequence if a reserved slot is left for it and it need not yield."""
+        if not self._overdue_queue or sum(s.policy_state.is_protected for s in view.running) >= self._overdue_slots:
+            return None
+        overdue = self._overdue_queue.head()
+        return None if overdue is None or self._must_yield(overdue, view) else overdue
 
-    def _must_yield(self, overdue: Sequence, stage: AdmissionContext) -> bool:
+    def _blocks_others(self, overdue: Sequence, now: float) -> bool:
+        """Return whether `overdue` has waited twice its bound, so that no sequence passes it for its pages."""
+        return now >= state_of(overdue).overdue_at + self.max_wait[overdue.service_class]
+
+    def _must_yield(self, overdue: Sequence, view: AdmissionView) -> bool:
         """Return whether higher classes go first: slots are few and the last guarantee has just used one."""
         if not self._steps_to_guarantee:
             return False
         higher = [queue for c, queue in self._queues.items() if c < overdue.service_class]
-        return any(higher) or any(s.service_class < overdue.service_class for s in stage.running)
+        return any(higher) or any(s.service_class < overdue.service_class for s in view.running)
 
     @staticmethod
-    def _for_overdue(stage: AdmissionContext, sequence: Sequence) -> list[Sequence]:
+    def _for_overdue(view: AdmissionView, sequence: Sequence) -> list[Sequence]:
         """Return the preemptible sequences of its own and lower classes, except those with a guarantee (rule 6)."""
-        return [s for s in stage.preemptible() if s.service_class >= sequence.service_class and not s.is_protected]
+        return [
+            s for s in view.preemptible() if s.service_class >= sequence.service_class and not state_of(s).is_protected
+        ]
 
-    def _for_next(self, stage: AdmissionContext, sequence: Sequence) -> list[Sequence]:
+    def _for_next(self, view: AdmissionView, sequence: Sequence) -> list[Sequence]:
         """Return the preemptible sequences for a waiting `sequence` (rule 1).
 
         These are sequences of lower classes. If its tenant is below its share, they include the sequences that other
         tenants of its class run beyond their shares, the latest of each.
         """
         queue = self._queues[sequence.service_class]
-        is_below_share = queue.num_tenants > 1 and queue.is_below_share(sequence.account)
+        is_below_share = queue.num_tenants > 1 and queue.is_below_share(state_of(sequence).account)
         if sequence.service_class == BATCH and not is_below_share:
             return []
-        movable = [s for s in stage.preemptible() if s.service_class >= sequence.service_class and not s.is_protected]
-        lower = [s for s in movable if s.service_class > sequence.service_class]
-        return lower + self._beyond_shares(sequence, movable) if is_below_share else lower
+        preemptible = [
+            s for s in view.preemptible() if s.service_class >= sequence.service_class and not state_of(s).is_protected
+        ]
+        lower = [s for s in preemptible if s.service_class > sequence.service_class]
+        return lower + self._beyond_shares(sequence, preemptible) if is_below_share else lower
 
-    def _beyond_shares(self, sequence: Sequence, movable: list[Sequence]) -> list[Sequence]:
+    def _beyond_shares(self, sequence: Sequence, preemptible: list[Sequence]) -> list[Sequence]:
         """Return the sequences that other tenants of its class run beyond their shares."""
         queue = self._queues[sequence.service_class]
-        of_class: dict[Account[Sequence], list[Sequence]] = {}
-        for s in movable:
-            if s.service_class == sequence.service_class and s.account is not sequence.account:
-                of_class.setdefault(s.account, []).append(s)
+        of_class: dict[Account, list[Sequence]] = {}
+        for s in preemptible:
+            account = state_of(s).account
+            if s.service_class == sequence.service_class and account is not state_of(sequence).account:
+                of_class.setdefault(account, []).append(s)
         beyond: list[Sequence] = []
         for account, of_tenant in of_class.items():
             excess = account.running - math.ceil(queue.share_of(account))

@@ -185,9 +185,9 @@ def test_a_tenant_below_its_share_goes_first_only_while_it_is_not_far_ahead(ahea
     fair = make_line()
     for number in range(SLOTS):
         running = sequence(number, "flood")
-        running.account = fair.push(running)
+        account = fair.push(running)
         fair.remove(running)
-        fair.started(running)
+        fair.slot_taken(account)
     fair.push(sequence(SLOTS, "flood"))
     fair.push(sequence(SLOTS + 1, "calm")).charge(ahead)
     assert fair.head().request.tenant == first
@@ -221,17 +221,17 @@ def test_the_head_of_the_line_follows_the_rules(actions, slack):
         if action == "p":
             serial += 1
             waiting.append(sequence(serial, str(tenant), weight=1.0 + tenant % 2))
-            waiting[-1].account = fair.push(waiting[-1])
+            fair.push(waiting[-1])
         elif action == "c" and waiting:
-            waiting[amount % len(waiting)].account.charge(float(amount))
+            fair.account(waiting[amount % len(waiting)]).charge(float(amount))
         elif action in "rs" and waiting:
             fair.remove(waiting[amount % len(waiting)])
             gone = waiting.pop(amount % len(waiting))
             if action == "s" and len(running) < SLOTS:
                 running.append(gone)
-                fair.started(gone)
+                fair.slot_taken(fair.account(gone))
         elif action == "v" and running:
-            fair.slot_released(running.pop(amount % len(running)))
+            fair.slot_released(fair.account(running.pop(amount % len(running))))
         with patch.object(fairness, "SLACK_TOKENS", slack):
             head = fair.head()
         assert len(fair) == len(waiting)
@@ -241,16 +241,18 @@ def test_the_head_of_the_line_follows_the_rules(actions, slack):
             assert head is None
             continue
         weights = {s.request.tenant: s.request.weight for s in [*waiting, *running]}
-        least = min(s.account.served for s in waiting)
+        least = min(fair.account(s).served for s in waiting)
 
         def is_below_share(tenant: str, running=tuple(running), weights=weights) -> bool:
             has = sum(s.request.tenant == tenant for s in running)
             return has + 1 <= max(1.0, SLOTS * weights[tenant] / sum(weights.values()))
 
         below_share = [
-            s.account.served for s in waiting if s.account.served <= least + slack and is_below_share(s.request.tenant)
+            fair.account(s).served
+            for s in waiting
+            if fair.account(s).served <= least + slack and is_below_share(s.request.tenant)
         ]
-        assert head.account.served == (min(below_share) if below_share else least)
+        assert fair.account(head).served == (min(below_share) if below_share else least)
         assert is_below_share(head.request.tenant) or not below_share
         assert head.arrival == min(s.arrival for s in waiting if s.request.tenant == head.request.tenant)
 
@@ -259,11 +261,11 @@ def test_weights_that_exceed_float_precision_give_every_tenant_a_slot():
     """A float cannot represent 1e17 + 1."""
     fair = make_line()
     heavy = sequence(0, "heavy", weight=1e17)
-    heavy.account = fair.push(heavy)
+    fair.push(heavy)
     light = sequence(1, "light")
-    light.account = fair.push(light)
+    fair.push(light)
     fair.remove(heavy)
-    assert fair.share_of(light.account) >= 1.0
+    assert fair.share_of(fair.account(light)) >= 1.0
     assert fair.head() is light
 
 
@@ -273,11 +275,11 @@ def test_only_the_first_few_of_many_tenants_are_searched_for_one_below_its_share
     for number in range(MAX_EXAMINED + 1):
         for kind in ("runs", "waits"):
             one = sequence(2 * number + (kind == "waits"), f"t{number}")
-            one.account = fair.push(one)
-            one.account.served = float(number)
+            account = fair.push(one)
+            account.served = float(number)
             if kind == "runs":
                 fair.remove(one)
-                fair.started(one)
+                fair.slot_taken(account)
     fair.push(sequence(99, "idle")).charge(1000.0)
     assert fair.head().request.tenant == "t0"
 
@@ -286,17 +288,17 @@ def test_accounts_of_idle_tenants_are_dropped_and_active_ones_are_kept():
     """A server without keys has one tenant per address; accounts of waiting or running requests keep their counts."""
     waiting_line = make_line()
     running, waiting = sequence(0, "running"), sequence(1, "waiting")
-    for each in (running, waiting):
-        each.account = waiting_line.push(each)
-        each.account.charge(100.0)
+    accounts = {each: waiting_line.push(each) for each in (running, waiting)}
+    for account in accounts.values():
+        account.charge(100.0)
     waiting_line.remove(running)
-    waiting_line.started(running)
+    waiting_line.slot_taken(accounts[running])
     for number in range(2, 3 * fairness.MIN_CLEANUP_ACCOUNTS):
         idle = sequence(number, f"idle-{number}")
-        idle.account = waiting_line.push(idle)
+        waiting_line.push(idle)
         waiting_line.remove(idle)
     assert len(waiting_line._accounts) <= fairness.MIN_CLEANUP_ACCOUNTS
     assert len(waiting_line._heap) <= fairness.MIN_CLEANUP_ACCOUNTS
-    assert waiting_line.account(running) is running.account
-    assert waiting_line.account(waiting) is waiting.account
+    assert waiting_line.account(running) is accounts[running]
+    assert waiting_line.account(waiting) is accounts[waiting]
     assert waiting_line.head() is waiting

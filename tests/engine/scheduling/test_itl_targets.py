@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from engine.config import DEFAULT_TARGET_ITL_SECONDS, EngineConfig
 from engine.errors import ConfigError
+from engine.scheduling.account import Account
+from engine.scheduling.carousel_state import CarouselState
 from engine.scheduling.itl_targets import (
     AGEING,
     FULL_TARGET_PROMPTS,
@@ -40,7 +42,9 @@ def sequence(prompt: int, now: float = 0.0, service_class: ServiceClass = STANDA
     request = Request(
         id="r", prompt=(7,) * prompt, sampling=SamplingParams(max_tokens=500), service_class=service_class, **more
     )
-    return Sequence(request, 0, 0, now, 32, 8192)
+    made = Sequence(request, 0, 0, now, 32, 8192)
+    made.policy_state = CarouselState(Account(1.0, id))
+    return made
 
 
 def make_request(name: str, prompt: int, tokens: int, **more) -> Request:

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from engine.scheduling.policies.carousel import MAX_SERVICE_GAP_TOKENS, PIGGYBACK_SHARE
+from engine.scheduling.carousel_state import state_of
+from engine.scheduling.policies.carousel import MAX_SERVICE_GAP_TOKENS
+from engine.scheduling.policies.step_sharing import PIGGYBACK_SHARE
 from engine.types import Phase, PreemptionMode, ServiceClass, WaitReason
 from tests.engine.scheduling.history import STEP_SECONDS, History
 
@@ -378,7 +380,7 @@ def test_requests_of_a_tenant_with_more_service_are_preempted_first():
     while [s.request.tenant for s in history.scheduler.running] != ["idle", "greedy", "modest"]:
         history.step()
     greedy = history.scheduler.running[1]
-    greedy.account.charge(4 * MAX_SERVICE_GAP_TOKENS)
+    state_of(greedy).account.charge(4 * MAX_SERVICE_GAP_TOKENS)
     history.arrive([7], 2, service_class=I)
     history.step()
     assert modest in {s.request.id for s in history.scheduler.running}
