@@ -12,7 +12,7 @@ STRICT ?=
 # Written by npm when it has installed the packages of package-lock.json.
 JS_STAMP := node_modules/.package-lock.json
 
-.PHONY: serve test install lint types js unit browser bench soak peers gpu-check gpu-figures gpu-wheels constraints clean help
+.PHONY: serve test install lint types js unit browser docs bench soak peers gpu-check gpu-figures gpu-wheels constraints clean help
 
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -52,6 +52,9 @@ unit: install  ## every test
 
 browser: install  ## bring a Chromium for the browser tests, if there is none
 	@CAROUSEL_STRICT=$(STRICT) $(BIN)/python -m tests.chromium
+
+docs: install  ## write the tables of options into docs/operations.md
+	@$(BIN)/python -m docs.option_tables
 
 bench: install  ## the CPU benchmarks; results go to benchmarks/results/
 	@$(BIN)/python -m benchmarks.batching

@@ -12,7 +12,8 @@ from typing import Any
 from app import __version__
 from app.cli.bench.options import Options, check
 from app.cli.bench.options import add_arguments as add_bench_arguments
-from app.settings import Settings, SettingsError, add_arguments, reread_tenants, resolve
+from app.options import add_arguments, reread_tenants, resolve
+from app.settings import Settings, SettingsError
 from app.text.model_folder import download_model
 from engine.errors import ConfigError
 from engine.log_queue import start_logging

@@ -27,12 +27,13 @@ from app.cli.serve import load_text
 from app.engine_client.client import EngineClient, EngineUnavailable
 from app.errors import ApiError
 from app.generation.request import GenerationRequest
+from app.options import resolve
 from app.protocols.chat import ChatRequest
 from app.protocols.common import validate
 from app.protocols.completions import CompletionRequest
 from app.server import create_service
 from app.service import Service
-from app.settings import Settings, resolve
+from app.settings import Settings
 from app.streams.stream_log import Delta, Failure, LogEntry, Reader
 from app.streams.timeline import IntakeTimeline
 from app.text.model_folder import download_model

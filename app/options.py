@@ -1,225 +1,327 @@
-"""Options of `carousel serve`: names, types and help texts. app.settings reads their values."""
+"""Options from the command line, the environment and a TOML file, resolved to settings; their table in the manual.
+
+A flag takes precedence over the environment (CAROUSEL_MAX_NUM_SEQS), the environment over the file (`--config
+carousel.toml`), the file over the default. Unknown names are refused. Options are declared by the fields of
+`app.settings.Settings` and `engine.config.EngineConfig`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import argparse
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from app.admission.keys_file import KeysFileError, read_keys_file
+from app.admission.tenant_tables import TenantError, read_tables, tenants_of
+from app.admission.tenants import KEY_CHARACTERS, Tenant, is_valid_key, key_digest, tenant_of_key
+from app.resources import demo_model
+from app.settings import Settings, SettingsError
+from app.text.generation_config import AUTO_CONFIG, GENERATION_CONFIG_FILE, NO_CONFIG, config_file
+from app.text.model_folder import ModelNotFound, find_folder
+from engine.config import EngineConfig
+from engine.options import VARIABLE_PREFIX, DeclaredOption, declared_options
+
+Options = tuple[DeclaredOption, ...]
+
+# Variables with the options' prefix that are not options: positional arguments, and those of tests and benchmarks.
+OTHER_VARIABLES = ("CAROUSEL_MODEL", "CAROUSEL_CONFIG", "CAROUSEL_STRICT", "CAROUSEL_CHROMIUM", "CAROUSEL_COMMIT")
+KUBERNETES_PREFIXES = ("CAROUSEL_SERVICE_", "CAROUSEL_PORT_")  # set by Kubernetes for a Service called carousel
+# Pattern of list entries, and their description for error messages.
+HOST_ENTRY = r"\*|[\w.-]+|[\da-f:]+", "name such as llm.example.com, without scheme and port"
+ORIGIN_ENTRY = r"\*|[a-z][a-z\d+.-]*://([\w.-]+|\[[\da-f:]+\])(:\d+)?", "origin such as https://chat.example.com"
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One option: its name, type, destination and description."""
-
-    name: str  # flag without dashes; the environment and the config file use it with underscores
-    kind: type
-    text: str
-    engine: bool = False  # field of EngineConfig, with underscores
-    choices: tuple[str, ...] = ()
-    short: str = ""
-
-    @property
-    def key(self) -> str:
-        return self.name.replace("-", "_")
-
-    @property
-    def variable(self) -> str:
-        return f"CAROUSEL_{self.key.upper()}"
+def options_of(settings: type[msgspec.Struct]) -> Options:
+    """Return the options that `settings` declares, then those of the engine."""
+    return declared_options(settings) + declared_options(EngineConfig, engine=True)
 
 
-OPTIONS = (
-    Option("host", str, "address to listen on; 127.0.0.1 is this machine only"),
-    Option("port", int, "port to listen on; 0 takes a free one"),
-    Option("served-model-name", str, "model name for clients; default: name of the folder"),
-    Option(
-        "api-key",
-        str,
-        "API keys, separated by commas; other users of this machine can see flags in the process list, so prefer the "
-        "variable or --keys-file; default: none; without any key every client is admitted",
-    ),
-    Option(
-        "keys-file",
-        str,
-        "file with names, digests and limits of API keys, which `carousel keys` edits and the server reloads when it "
-        "changes; with it every client needs a key, even while the file is empty; default: no file",
-    ),
-    Option("root-path", str, "path under which a proxy serves this server, such as /llm, stripped or not"),
-    Option(
-        "allowed-hosts",
-        str,
-        "names in the Host header that are accepted besides localhost, separated by commas, such as a proxy's; *: any; "
-        "default: none on a loopback address; on others every IP address and this machine's own names",
-    ),
-    Option(
-        "allowed-origins",
-        str,
-        "origins whose pages may use this server from a browser besides its own, separated by commas, such as "
-        "https://chat.example.com; *: any; default: none",
-    ),
-    Option("chat-template", str, "file with a Jinja chat template to use instead of the checkpoint's"),
-    Option(
-        "generation-config",
-        str,
-        "source of sampling defaults and end-of-text tokens: auto is the checkpoint's generation_config.json, none "
-        "uses no sampling defaults, anything else is the path of such a file or of a folder with one",
-    ),
-    Option(
-        "allow-control-tokens",
-        bool,
-        "encode control tokens in chat messages, such as <|im_end|>, as the model's own; by default they are plain "
-        "text there, so that no message can forge a turn",
-    ),
-    Option("max-queue", int, "maximum waiting requests of a class; beyond it clients get 503 with Retry-After"),
-    Option("max-queue-tokens", int, "maximum waiting prompt tokens of a class"),
-    Option(
-        "max-queue-share",
-        float,
-        "share of --max-queue and --max-queue-tokens that one tenant (a key, or without keys an address) may use in a "
-        "class; beyond it that tenant gets 429 with Retry-After, and others are still admitted; 1: all",
-    ),
-    Option(
-        "requests-per-minute",
-        int,
-        "requests per minute of each key, or without keys of each address; beyond it clients get 429; 0: no limit; "
-        "default: none for keys and for loopback addresses, 3000 for other addresses",
-    ),
-    Option(
-        "tokens-per-minute",
-        int,
-        "tokens per minute, of prompts and answers, of each key or address; 0: no limit; "
-        "default: none for keys and for loopback addresses, 3000000 for other addresses",
-    ),
-    Option(
-        "max-concurrency",
-        int,
-        "maximum choices that wait or run, of each key or address; 0: no limit; "
-        "default: none for keys and for loopback addresses, 512 for other addresses",
-    ),
-    Option(
-        "max-websockets",
-        int,
-        "maximum open WebSockets of each key, or without keys of each address; beyond it 429 with Retry-After; 0: no "
-        "limit; default: 64, and none for loopback addresses without keys",
-    ),
-    Option(
-        "max-connections",
-        int,
-        "maximum open connections, WebSockets included; beyond it 503 with Retry-After; default: the limit of open "
-        "files (`ulimit -n`) minus 64",
-    ),
-    Option(
-        "max-connections-per-address",
-        int,
-        "maximum open connections from one address; beyond it 429 with Retry-After; 0: no limit; default: 256, and "
-        "none for loopback addresses and for the proxies in FORWARDED_ALLOW_IPS",
-    ),
-    Option("max-body", int, "maximum bytes of a request's body"),
-    Option(
-        "websocket-idle-timeout",
-        float,
-        "seconds without a frame from the client and without a response after which a WebSocket is closed; inf: never",
-    ),
-    Option("resume-ttl", float, "seconds for which a finished answer can be read again"),
-    Option(
-        "watchdog-timeout",
-        float,
-        "seconds without progress, inside a step too, after which an engine is replaced; inf: never",
-    ),
-    Option(
-        "restart-interval",
-        float,
-        "seconds between further engine starts after several in a row failed; default: the process exits with status 1",
-    ),
-    Option("drain-timeout", float, "seconds for running answers to finish when the server stops"),
-    Option("operator-key", str, "key for POST /drain, preferably set by the variable; default: the route is refused"),
-    Option(
-        "metrics-key",
-        str,
-        "key for GET /metrics, preferably set by the variable; the operator key is accepted too; "
-        "default: /metrics needs a key only if API keys are configured",
-    ),
-    Option("public-metrics", bool, "GET /metrics needs no key even if API keys are configured"),
-    Option("slo-ttft", float, "objective for the time to the first token in seconds, for the goodput in /metrics"),
-    Option("slo-itl", float, "objective for the mean time between tokens in seconds, for the goodput in /metrics"),
-    Option("metering", str, "SQLite file with a row per request, for billing (see `carousel usage`); default: none"),
-    Option("price-per-hour", float, "price of the whole machine per hour, for the cost in /metrics"),
-    Option("page-title", str, "name that the chat page shows for this server"),
-    Option(
-        "page-examples",
-        str,
-        "questions that an empty conversation on the chat page offers, one per line; an empty text offers none; "
-        "default: examples that the demo model can answer",
-    ),
-    Option(
-        "page-system-prompt",
-        str,
-        "system prompt that new conversations on the chat page begin with; each person can change it there; default: "
-        "none",
-    ),
-    Option("log-level", str, "minimum level of log lines", choices=("debug", "info", "warning", "error")),
-    Option("log-format", str, "json writes each log line as a JSON object", choices=("text", "json")),
-    Option("device", str, "device: auto, cpu, cuda or cuda:N", engine=True),
-    Option(
-        "dtype", str, "data type of the computation", engine=True, choices=("auto", "float32", "bfloat16", "float16")
-    ),
-    Option(
-        "kv-cache-dtype",
-        str,
-        "data type of cached keys and values; default: that of the weights",
-        engine=True,
-        choices=("auto", "float32", "bfloat16", "float16"),
-    ),
-    Option("kernels", str, "torch uses no custom kernels, for comparison", engine=True, choices=("auto", "torch")),
-    Option("batch-invariant", bool, "on a GPU: the same text in every batch, bit for bit; slower", engine=True),
-    Option("enforce-eager", bool, "no CUDA graphs: a faster start, slower tokens", engine=True),
-    Option(
-        "early-launch",
-        bool,
-        "on a GPU of compute capability 9 or 10: start kernels while the preceding one ends (default: on)",
-        engine=True,
-    ),
-    Option("load-format", str, "dummy creates random weights", engine=True, choices=("safetensors", "dummy")),
-    Option("max-model-len", int, "context length in tokens; default: the checkpoint's", engine=True),
-    Option("max-num-seqs", int, "batch slots: sequences that run at once", engine=True),
-    Option(
-        "max-num-batched-tokens", int, "token budget of a step; default: as many as --step-time allows", engine=True
-    ),
-    Option("step-time", float, "fixed seconds of a step for prompts; default: from the ITL targets", engine=True),
-    Option(
-        "target-itl-interactive",
-        float,
-        "maximum time between two tokens of a running interactive answer, in seconds, while prompts are prefilled; "
-        "default: 0.09",
-        engine=True,
-    ),
-    Option("target-itl-standard", float, "the same for standard answers; default: 0.12", engine=True),
-    Option("target-itl-batch", float, "the same for batch answers; default: 0.25", engine=True),
-    Option("prefill-chunk", int, "maximum prompt tokens of one sequence in one step", engine=True),
-    Option("page-size", int, "tokens in a KV page; default: 64 on a GPU, 32 on a CPU", engine=True),
-    Option("num-pages", int, "number of KV pages; default: from the available memory", engine=True),
-    Option("gpu-memory-utilization", float, "share of memory to use (same as --memory-fraction)"),
-    Option("memory-fraction", float, "share of memory to use", engine=True),
-    Option("swap-space", float, "GiB of host memory for preempted sequences", engine=True),
-    Option("enable-prefix-caching", bool, "keep and reuse the KV cache of shared prefixes (default: on)", engine=True),
-    Option(
-        "batching",
-        str,
-        "static and dynamic form complete batches, for comparison",
-        engine=True,
-        choices=("continuous", "static", "dynamic"),
-    ),
-    Option("batch-size", int, "static, dynamic: requests of a complete batch; default: all slots", engine=True),
-    Option("batch-timeout", float, "static, dynamic: seconds after which an incomplete batch starts", engine=True),
-    Option(
-        "scheduling-policy",
-        str,
-        "policy of service order and preemption; the others are for comparison",
-        engine=True,
-        choices=("carousel", "orca", "vllm", "sglang", "fastserve"),
-    ),
-    Option("threads", int, "CPU threads of the engine; default: one per core", engine=True),
-    Option("max-wait-standard", float, "seconds after which a waiting standard request is overdue", engine=True),
-    Option("max-wait-batch", float, "seconds after which a waiting batch request is overdue", engine=True),
-    Option(
-        "max-step-slowdown", float, "maximum factor by which piggybacked batch work may lengthen a step", engine=True
-    ),
-    Option("min-share", int, "tokens that a resumed request may generate before it is preempted again", engine=True),
-)
+OPTIONS = options_of(Settings)
+
+
+def add_arguments(parser: argparse.ArgumentParser, settings: type[Settings] = Settings) -> None:
+    """Add the model and all options of `settings` as arguments."""
+    parser.add_argument(
+        "model",
+        nargs="?",
+        help="a folder in Hugging Face layout or a hub name; default: the demo model [CAROUSEL_MODEL]",
+    )
+    parser.add_argument(
+        "--config", type=Path, help="TOML file with options, named as the flags with underscores [CAROUSEL_CONFIG]"
+    )
+    add_flags(parser, options_of(settings))
+
+
+def resolve(
+    flags: Mapping[str, Any],
+    environment: Mapping[str, str] = os.environ,
+    *,
+    download: Any = None,
+    settings: type[Settings] = Settings,
+) -> Settings:
+    """Return settings from parsed flags, the environment, and the file that they name. Raises `SettingsError`.
+
+    `download(name)` fetches a model from the hub and returns its folder; it is called only if there is no local folder.
+    A subclass of `Settings` adds options.
+    """
+    options = options_of(settings)
+    values = _merge_sources(options, flags, environment)
+    model = str(values.pop("model", None) or demo_model())
+    try:
+        folder = find_folder(model, download)
+    except ModelNotFound as error:
+        raise SettingsError(str(error)) from None
+    check_values(options, values)
+    engine_keys = {option.key for option in options if option.engine}
+    engine = EngineConfig(model=str(folder), **{key: values.pop(key) for key in engine_keys & values.keys()})
+    name = values.pop("served_model_name", None) or _name(model, folder)
+    values["root_path"] = _root_path(values.get("root_path", ""))
+    values["allowed_hosts"] = _read_list(values, "allowed_hosts", *HOST_ENTRY)
+    values["allowed_origins"] = _read_list(values, "allowed_origins", *ORIGIN_ENTRY)
+    values["tenants"] = _tenants(values.pop("tenants", ()), values.pop("api_key", None))
+    values["keys_file_tenants"] = read_keys(values.get("keys_file"), values["tenants"])
+    digests = {tenant.digest for tenant in (*values["tenants"], *values["keys_file_tenants"])}
+    check_keys(digests, values.get("operator_key"), values.get("metrics_key"))
+    if values.get("chat_template"):
+        try:
+            values["chat_template"] = Path(values["chat_template"]).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise SettingsError(f"chat_template: {error}") from None
+    chosen = values.get("generation_config", AUTO_CONFIG)
+    if chosen not in (AUTO_CONFIG, NO_CONFIG) and not config_file(folder, chosen).is_file():
+        raise SettingsError(
+            "generation_config must be auto, none or the path of a file or of a folder with a "
+            f"{GENERATION_CONFIG_FILE}, got {chosen!r}"
+        )
+    return settings(engine=engine.validate(), model_name=name, **values)
+
+
+def reread_tenants(flags: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> tuple[Tenant, ...]:
+    """Return the current keys and tenants of flags, environment and config file. Raises `SettingsError`."""
+    values = _merge_sources(OPTIONS, flags, environment)
+    return _tenants(values.get("tenants", ()), values.get("api_key"))
+
+
+def read_keys(keys_file: str | None, tenants: tuple[Tenant, ...]) -> tuple[Tenant, ...]:
+    """Return the tenants of the keys file, if there is one. Raises `SettingsError`, also if it has a name or key of
+    `tenants`, those of all other sources.
+    """
+    if keys_file is None:
+        return ()
+    if not keys_file:
+        raise SettingsError("keys_file must be the path of a file, got an empty text")
+    try:
+        return read_keys_file(Path(keys_file), tenants)
+    except KeysFileError as error:
+        raise SettingsError(str(error)) from None
+
+
+def check_keys(digests: Iterable[str], operator_key: str | None, metrics_key: str | None = None) -> None:
+    """Raise `SettingsError` for an operator's or a metrics key that cannot be sent or that has a second use.
+
+    digests: of the keys of tenants.
+    """
+    used = set(digests)
+    for name, key in (("operator_key", operator_key), ("metrics_key", metrics_key)):
+        if key is None:
+            continue
+        if not key or not is_valid_key(key):
+            raise SettingsError(f"{name} must be {KEY_CHARACTERS}")
+        if key_digest(key) in used:
+            raise SettingsError(f"{name} must not be an API key, the key of a tenant or another of the server's keys")
+        used.add(key_digest(key))
+
+
+def _merge_sources(options: Options, flags: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return the given values: a flag takes precedence over a variable, a variable over the file."""
+    file = flags.get("config") or environment.get("CAROUSEL_CONFIG")
+    values = without_aliases(options, _from_file(options, Path(file)) if file else {})
+    if environment.get("CAROUSEL_MODEL"):
+        values["model"] = environment["CAROUSEL_MODEL"]
+    values |= without_aliases(options, read_environment(options, environment))
+    given = {key: value for key, value in flags.items() if value is not None and key not in ("config", "command")}
+    return values | without_aliases(options, given)
+
+
+def _from_file(options: Options, path: Path) -> dict[str, Any]:
+    """Return the values of the config file, with the model and the tenants."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        tenants = tenants_of(read_tables(table.pop("tenants", {}), "tenants"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, TenantError) as error:
+        raise SettingsError(f"config file {path}: {error}") from None
+    values: dict[str, Any] = {"tenants": tenants} if tenants else {}
+    if "model" in table:
+        values["model"] = str(table.pop("model"))
+    return values | read_table(options, table, path)
+
+
+def _name(model: str, folder: Path) -> str:
+    if folder == demo_model():
+        return "carousel-demo"
+    return model if model.count("/") == 1 and not Path(model).is_dir() else folder.resolve().name
+
+
+def _root_path(given: str) -> str:
+    """Return a root path that can be prepended to other paths: empty, or with a leading and no trailing slash."""
+    path = given.rstrip("/")
+    if not re.fullmatch(r"(/[\w.~-]+)*", path, re.ASCII):
+        raise SettingsError(f"root_path must be a path such as /llm, got {given!r}")
+    return path
+
+
+def _read_list(values: dict[str, Any], key: str, pattern: str, kind: str) -> tuple[str, ...]:
+    """Return the comma-separated entries of an option, in the form that requests have."""
+    given = values.get(key)
+    listed = tuple(each.lower().rstrip("/") for each in _split_list(given))
+    if given is not None and not listed:
+        raise SettingsError(f"{key} must have at least one entry, got {given!r}")
+    for each in listed:
+        if not re.fullmatch(pattern, each, re.ASCII):
+            raise SettingsError(f"{key}: {each!r} is not a valid {kind}")
+    return listed
+
+
+def _split_list(given: str | None) -> list[str]:
+    """Return comma-separated entries."""
+    return list(filter(None, map(str.strip, (given or "").split(","))))
+
+
+def _tenants(named: tuple[Tenant, ...], keys: str | None) -> tuple[Tenant, ...]:
+    """Return the tenants of the file, and one for each further key."""
+    tenants = {tenant.digest: tenant for tenant in named}
+    given = _split_list(keys)
+    if keys is not None and not given:
+        raise SettingsError("api_key is given but contains no key; leave the option out to admit every client")
+    for number, key in enumerate(given, start=1):
+        if not is_valid_key(key):
+            raise SettingsError(f"api_key: key {number} must be {KEY_CHARACTERS}")
+        tenants.setdefault(key_digest(key), tenant_of_key(key))
+    return tuple(tenants.values())
+
+
+def parse(
+    arguments: Sequence[str], environment: Mapping[str, str] = os.environ, settings: type[Settings] = Settings
+) -> Settings:
+    """Return the settings of a `serve` command line."""
+    parser = argparse.ArgumentParser(prog="carousel serve", exit_on_error=False)
+    add_arguments(parser, settings)
+    return resolve(vars(parser.parse_args(arguments)), environment, settings=settings)
+
+
+# Sources ------------------------------------------------------------------------------------------------------------
+def add_flags(parser: argparse.ArgumentParser, options: Options) -> None:
+    """Add options as flags, by group. A flag that is not given is absent, so that other sources apply."""
+    groups: dict[str, Any] = {}
+    for option in options:
+        if option.group not in groups:
+            groups[option.group] = parser.add_argument_group(option.group)
+        extra: dict[str, Any] = {"default": argparse.SUPPRESS, "dest": option.key}
+        if option.kind is bool:
+            extra["action"] = argparse.BooleanOptionalAction
+        else:
+            metavar = "{" + ",".join(option.choices) + "}" if option.choices else option.kind.__name__.upper()
+            extra |= {"type": option.kind, "choices": option.choices or None, "metavar": metavar}
+        default = f"; default: {option.default}" if option.default else ""
+        help_text = f"{option.help}{default} [{option.variable}]"
+        groups[option.group].add_argument(f"--{option.name}", help=help_text, **extra)
+
+
+def read_environment(options: Options, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return the values of variables. Raises `SettingsError`, also for an unknown variable with the options' prefix."""
+    by_variable = {option.variable: option for option in options}
+    values: dict[str, Any] = {}
+    for name, value in environment.items():
+        if option := by_variable.get(name):
+            if name == "CAROUSEL_PORT" and "://" in value:
+                raise SettingsError(
+                    f"CAROUSEL_PORT is {value!r}, which Kubernetes sets for a Service called carousel; rename the "
+                    "Service, or set enableServiceLinks: false"
+                )
+            values[option.key] = _convert(option, value, name)
+        elif (
+            name.startswith(VARIABLE_PREFIX)
+            and name not in OTHER_VARIABLES
+            and not name.startswith(KUBERNETES_PREFIXES)
+        ):
+            raise SettingsError(f"{name} is not an option{_suggestion(name, by_variable)}")
+    return values
+
+
+def read_table(options: Options, table: Mapping[str, Any], path: object) -> dict[str, Any]:
+    """Return the values of the TOML file `path` with the content `table`. Raises `SettingsError`."""
+    by_key = {option.key: option for option in options}
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        if key not in by_key:
+            matches = _suggestion(key.replace("-", "_"), by_key)
+            raise SettingsError(f"config file {path}: unknown option {key!r}{matches}")
+        values[key] = _convert(by_key[key], value, f"{path}: {key}")
+    return values
+
+
+def without_aliases(options: Options, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of one source with second names replaced by the options' own."""
+    values = dict(values)
+    for option in options:
+        if option.alias_of and option.key in values:
+            value = values.pop(option.key)
+            if values.setdefault(option.alias_of, value) != value:
+                raise SettingsError(
+                    f"{option.key} ({value}) and {option.alias_of} ({values[option.alias_of]}) are the same option"
+                )
+    return values
+
+
+def check_values(options: Options, values: Mapping[str, Any]) -> None:
+    """Raise `SettingsError` for the first value outside the bounds or choices of its option."""
+    for option in options:
+        value = values.get(option.key)
+        if value is not None and (violation := option.violation(value)):
+            raise SettingsError(violation)
+
+
+def manual_table(options: Options) -> str:
+    """Return the tables of all options in Markdown, one for each group."""
+    groups: dict[str, list[str]] = {}
+    for option in options:
+        default = _in_cell(option.default) or "none"
+        row = f"| `--{option.name}` | {default} | {_in_cell(option.help)} |"
+        groups.setdefault(option.group, []).append(row)
+    tables = (
+        "\n".join((f"### {group}\n\n| option | default | |\n|--|--|--|", *rows)) for group, rows in groups.items()
+    )
+    return "\n\n".join(tables)
+
+
+def _in_cell(text: str) -> str:
+    """Return `text` with flags and control tokens as code, and with the characters escaped that end a cell."""
+    text = re.sub(r"(?<![\w`-])(--[a-z][a-z-]+|<\|\w+\|>|\*)", r"`\1`", text)
+    return text.replace("|", "\\|")
+
+
+def _suggestion(name: str, names: Iterable[str]) -> str:
+    matches = difflib.get_close_matches(name, names, 1)
+    return f"; did you mean {matches[0]}?" if matches else ""
+
+
+def _convert(option: DeclaredOption, value: Any, where: str) -> Any:
+    """Return a text from the environment or a TOML value as the option's type."""
+    try:
+        if option.kind is bool:
+            if isinstance(value, bool):
+                return value
+            return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[value.lower()]
+        kinds = (str, int) if option.kind is int else (str, int, float)
+        if isinstance(value, bool) or not isinstance(value, kinds):
+            raise ValueError
+        return option.kind(value)
+    except (ValueError, OverflowError, KeyError, AttributeError):
+        raise SettingsError(f"{where} must be of type {option.kind.__name__}, got {value!r}") from None

@@ -27,8 +27,9 @@ from app.generation.request import AnswerHead, GenerationRequest
 from app.observe.energy import Energy
 from app.observe.live_feed import LiveFeed
 from app.observe.metrics import Metrics
+from app.options import check_keys
 from app.prompts import Prompts, with_names
-from app.settings import Settings, SettingsError, check_keys
+from app.settings import Settings, SettingsError
 from app.streams.stream_log import StreamLog
 from app.streams.timeline import IntakeTimeline
 from app.text.output_parser import OutputParser

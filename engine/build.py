@@ -42,6 +42,8 @@ MIN_FREE_BYTES = 256 << 20  # of GPU memory once steps are recorded, for activat
 
 MAX_SLOT_BYTES = 1 << 40  # virtual memory for the slots' tables
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
 Progress = Callable[[str, int, int], None]  # stage, done, total
 
 log = logging.getLogger("carousel.engine")
@@ -207,12 +209,12 @@ def _dtype(name: str, device: torch.device) -> torch.dtype | None:
     """
     if name == "auto":
         return torch.float32 if device.type == "cpu" else None
-    return _known_dtype("dtype", name)
+    return DTYPES[name]
 
 
 def _cache_dtype(name: str, model: Model, kernels: Kernels) -> torch.dtype:
     """Return the dtype of the KV cache; by default that of the weights, if the kernels support it."""
-    dtype = model.weights_dtype if name == "auto" else _known_dtype("kv_cache_dtype", name)
+    dtype = model.weights_dtype if name == "auto" else DTYPES[name]
     if dtype == model.dtype or kernels.supports_kv_dtype(dtype, model.num_heads, model.num_kv_heads, model.head_dim):
         return dtype
     if name == "auto":
@@ -222,13 +224,6 @@ def _cache_dtype(name: str, model: Model, kernels: Kernels) -> torch.dtype:
         f"kv_cache_dtype {name} is not supported by these kernels for a model that computes in {computed}; "
         f"use auto or {computed}"
     )
-
-
-def _known_dtype(option: str, name: str) -> torch.dtype:
-    try:
-        return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
-    except KeyError:
-        raise ConfigError(f"{option} must be auto, float32, bfloat16 or float16, got {name!r}") from None
 
 
 def _max_len(config: EngineConfig, max_position: int) -> int:
@@ -322,13 +317,13 @@ def _warm_up(config: EngineConfig, runner: ModelRunner, num_pages: int, host_pag
     pages = tuple(range(-(-(length + 4) // config.tokens_per_page)))
     plain = SamplingParams(max_tokens=4, temperature=0.7)
     join = Join(0, tuple(i % 7 for i in range(length)), length, 0, plain, pages)
-    demanding = replace(join, sampling=SamplingParams(max_tokens=4, temperature=0.7, top_p=0.9, logprobs=1))
+    filtered = replace(join, sampling=SamplingParams(max_tokens=4, temperature=0.7, top_p=0.9, logprobs=1))
     # Edited logits are sampled in float32, by other kernels.
     edits = SamplingParams(max_tokens=4, min_tokens=4, stop_token_ids=(0,), temperature=0.7, top_p=0.9, logprobs=1)
     edited = replace(join, sampling=edits)
     chunk, decode = Chunk(0, 0, length, True), Batch(step=0, decodes=(0,))
-    runner.launch(Batch(step=0, joins=(demanding,), chunks=(chunk,)))()
-    for variant in (demanding, edited):
+    runner.launch(Batch(step=0, joins=(filtered,), chunks=(chunk,)))()
+    for variant in (filtered, edited):
         runner.launch(Batch(step=0, joins=(variant,)))()
         runner.launch(decode)()
     plain_chunk = Batch(step=0, joins=(join,), chunks=(chunk,))

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from engine.errors import ConfigError
+from engine.options import (
+    FINITE_AMOUNT,
+    POSITIVE_SECONDS,
+    SHARE,
+    Option,
+    at_least,
+    at_most,
+    declared_options,
+)
 
 # Bounds beyond any use, below which every size computed from them is valid for a tensor.
-MAX_VALUES = {
-    "max_num_seqs": 1 << 16,
-    "page_size": 1 << 16,
-    "num_pages": 2**31 - 1,
-    "max_model_len": 2**31 - 1,
-    "max_num_batched_tokens": 1 << 24,
-    "prefill_chunk": 1 << 24,
-    "threads": 1 << 12,
-    "min_share": 2**31 - 1,
-}
+MAX_ROWS, MAX_BUDGET_TOKENS, MAX_THREADS, MAX_INT32 = 1 << 16, 1 << 24, 1 << 12, 2**31 - 1
 
 DEFAULT_PAGE_SIZE = 32  # tokens
 # Attention on a GPU reads 64 positions at a time; smaller pages need several lookups for each product.
@@ -32,6 +32,11 @@ DEFAULT_TARGET_ITL_SECONDS = {
 }
 
 
+COMPUTATION, MEMORY, SCHEDULING = "Computation", "Memory", "Scheduling"  # groups of options
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Sizes and switches of one engine. `None`: chosen from the model and the machine at startup.
 
@@ -39,63 +44,189 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """
 
     model: str  # directory in Hugging Face layout
-    device: str = "auto"  # auto | cpu | cuda | cuda:N
-    dtype: str = "auto"  # auto | float32 | bfloat16 | float16; auto: the checkpoint's, with torch on a CPU float32
-    kv_cache_dtype: str = "auto"  # same values; auto: that of the weights in memory
-    # "torch" selects the reference kernels, on any device, for comparison and debugging.
-    kernels: Literal["auto", "torch"] = "auto"
-    batch_invariant: bool = False  # output has the same bits in every batch; compiled CPU kernels always guarantee that
-    enforce_eager: bool = False  # on a GPU: launch decode steps operation by operation, not as CUDA graphs
-    early_launch: bool = True  # on a GPU that can: a kernel begins while its predecessor ends (`kernels.triton.pdl`)
-    load_format: Literal["safetensors", "dummy"] = "safetensors"
-    max_model_len: int | None = None  # tokens; None = the checkpoint's
-    max_num_seqs: int = 32  # slots
-    max_num_batched_tokens: int | None = None  # token budget of one step; None = as many as are read in `step_time`
-    step_time: float | None = None  # seconds for prompts in a step; None = three decode steps, 0.005 to 0.03
-    prefill_chunk: int | None = None  # maximum prompt tokens of one sequence in one step; None = the rest of the budget
-    page_size: int | None = None  # tokens; None = DEFAULT_GPU_PAGE_SIZE on a GPU, else DEFAULT_PAGE_SIZE
-    num_pages: int | None = None  # None = sized from memory
-    memory_fraction: float = 0.9  # of a GPU's memory, for weights and KV; on a CPU of half of the free memory, for KV
-    swap_space: float = 1.0  # GiB of host memory for preempted sequences; 0 = always recompute
-    enable_prefix_caching: bool = True
-    batching: Literal["continuous", "static", "dynamic"] = "continuous"
-    batch_size: int | None = None  # static, dynamic: size of a complete batch; None = all slots
-    batch_timeout: float = 0.0  # static, dynamic: seconds after which an incomplete batch starts
-    scheduling_policy: Literal["carousel", "orca", "vllm", "sglang", "fastserve"] = "carousel"
-    threads: int | None = None  # CPU threads of one step; None = one for each core
+    device: Annotated[str, Option(COMPUTATION, "device: auto, cpu, cuda or cuda:N")] = "auto"
+    dtype: Annotated[
+        Dtype,
+        Option(
+            COMPUTATION,
+            "data type of the computation; auto is the checkpoint's, or float32 if torch computes the model on a CPU",
+        ),
+    ] = "auto"
+    kv_cache_dtype: Annotated[
+        Dtype, Option(COMPUTATION, "data type of cached keys and values; auto is that of the weights in memory")
+    ] = "auto"
+    kernels: Annotated[
+        Literal["auto", "torch"], Option(COMPUTATION, "torch uses no custom kernels, on any device, for comparison")
+    ] = "auto"
+    batch_invariant: Annotated[
+        bool,
+        Option(
+            COMPUTATION,
+            "on a GPU: the same text in every batch, bit for bit; slower; compiled CPU kernels always guarantee that",
+        ),
+    ] = False
+    enforce_eager: Annotated[bool, Option(COMPUTATION, "on a GPU: no CUDA graphs: a faster start, slower tokens")] = (
+        False
+    )
+    early_launch: Annotated[
+        bool,
+        Option(
+            COMPUTATION,
+            "on a GPU of compute capability 9 or 10: start kernels while the preceding one ends; if the first "
+            "recording of a step fails with it, the server continues without",
+        ),
+    ] = True
+    load_format: Annotated[Literal["safetensors", "dummy"], Option(COMPUTATION, "dummy creates random weights")] = (
+        "safetensors"
+    )
+    threads: Annotated[
+        int | None,
+        Option(COMPUTATION, "CPU threads of the engine", "one per core", (at_least(1), at_most(MAX_THREADS))),
+    ] = None
+    max_num_seqs: Annotated[
+        int, Option(MEMORY, "batch slots: sequences that run at once", bounds=(at_least(1), at_most(MAX_ROWS)))
+    ] = 32
+    max_model_len: Annotated[
+        int | None,
+        Option(MEMORY, "context length in tokens", "the checkpoint's", (at_least(1), at_most(MAX_INT32))),
+    ] = None
+    page_size: Annotated[
+        int | None,
+        Option(
+            MEMORY,
+            "tokens in a KV page",
+            f"{DEFAULT_GPU_PAGE_SIZE} on a GPU, {DEFAULT_PAGE_SIZE} on a CPU",
+            (at_least(1), at_most(MAX_ROWS)),
+        ),
+    ] = None
+    num_pages: Annotated[
+        int | None,
+        Option(MEMORY, "number of KV pages", "from the available memory", (at_least(1), at_most(MAX_INT32))),
+    ] = None
+    memory_fraction: Annotated[
+        float,
+        Option(
+            MEMORY,
+            "share of memory to use: of a GPU's memory, for weights and KV; on a CPU of half of the free memory, for "
+            "KV",
+            bounds=(SHARE,),
+            alias="gpu_memory_utilization",
+        ),
+    ] = 0.9
+    swap_space: Annotated[
+        float,
+        Option(MEMORY, "GiB of host memory for preempted sequences; 0: always recompute", bounds=(FINITE_AMOUNT,)),
+    ] = 1.0
+    enable_prefix_caching: Annotated[bool, Option(MEMORY, "keep and reuse the KV cache of shared prefixes")] = True
+    scheduling_policy: Annotated[
+        Literal["carousel", "orca", "vllm", "sglang", "fastserve"],
+        Option(SCHEDULING, "policy of service order and preemption; the others are for comparison"),
+    ] = "carousel"
+    # Longest fluent time between tokens; limits steps with prompts (docs/decisions/0029).
+    target_itl_interactive: Annotated[
+        float | None,
+        Option(
+            SCHEDULING,
+            "maximum time between two tokens of a running interactive answer, in seconds, while prompts are prefilled; "
+            "beside a single prompt two thirds of it; higher values give earlier first tokens under load, lower values "
+            "smoother answers",
+            str(DEFAULT_TARGET_ITL_SECONDS["target_itl_interactive"]),
+            (POSITIVE_SECONDS,),
+        ),
+    ] = None
+    target_itl_standard: Annotated[
+        float | None,
+        Option(
+            SCHEDULING,
+            "the same for standard answers",
+            str(DEFAULT_TARGET_ITL_SECONDS["target_itl_standard"]),
+            (POSITIVE_SECONDS,),
+        ),
+    ] = None
+    target_itl_batch: Annotated[
+        float | None,
+        Option(
+            SCHEDULING,
+            "the same for batch answers",
+            str(DEFAULT_TARGET_ITL_SECONDS["target_itl_batch"]),
+            (POSITIVE_SECONDS,),
+        ),
+    ] = None
+    step_time: Annotated[
+        float | None,
+        Option(
+            SCHEDULING,
+            "fixed seconds of a step for prompts, in place of the ITL targets",
+            "from the ITL targets",
+            (POSITIVE_SECONDS,),
+        ),
+    ] = None
+    max_num_batched_tokens: Annotated[
+        int | None,
+        Option(
+            SCHEDULING,
+            "token budget of a step",
+            "as many as --step-time allows",
+            (at_least(1), at_most(MAX_BUDGET_TOKENS)),
+        ),
+    ] = None
+    prefill_chunk: Annotated[
+        int | None,
+        Option(
+            SCHEDULING,
+            "maximum prompt tokens of one sequence in one step",
+            "the rest of the step's budget",
+            (at_least(1), at_most(MAX_BUDGET_TOKENS)),
+        ),
+    ] = None
     # Guarantees for sequences that are not first in the queue; see engine/scheduling/policies/carousel.py.
-    max_wait_standard: float = 30.0  # seconds
-    max_wait_batch: float = 120.0  # seconds
-    max_step_slowdown: float = 2.0  # maximum slowdown of a step by piggybacked lower classes, as a factor
-    # Longest fluent time between tokens, in seconds; limits steps with prompts (docs/decisions/0029).
-    target_itl_interactive: float | None = None  # None = DEFAULT_TARGET_ITL_SECONDS
-    target_itl_standard: float | None = None
-    target_itl_batch: float | None = None
-    min_share: int = 64  # tokens that a resumed sequence may generate before it is preempted again
+    max_wait_standard: Annotated[
+        float,
+        Option(SCHEDULING, "seconds after which a waiting standard request is overdue", bounds=(at_least(0),)),
+    ] = 30.0
+    max_wait_batch: Annotated[
+        float, Option(SCHEDULING, "seconds after which a waiting batch request is overdue", bounds=(at_least(0),))
+    ] = 120.0
+    max_step_slowdown: Annotated[
+        float,
+        Option(
+            SCHEDULING,
+            "maximum factor by which piggybacked batch work may lengthen a step with interactive requests; "
+            "1: hardly any batch work joins; inf: all of it",
+            bounds=(at_least(1),),
+        ),
+    ] = 2.0
+    min_share: Annotated[
+        int,
+        Option(
+            SCHEDULING,
+            "tokens that a resumed request may generate before it is preempted again",
+            bounds=(at_least(1), at_most(MAX_INT32)),
+        ),
+    ] = 64
+    batching: Annotated[
+        Literal["continuous", "static", "dynamic"],
+        Option(SCHEDULING, "static and dynamic form complete batches, for comparison"),
+    ] = "continuous"
+    batch_size: Annotated[
+        int | None,
+        Option(SCHEDULING, "static, dynamic: requests of a complete batch", "all slots", (at_least(1),)),
+    ] = None
+    batch_timeout: Annotated[
+        float,
+        Option(
+            SCHEDULING,
+            "static, dynamic: seconds after which an incomplete batch starts",
+            bounds=(at_least(0),),
+        ),
+    ] = 0.0
 
     def validate(self) -> EngineConfig:
         """Return self; raise `ConfigError` for the first value that cannot be honoured."""
-        positive = {
-            "max_num_seqs": self.max_num_seqs,
-            "min_share": self.min_share,
-        }
-        for name, value in positive.items():
-            if value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value}")
-        for name, limit in MAX_VALUES.items():
-            if (getattr(self, name) or 0) > limit:
-                raise ConfigError(f"{name} must be at most {limit}, got {getattr(self, name)}")
-        for name, optional in (
-            ("max_num_batched_tokens", self.max_num_batched_tokens),
-            ("max_model_len", self.max_model_len),
-            ("prefill_chunk", self.prefill_chunk),
-            ("num_pages", self.num_pages),
-            ("page_size", self.page_size),
-            ("threads", self.threads),
-            ("batch_size", self.batch_size),
-        ):
-            if optional is not None and optional < 1:
-                raise ConfigError(f"{name} must be at least 1, got {optional}")
+        for option in declared_options(type(self)):
+            value = None if option.alias_of else getattr(self, option.key)
+            if value is not None and (violation := option.violation(value)):
+                raise ConfigError(violation)
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens <= self.max_num_seqs:
             # One token for each decoding slot and at least one prompt token; otherwise a new request could wait for
             # ever.
@@ -103,27 +234,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
                 f"max_num_batched_tokens must exceed max_num_seqs ({self.max_num_seqs}), "
                 f"got {self.max_num_batched_tokens}"
             )
-        if not 0.0 < self.memory_fraction <= 1.0:
-            raise ConfigError(f"memory_fraction must be above 0 and at most 1, got {self.memory_fraction}")
-        if not 0 <= self.swap_space < float("inf"):  # refuses NaN too
-            raise ConfigError(f"swap_space must be at least 0 and finite, got {self.swap_space}")
-        if self.step_time is not None and not 0 < self.step_time < float("inf"):
-            raise ConfigError(f"step_time must be a positive number of seconds, got {self.step_time}")
         self._check_targets()
-        if not self.max_step_slowdown >= 1:  # refuses NaN too; infinity: lower classes piggyback at any cost
-            raise ConfigError(f"stretch must be at least 1, got {self.max_step_slowdown}")
         if self.batch_size is not None and self.batch_size > self.max_num_seqs:
             raise ConfigError(f"batch_size must be at most max_num_seqs ({self.max_num_seqs}), got {self.batch_size}")
         if self.batching == "continuous" and (self.batch_size is not None or self.batch_timeout):
             name = "batch_timeout" if self.batch_size is None else "batch_size"
             raise ConfigError(f"{name} requires batching static or dynamic, got {self.batching}; leave {name} out")
-        for name, seconds in (
-            ("max_wait_standard", self.max_wait_standard),
-            ("max_wait_batch", self.max_wait_batch),
-            ("batch_timeout", self.batch_timeout),
-        ):
-            if not seconds >= 0:  # refuses NaN too; infinity means never
-                raise ConfigError(f"{name} must be at least 0, got {seconds}")
         if self.batch_timeout == float("inf"):
             raise ConfigError("batch_timeout must be finite, got inf: an incomplete batch would never start")
         return self
@@ -139,12 +255,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return DEFAULT_TARGET_ITL_SECONDS[name] if target is None else target
 
     def _check_targets(self) -> None:
-        """Refuse targets that are not positive numbers, and targets that another option would override."""
+        """Refuse targets that another option would override."""
         for name in DEFAULT_TARGET_ITL_SECONDS:
             if getattr(self, name) is None:
                 continue
-            if not 0 < self.target_itl(name) < float("inf"):  # refuses NaN too
-                raise ConfigError(f"{name} must be a positive number of seconds, got {getattr(self, name)}")
             for fixed in ("step_time", "max_num_batched_tokens"):
                 if getattr(self, fixed) is not None:
                     raise ConfigError(f"{name} cannot be combined with {fixed}, which fixes the budget; leave one out")

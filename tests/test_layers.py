@@ -22,7 +22,7 @@ FORBIDDEN = {
 
 # Rooms of app/ (docs/architecture.md), each of which imports only those before it.
 ROOMS = (
-    "errors", "resources", "child_environment", "streams", "admission", "text", "options", "settings", "engine_client",
+    "errors", "resources", "child_environment", "streams", "admission", "text", "settings", "options", "engine_client",
     "generation", "observe", "http", "protocols", "prompts", "service", "routes", "server", "cli", "llm", "__main__",
 )  # fmt: skip
 

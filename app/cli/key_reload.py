@@ -10,8 +10,9 @@ from typing import Any
 
 from app.admission.keys_file import Fingerprint, fingerprint
 from app.admission.tenants import Tenant
+from app.options import read_keys
 from app.service import Service
-from app.settings import SettingsError, read_keys
+from app.settings import SettingsError
 
 log = logging.getLogger("carousel")
 

@@ -11,7 +11,7 @@ import pytest
 
 from app.child_environment import SECRET_VARIABLES
 from app.engine_client import engine_process
-from app.settings import OPTIONS
+from app.options import OPTIONS
 from app.text import tokenizer_files
 
 

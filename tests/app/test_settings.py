@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from app.admission.tenants import tenant_of_key
-from app.settings import OPTIONS, SettingsError, add_arguments, parse, resolve
+from app.options import OPTIONS, add_arguments, parse, resolve
+from app.settings import SettingsError
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 

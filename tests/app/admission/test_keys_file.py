@@ -21,7 +21,8 @@ from app.admission.tenant_tables import LIMIT_FIELDS
 from app.admission.tenants import key_digest, tenant_of_key
 from app.cli import keys_command, keys_editor
 from app.cli.keys_editor import KEY_PREFIX, add_key
-from app.settings import SettingsError, parse
+from app.options import parse
+from app.settings import SettingsError
 from tests.conftest import ROOT
 
 DIGEST = key_digest("k")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from app.admission.tenants import key_digest
-from app.settings import SettingsError, parse
+from app.options import parse
+from app.settings import SettingsError
 from engine.types import ServiceClass
 
 DIGEST = key_digest("k")

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from app.cli.serve import load_text
-from app.settings import SettingsError, parse
+from app.options import parse
+from app.settings import SettingsError
 from app.text.checkpoint_files import TokenizerError
 from app.text.text_model import TextModel
 from tests.app.text_models import MODEL
