@@ -56,8 +56,8 @@ class KeyReload:
             except SettingsError as error:
                 log.error("SIGHUP: keys and tenants are unchanged: %s", error)
             else:
-                count = len(tenants) + len(keys_file_tenants)
-                log.warning("SIGHUP: keys and tenants were reloaded: %d keys", count)
+                count = _num_keys(len(tenants) + len(keys_file_tenants))
+                log.warning("SIGHUP: keys and tenants were reloaded: %s", count)
 
     async def _read_if_changed(self, keys_file: str) -> None:
         async with self._lock:
@@ -75,4 +75,8 @@ class KeyReload:
                 return
         if tenants != before:
             removed = {tenant.digest for tenant in before} - {tenant.digest for tenant in tenants}
-            log.warning("keys file %s was reloaded: %d keys, %d revoked", keys_file, len(tenants), len(removed))
+            log.warning("keys file %s was reloaded: %s, %d revoked", keys_file, _num_keys(len(tenants)), len(removed))
+
+
+def _num_keys(count: int) -> str:
+    return "1 key" if count == 1 else f"{count} keys"
