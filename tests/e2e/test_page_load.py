@@ -101,14 +101,14 @@ def test_a_column_that_changes_its_height_is_still_followed(slow_server: Server,
     chat = Chat(new_page(), slow_server.url).open()
     gap = chat.page.evaluate(
         """async (base) => {
-            const { Follow } = await import(`${base}/static/js/scroll.js`);
+            const { AutoScroll } = await import(`${base}/static/js/scroll.js`);
             const scroller = document.createElement("div"), content = document.createElement("div");
             Object.assign(scroller.style, { height: "300px", overflow: "auto" });
             content.style.height = "2000px";
             scroller.append(content);
             document.body.append(scroller);
             const frames = async (n) => { while (n--) await new Promise(requestAnimationFrame); };
-            const follow = new Follow(scroller, content, document.createElement("button"));
+            const follow = new AutoScroll(scroller, content, document.createElement("button"));
             follow.toEnd();
             await frames(6);
             content.style.height = "1500px";

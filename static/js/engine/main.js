@@ -43,7 +43,7 @@ watch(
     showPauses(pauses.read(snapshot), snapshot.preemptions);
     if (performance.now() - textAt < TEXT_INTERVAL_MS && textAt) return;
     textAt = performance.now();
-    byId("ring-label").textContent = summary(snapshot);
+    byId("ring-label", SVGTitleElement).textContent = summary(snapshot);
     showLatency(snapshot);
     if (table.open) showTable(snapshot);
   },
