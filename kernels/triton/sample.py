@@ -51,6 +51,7 @@ from kernels.triton.pdl import pdl_options, wait_for_previous
 NAN_TOKEN = tl.constexpr(reference.NAN_TOKEN)
 NO_COLUMN = tl.constexpr(2147483647)
 SLICE_WARPS = 8
+SLICE_REGISTERS = 64  # maximum per thread, so that four programs fit on a multiprocessor
 
 
 @triton.jit
@@ -239,6 +240,7 @@ def launch_search(logits: Tensor, slots: SamplingTensors, slot_ids: Tensor, filt
         entries,
         group_count(V),
         num_warps=SLICE_WARPS,
+        maxnreg=SLICE_REGISTERS,
         **pdl_options(logits.device),
     )
     if filtered:
