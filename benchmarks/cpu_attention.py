@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     options = parser.parse_args()
     threads = os.cpu_count() or 1
-    kernels, rounding = CpuKernels(), CpuKernels(may_round=True)
+    kernels, rounding = CpuKernels(), CpuKernels(allow_bf16_activations=True)
     kernels.set_threads(threads)
     torch.set_num_threads(threads)
     rows: list[dict[str, Any]] = []

@@ -41,9 +41,9 @@ def variants() -> dict[str, Variant]:
         "vectors": (Layout.BFLOAT16_PANELS, False),
     }
     here: dict[str, Variant] = {
-        name: (NARROW, WIDE, functools.partial(CpuLinear, bias=None, layout=layout, may_round=may_round))
-        for name, (layout, may_round) in ours.items()
-        if layout in layouts(NARROW, may_round)
+        name: (NARROW, WIDE, functools.partial(CpuLinear, bias=None, layout=layout, allow_bf16_activations=allow_bf16))
+        for name, (layout, allow_bf16) in ours.items()
+        if layout in layouts(NARROW, allow_bf16)
     }
     return here | {"oneDNN bfloat16": (NARROW, NARROW, onednn), "oneDNN float32": (WIDE, WIDE, onednn)}
 

@@ -22,8 +22,9 @@ def load(
 
     Triton on a CUDA device; C++ for float32 and bfloat16 on a CPU if it compiles; else the torch references, which
     `choice="torch"` selects explicitly. batch_invariant: return a back end that gives a row the same bits in every
-    batch, as all do in float32 on a CPU; raise `ValueError` if there is none. may_round: for float32 on a CPU, allow
-    rounding the operands that bfloat16 weights, keys and values are multiplied with, as `dtype` bfloat16 does.
+    batch, as all do in float32 on a CPU; raise `ValueError` if there is none. allow_bf16_activations: for float32 on a
+    CPU, allow rounding the operands that bfloat16 weights, keys and values are multiplied with, as `dtype` bfloat16
+    does.
     """
     from kernels.reference.backend import ReferenceKernels
 

@@ -43,7 +43,11 @@ CANDIDATES: dict[str, tuple[torch.dtype, torch.dtype, Callable[[Tensor], Layer]]
     "oneDNN bfloat16": (torch.bfloat16, torch.bfloat16, onednn),
     "oneDNN float32": (torch.float32, torch.float32, onednn),
     "carousel float32": (torch.bfloat16, torch.float32, lambda weight: CpuLinear(weight, None)),
-    "carousel bfloat16": (torch.bfloat16, torch.float32, lambda weight: CpuLinear(weight, None, may_round=True)),
+    "carousel bfloat16": (
+        torch.bfloat16,
+        torch.float32,
+        lambda weight: CpuLinear(weight, None, allow_bf16_activations=True),
+    ),
 }
 
 

@@ -30,13 +30,14 @@ class CpuKernels(ReferenceKernels):
     """C++ implementation of `kernels.interface.Kernels`.
 
     Torch computes log probabilities, activations other than float32, and attention with head sizes that have no
-    register tiling. may_round: allow rounding the operands that bfloat16 weights, keys and values are multiplied with
-    to bfloat16, if that is faster; everything else stays in float32. Raises `kernels.cpu.library.CompileError`.
+    register tiling. allow_bf16_activations: allow rounding the operands that bfloat16 weights, keys and values are
+    multiplied with to bfloat16, if that is faster; everything else stays in float32. Raises
+    `kernels.cpu.library.CompileError`.
     """
 
-    def __init__(self, may_round: bool = False) -> None:
+    def __init__(self, allow_bf16_activations: bool = False) -> None:
         self._library = load()
-        self._may_round = may_round
+        self._allow_bf16_activations = allow_bf16_activations
 
     @property
     def robust_to_noisy_cores(self) -> bool:
@@ -48,7 +49,7 @@ class CpuKernels(ReferenceKernels):
         self._library.carousel_set_threads(threads)
 
     def count_progress(self, counter: int | None) -> None:
-        self._library.carousel_count_tasks(counter)
+        self._library.carousel_count_progress(counter)
 
     def activation_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return torch.float32
@@ -60,13 +61,15 @@ class CpuKernels(ReferenceKernels):
         return dtype in KV_DTYPES and self._has_tiling(head_dim, query_heads // kv_heads)
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        return CpuLinear(weight, bias, may_round=self._may_round)
+        return CpuLinear(weight, bias, allow_bf16_activations=self._allow_bf16_activations)
 
     def prepare_decoder(self, shape: DecoderShape, weights: DecoderWeights) -> ForwardPass | None:
-        return CpuForward(shape, weights, self._may_round) if supports_decoder(shape, weights) else None
+        return CpuForward(shape, weights, self._allow_bf16_activations) if supports_decoder(shape, weights) else None
 
     def prepare_step(self, shape: DecoderShape, weights: DecoderWeights, state: StepState) -> StepPass | None:
-        return CpuStep(shape, weights, self._may_round, state) if supports_decoder(shape, weights) else None
+        if not supports_decoder(shape, weights):
+            return None
+        return CpuStep(shape, weights, self._allow_bf16_activations, state)
 
     def norm_linear(self, x: Tensor, norm: Tensor, eps: float, layer: Linear) -> Tensor:
         if x.dtype != torch.float32 or not isinstance(layer, CpuLinear):
@@ -223,7 +226,7 @@ class CpuKernels(ReferenceKernels):
             window=window,
             is_bf16=kv.dtype == torch.bfloat16,
             scale=scale,
-            may_round=self._may_round,
+            allow_bf16_activations=self._allow_bf16_activations,
         )
         self._library.carousel_attention(problem, out.data_ptr())
         return out
@@ -247,4 +250,4 @@ class CpuKernels(ReferenceKernels):
         return kv.dtype in KV_DTYPES and self._has_tiling(kv.head_dim, query_heads // kv.heads)
 
     def _has_tiling(self, head_dim: int, group: int) -> bool:
-        return bool(self._library.carousel_attention_fits(head_dim, group))
+        return bool(self._library.carousel_supports_attention(head_dim, group))

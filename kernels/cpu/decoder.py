@@ -24,7 +24,7 @@ KV_DTYPES = (torch.float32, torch.bfloat16)  # supported dtypes of the KV cache
 def supports_decoder(shape: DecoderShape, weights: DecoderWeights) -> bool:
     """Return whether C++ supports every part of this decoder."""
     linears = [one for layer in weights.layers for one in (layer.qkv, layer.out, layer.gate_up, layer.down)]
-    fits = load().carousel_attention_fits(shape.head_dim, shape.num_heads // shape.num_kv_heads)
+    fits = load().carousel_supports_attention(shape.head_dim, shape.num_heads // shape.num_kv_heads)
     narrow = weights.embedding.dtype in (torch.float32, torch.bfloat16)
     return bool(fits) and narrow and all(isinstance(linear, CpuLinear) for linear in (*linears, weights.head))
 
@@ -32,9 +32,9 @@ def supports_decoder(shape: DecoderShape, weights: DecoderWeights) -> bool:
 class CpuForward:
     """`kernels.decoder.ForwardPass` over weights that are all packed for these kernels."""
 
-    def __init__(self, shape: DecoderShape, weights: DecoderWeights, may_round: bool) -> None:
+    def __init__(self, shape: DecoderShape, weights: DecoderWeights, allow_bf16_activations: bool) -> None:
         self._weights = weights  # keeps the addresses below valid
-        self._decoder = _decoder(shape, weights, may_round)
+        self._decoder = _decoder(shape, weights, allow_bf16_activations)
         self._forward = load().carousel_forward
         self._scratch_bytes = load().carousel_scratch_bytes
         self._scratch = mmap_zeros((0,), torch.uint8)
@@ -55,7 +55,7 @@ class CpuForward:
         step = structs.Step(
             tokens=address(inputs.token_ids),
             positions=address(inputs.positions),
-            slots=address(inputs.slot_mapping),
+            slot_mapping=address(inputs.slot_mapping),
             rows=rows,
             decodes=inputs.num_decodes,
             decode_table=address(decode_table),
@@ -81,26 +81,28 @@ class CpuForward:
 class CpuStep:
     """`kernels.decoder.StepPass` over packed weights. The C++ arguments are built once; scratch memory grows."""
 
-    def __init__(self, shape: DecoderShape, weights: DecoderWeights, may_round: bool, state: StepState) -> None:
+    def __init__(
+        self, shape: DecoderShape, weights: DecoderWeights, allow_bf16_activations: bool, state: StepState
+    ) -> None:
         slots, cache = state.slots, state.cache
         _check(state)
         library = load()
         self._step, self._bytes = library.carousel_step, library.carousel_step_bytes
         self._owners = weights, state  # keeps the addresses below valid
         self._cache_addresses = _addresses(cache)
-        self._decoder, self._head = _decoder(shape, weights, may_round), _linear(weights.head)
+        self._decoder, self._head = _decoder(shape, weights, allow_bf16_activations), _linear(weights.head)
         self._slots = structs.Slots(
             tokens=slots.tokens.ctypes.data,
-            most_tokens=slots.tokens.shape[1],
+            max_tokens=slots.tokens.shape[1],
             page_table=slots.page_table.ctypes.data,
-            most_pages=slots.page_table.shape[1],
+            max_pages=slots.page_table.shape[1],
             lengths=slots.lengths.ctypes.data,
             last_tokens=address(state.last_tokens),
             records=slots.records.ctypes.data,
         )
         num_slots = len(slots.lengths)
         self._decodes, self._chunks = (ctypes.c_int64 * num_slots)(), (structs.Chunk * num_slots)()
-        self._ids, self._broken = (ctypes.c_int64 * num_slots)(), (ctypes.c_int64 * num_slots)()
+        self._ids, self._has_nan = (ctypes.c_int64 * num_slots)(), (ctypes.c_int64 * num_slots)()
         self._withheld = (ctypes.c_int64 * num_slots)()
         self._scratch = mmap_zeros((0,), torch.uint8)
         self._max_rows = self._max_sampled = 0  # capacity of the scratch memory
@@ -114,7 +116,7 @@ class CpuStep:
             page_size=cache[0].page_size,
             page_stride=cache[0].page_stride,
             ids=ctypes.addressof(self._ids),
-            broken=ctypes.addressof(self._broken),
+            has_nan=ctypes.addressof(self._has_nan),
         )
 
     def __call__(self, decodes: Sequence[int], chunks: Sequence[PromptChunk], withheld: Sequence[int]) -> StepResult:
@@ -135,7 +137,7 @@ class CpuStep:
         self._work.num_decodes, self._work.num_chunks = len(decodes), len(chunks)
         self._work.num_withheld, self._work.logits = len(withheld), address(logits)
         self._step(self._decoder, self._head, self._slots, self._work)
-        return StepResult(self._ids[:sampled], [broken != 0 for broken in self._broken[: len(chunks)]], logits)
+        return StepResult(self._ids[:sampled], [flag != 0 for flag in self._has_nan[: len(chunks)]], logits)
 
     def _grow_scratch(self, rows: int, sampled: int) -> None:
         """Grow the scratch memory to powers of two, so that not every new maximum needs fresh memory."""
@@ -161,7 +163,7 @@ def _check(state: StepState) -> None:
     assert state.cache[0].dtype in KV_DTYPES and state.cache[0].k.device.type == "cpu"
 
 
-def _decoder(shape: DecoderShape, weights: DecoderWeights, may_round: bool) -> structs.Decoder:
+def _decoder(shape: DecoderShape, weights: DecoderWeights, allow_bf16_activations: bool) -> structs.Decoder:
     """Return the C++ description of a decoder, valid as long as the weights live."""
     layers = (_layer(layer, window) for layer, window in zip(weights.layers, shape.windows, strict=True))
     return structs.Decoder(
@@ -177,7 +179,7 @@ def _decoder(shape: DecoderShape, weights: DecoderWeights, may_round: bool) -> s
         dim=shape.head_dim,
         eps=shape.norm_eps,
         scale=shape.scale,
-        may_round=may_round,
+        allow_bf16_activations=allow_bf16_activations,
     )
 
 

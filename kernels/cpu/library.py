@@ -40,7 +40,7 @@ def _struct(kind: type[ctypes.Structure]) -> Any:
 # Argument types of the functions in source/api.cpp: first those without a result, then those that return an int64.
 SIGNATURES: dict[str, tuple[Any, ...]] = {
     "set_threads": (ctypes.c_int,),
-    "count_tasks": (_pointer,),
+    "count_progress": (_pointer,),
     "pack": (_pointer, _int, _int, _int, _pointer),
     "linear": (_struct(structs.Linear), _pointer, _int, _pointer),
     "norm_linear": (_struct(structs.Linear), _pointer, _pointer, _float, _int, _pointer),
@@ -56,7 +56,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
 INT_SIGNATURES: dict[str, tuple[Any, ...]] = {
     "has_layout": (_int,),
     "packed_words": (_int, _int, _int),
-    "attention_fits": (_int, _int),
+    "supports_attention": (_int, _int),
     "scratch_bytes": (_struct(structs.Decoder), _int),
     "step_bytes": (_struct(structs.Decoder), _struct(structs.Linear), _int, _int),
 }

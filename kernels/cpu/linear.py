@@ -14,7 +14,7 @@ ALL_PARTS = 3  # bfloat16 values that represent a float32 exactly
 WEIGHTS = Arena()
 
 
-def layouts(dtype: torch.dtype, may_round: bool = False) -> list[Layout]:
+def layouts(dtype: torch.dtype, allow_bf16_activations: bool = False) -> list[Layout]:
     """Return the layouts for weights of `dtype` that this processor supports, fastest first.
 
     With `allow_bf16_activations`, include layouts that round the activations to bfloat16.
@@ -23,7 +23,7 @@ def layouts(dtype: torch.dtype, may_round: bool = False) -> list[Layout]:
         return [Layout.FLOAT_PANELS]
     assert dtype == torch.bfloat16, dtype
     possible = [Layout.BFLOAT16_TILES, Layout.BFLOAT16_PANELS]
-    if may_round:
+    if allow_bf16_activations:
         possible.insert(0, Layout.BFLOAT16_PAIRS)
     return [one for one in possible if load().carousel_has_layout(one)]
 
@@ -32,15 +32,15 @@ class CpuLinear:
     """Linear layer y = x @ weight.T + bias. `struct` is its C++ description, valid as long as this object lives."""
 
     def __init__(
-        self, weight: Tensor, bias: Tensor | None, layout: Layout | None = None, may_round: bool = False
+        self, weight: Tensor, bias: Tensor | None, layout: Layout | None = None, allow_bf16_activations: bool = False
     ) -> None:
         """Pack weight[N, K] float32 or bfloat16, and bias[N] or None; no reference to `weight` is kept.
 
-        layout: by default the fastest. may_round: allow rounding `x` to bfloat16 if that is faster.
+        layout: by default the fastest. allow_bf16_activations: allow rounding `x` to bfloat16 if that is faster.
         """
         library = load()
         outputs, inputs = weight.shape
-        possible = layouts(weight.dtype, may_round)
+        possible = layouts(weight.dtype, allow_bf16_activations)
         layout = possible[0] if layout is None else layout
         assert layout in possible, layout
         words = library.carousel_packed_words(outputs, inputs, layout)
@@ -48,7 +48,7 @@ class CpuLinear:
         self._bias = None if bias is None else bias.float().contiguous()
         weight = weight.contiguous()
         library.carousel_pack(address(weight), outputs, inputs, layout, address(self._packed))
-        parts = 1 if may_round else ALL_PARTS
+        parts = 1 if allow_bf16_activations else ALL_PARTS
         self.struct = structs.Linear(address(self._packed), address(self._bias), outputs, inputs, layout, parts)
         self._multiply, self._norm_and_multiply = library.carousel_linear, library.carousel_norm_linear
         self._outputs = outputs

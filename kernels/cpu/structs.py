@@ -48,7 +48,7 @@ class Attention(ctypes.Structure):
         *((name, _pointer) for name in ("query_starts", "context_lens")),
         *((name, _int) for name in ("query_heads", "kv_heads", "dim", "page_size", "page_stride", "window", "is_bf16")),
         ("scale", _float),
-        ("may_round", _int),
+        ("allow_bf16_activations", _int),
     )
 
 
@@ -92,7 +92,7 @@ class Decoder(ctypes.Structure):
         *((name, _int) for name in ("query_heads", "kv_heads", "dim")),
         ("eps", _float),
         ("scale", _float),
-        ("may_round", _int),
+        ("allow_bf16_activations", _int),
     )
 
 
@@ -100,7 +100,7 @@ class Step(ctypes.Structure):
     """Inputs of one forward pass (source/decoder.h)."""
 
     _fields_ = (
-        *((name, _pointer) for name in ("tokens", "positions", "slots")),
+        *((name, _pointer) for name in ("tokens", "positions", "slot_mapping")),
         *((name, _int) for name in ("rows", "decodes")),
         ("decode_table", _pointer),
         ("decode_width", _int),
@@ -119,9 +119,9 @@ class Slots(ctypes.Structure):
 
     _fields_ = (
         ("tokens", _pointer),
-        ("most_tokens", _int),
+        ("max_tokens", _int),
         ("page_table", _pointer),
-        ("most_pages", _int),
+        ("max_pages", _int),
         *((name, _pointer) for name in ("lengths", "last_tokens", "records")),
     )
 
@@ -144,7 +144,7 @@ class Work(ctypes.Structure):
         ("num_withheld", _int),
         *((name, _pointer) for name in ("k", "v")),
         *((name, _int) for name in ("cache_is_bf16", "page_size", "page_stride")),
-        *((name, _pointer) for name in ("scratch", "ids", "logits", "broken")),
+        *((name, _pointer) for name in ("scratch", "ids", "logits", "has_nan")),
     )
 
 

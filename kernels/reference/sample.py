@@ -2,7 +2,7 @@
 
 Each filter is a threshold on a row's logits, so ties need no order: tokens equal to the smallest kept one are kept.
 Noise is computed exactly only for tokens that can still win. The result is the same, because noise is bounded: by
-LARGEST_NOISE for all tokens, and more tightly by the leading bits of a token's own hash.
+MAX_NOISE for all tokens, and more tightly by the leading bits of a token's own hash.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ MULTIPLIER_1 = tl.constexpr(noise.MULTIPLIER_1)
 MULTIPLIER_2 = tl.constexpr(noise.MULTIPLIER_2)
 KEY_START_A = tl.constexpr(noise.KEY_START_A)
 KEY_START_B = tl.constexpr(noise.KEY_START_B)
-LARGEST_BELOW_ONE = tl.constexpr(noise.MAX_BELOW_ONE)
-WORD = tl.constexpr(noise.WORD_MASK)
+MAX_BELOW_ONE = tl.constexpr(noise.MAX_BELOW_ONE)
+WORD_MASK = tl.constexpr(noise.WORD_MASK)
 LN2 = tl.constexpr(math.log(2.0))
 SMALL = tl.constexpr(0.125)  # a series is used below this, a logarithm from here on
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
@@ -43,10 +43,10 @@ def mix(word):
 @triton.jit
 def row_key(start, seed, position, choice):
     """Return the uint32 key of a row: start uint32; seed, position, choice int64."""
-    key = mix(start ^ (seed & WORD).to(tl.uint32))
-    key = mix(key ^ ((seed >> 32) & WORD).to(tl.uint32))
-    key = mix(key ^ (position & WORD).to(tl.uint32))
-    return mix(key ^ (choice & WORD).to(tl.uint32))
+    key = mix(start ^ (seed & WORD_MASK).to(tl.uint32))
+    key = mix(key ^ ((seed >> 32) & WORD_MASK).to(tl.uint32))
+    key = mix(key ^ (position & WORD_MASK).to(tl.uint32))
+    return mix(key ^ (choice & WORD_MASK).to(tl.uint32))
 
 
 @triton.jit
@@ -73,7 +73,7 @@ def gumbel(hashes):
     For small u, log1p(-u) is -u - u^2/2 - u^3/3 ...; the terms after u^6 are at most 6e-7 of it. For larger u,
     log(1 - u) is far enough from zero that the rounding of 1 - u and the instruction's error are 1.6e-6 of it.
     """
-    u = tl.minimum((hashes.to(tl.float32) + 0.5) * (1.0 / 4294967296.0), LARGEST_BELOW_ONE)
+    u = tl.minimum((hashes.to(tl.float32) + 0.5) * (1.0 / 4294967296.0), MAX_BELOW_ONE)
     series = u * (1.0 + u * (1 / 2 + u * (1 / 3 + u * (1 / 4 + u * (1 / 5 + u * (1 / 6))))))
     exponential = tl.where(u < SMALL, series, log2(1.0 - u) * -LN2)
     return log2(exponential) * -LN2

@@ -40,13 +40,13 @@ def half_precision() -> torch.dtype:
     return torch.float16 if os.environ.get("TRITON_INTERPRET") == "1" else torch.bfloat16
 
 
-def cpu_kernels(may_round: bool = False) -> Kernels:
+def cpu_kernels(allow_bf16: bool = False) -> Kernels:
     """Return the compiled CPU kernels. Without a compiler the test is skipped, or fails in strict mode."""
     from kernels.cpu.backend import CpuKernels
     from kernels.cpu.library import CompileError
 
     try:
-        return CpuKernels(may_round)
+        return CpuKernels(allow_bf16)
     except CompileError as error:
         if is_strict():
             raise
@@ -61,7 +61,7 @@ def attention_rounds() -> bool:
     from kernels.cpu.structs import Layout
 
     try:
-        here = layouts(torch.bfloat16, may_round=True)
+        here = layouts(torch.bfloat16, allow_bf16_activations=True)
     except CompileError:
         return False
     return Layout.BFLOAT16_PAIRS in here and Layout.BFLOAT16_TILES not in here

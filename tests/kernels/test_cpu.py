@@ -55,7 +55,7 @@ class Kind(NamedTuple):
     """One implementation of a layer."""
 
     layout: Layout
-    may_round: bool = False
+    allow_bf16: bool = False
 
     @property
     def dtype(self) -> torch.dtype:
@@ -64,19 +64,19 @@ class Kind(NamedTuple):
 
     def tolerance(self, rounded: float) -> float:
         """Return the tolerance to float64, with and without rounded rows."""
-        return rounded if self.may_round else 1e-5
+        return rounded if self.allow_bf16 else 1e-5
 
     def make(self, weight: torch.Tensor, bias: torch.Tensor | None) -> CpuLinear:
         """Return a layer of this kind."""
-        return CpuLinear(weight.to(self.dtype), bias, self.layout, self.may_round)
+        return CpuLinear(weight.to(self.dtype), bias, self.layout, self.allow_bf16)
 
 
 KINDS = {
     "floats": Kind(Layout.FLOAT_PANELS),
     "bfloat16": Kind(Layout.BFLOAT16_PANELS),
     "tiles": Kind(Layout.BFLOAT16_TILES),
-    "tiles, rounded": Kind(Layout.BFLOAT16_TILES, may_round=True),
-    "pairs, rounded": Kind(Layout.BFLOAT16_PAIRS, may_round=True),
+    "tiles, rounded": Kind(Layout.BFLOAT16_TILES, allow_bf16_activations=True),
+    "pairs, rounded": Kind(Layout.BFLOAT16_PAIRS, allow_bf16_activations=True),
 }
 
 
@@ -84,7 +84,7 @@ KINDS = {
 def kind(request: pytest.FixtureRequest) -> Kind:
     """Return each kind that this processor supports."""
     kind: Kind = request.param
-    if kind.layout not in layouts(kind.dtype, kind.may_round):
+    if kind.layout not in layouts(kind.dtype, kind.allow_bf16):
         pytest.skip(f"this processor has no {kind.layout.name.lower()}")
     return kind
 
@@ -156,15 +156,15 @@ def test_weights_in_bfloat16_are_computed_in_float32(inputs: int):
         return float((layer(x).double() - expected).norm() / expected.norm())
 
     assert error(CpuLinear(weight, None)) <= 1.1 * error(CpuLinear(weight.float(), None)) < 2e-6
-    assert error(CpuLinear(weight, None, may_round=True)) < 2e-3
+    assert error(CpuLinear(weight, None, allow_bf16_activations=True)) < 2e-3
 
 
 def test_rounded_rows_are_rounded_to_the_nearest():
     """Where rounding is faster a row is rounded as torch rounds, and nothing else is; elsewhere it is not rounded."""
     weight = torch.randn(70, 200, generator=torch.Generator().manual_seed(0)).bfloat16()
     x = torch.randn(20, 200, generator=torch.Generator().manual_seed(1))
-    rounded, exact = CpuLinear(weight, None, may_round=True), CpuLinear(weight, None)
-    if layouts(torch.bfloat16, may_round=True)[0] != Layout.BFLOAT16_PANELS:
+    rounded, exact = CpuLinear(weight, None, allow_bf16_activations=True), CpuLinear(weight, None)
+    if layouts(torch.bfloat16, allow_bf16_activations=True)[0] != Layout.BFLOAT16_PANELS:
         torch.testing.assert_close(rounded(x), exact(x.bfloat16().float()), atol=1e-5, rtol=1e-5)
     else:
         assert torch.equal(rounded(x), exact(x))
@@ -263,7 +263,7 @@ def test_rounded_attention_is_more_exact_than_torch_s_in_bfloat16(group: int, di
     paged = make_paged((context,), 1, dim, 32, torch.bfloat16)
     q = torch.randn(context, group, dim, generator=torch.Generator().manual_seed(0))
     given = (q, paged.kv, paged.page_table, (0, context), (context,), dim**-0.5, 0)
-    rounded, exact = (CpuKernels(may_round).prefill_attention(*given) for may_round in (True, False))
+    rounded, exact = (CpuKernels(allow_bf16).prefill_attention(*given) for allow_bf16 in (True, False))
     keys, values = (cache[paged.page_table[0].long(), 0].flatten(0, 1) for cache in (paged.kv.k, paged.kv.v))
     heads = [part.expand(group, -1, -1)[:, :context] for part in (keys, values)]
 

@@ -13,7 +13,7 @@ extern "C" {
 
 void carousel_set_threads(int threads) { Pool::instance().set_threads(threads); }
 
-void carousel_count_tasks(uint64_t* counter) { Pool::instance().count_tasks(counter); }
+void carousel_count_progress(uint64_t* counter) { Pool::instance().count_progress(counter); }
 
 int64_t carousel_has_layout(int64_t layout) { return has_layout(Layout(layout)); }
 
@@ -42,14 +42,14 @@ void carousel_silu_mul(const float* gate_up, int64_t rows, int64_t size, float* 
 }
 
 void carousel_rope_and_cache(
-    const Rope* rope, const int64_t* positions, const int64_t* slots, int64_t rows, float* q_out
+    const Rope* rope, const int64_t* positions, const int64_t* slot_mapping, int64_t rows, float* q_out
 ) {
-    rope_and_cache(*rope, positions, slots, rows, q_out);
+    rope_and_cache(*rope, positions, slot_mapping, rows, q_out);
 }
 
-void carousel_write_cache(const Rope* rope, const int64_t* slots, int64_t rows) { write_cache(*rope, slots, rows); }
+void carousel_write_cache(const Rope* rope, const int64_t* slot_mapping, int64_t rows) { write_cache(*rope, slot_mapping, rows); }
 
-int64_t carousel_attention_fits(int64_t dim, int64_t group) { return attention_fits(dim, group); }
+int64_t carousel_supports_attention(int64_t dim, int64_t group) { return supports_attention(dim, group); }
 
 void carousel_attention(const Attention* problem, float* out) {
     attention(*problem, Operand::floats(out, problem->query_heads * problem->dim));

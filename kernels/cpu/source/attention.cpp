@@ -10,11 +10,11 @@
 #include <algorithm>
 #include <vector>
 
-#include "attention_pairs.h"
-#include "attention_unit.h"
+#include "attention_bf16_pairs.h"
+#include "attention_amx.h"
 #include "attention_vectors.h"
 #include "pool.h"
-#include "tiles.h"
+#include "amx_linear.h"
 
 namespace {
 
@@ -76,10 +76,10 @@ struct Tile {
 
 // Prefetcher of a chunk's keys and values, from `begin` to the end of its segment or to `end`.
 template <class Number>
-Ahead segment_ahead(const Attention& p, int64_t chunk, int64_t kv_head, int64_t begin, int64_t end) {
+SegmentPrefetcher segment_ahead(const Attention& p, int64_t chunk, int64_t kv_head, int64_t begin, int64_t end) {
     const int64_t last = std::min(end, (begin / SEGMENT + 1) * SEGMENT), page = begin / p.page_size;
     const int64_t head = kv_head * p.page_size * p.dim, bytes = p.dim * sizeof(Number);  // `bytes`: per position
-    return Ahead(
+    return SegmentPrefetcher(
         static_cast<const Number*>(p.k) + head, static_cast<const Number*>(p.v) + head,
         p.page_table + chunk * p.width + page, p.page_stride * sizeof(Number), p.page_size * bytes,
         begin % p.page_size * bytes, (last - begin) * bytes
@@ -88,9 +88,9 @@ Ahead segment_ahead(const Attention& p, int64_t chunk, int64_t kv_head, int64_t 
 
 // Buffers of one thread.
 struct Workspace {
-    alignas(64) float lines[MOST_ROWS * LINE];
-    alignas(64) float sums[MOST_ROWS * MAX_DIM];
-    alignas(64) float totals[MOST_ROWS * MAX_DIM];
+    alignas(64) float lines[MAX_TILE_ROWS * LINE];
+    alignas(64) float sums[MAX_TILE_ROWS * MAX_DIM];
+    alignas(64) float totals[MAX_TILE_ROWS * MAX_DIM];
     int64_t fetched = -1;  // task with a prefetched first segment; if it is from another job, only time is lost
 };
 
@@ -103,7 +103,7 @@ __attribute__((noinline)) Workspace& workspace() {
 // `next` prefetches the data that this thread reads after this task.
 template <class Math>
 void attend(
-    const Attention& p, const Tile& tile, int64_t kv_head, bool is_fetched, const Ahead& next, const Operand& out
+    const Attention& p, const Tile& tile, int64_t kv_head, bool is_fetched, const SegmentPrefetcher& next, const Operand& out
 ) {
     typedef typename Math::Number Number;
     constexpr int V = Math::V, D = Math::D;
@@ -118,8 +118,8 @@ void attend(
     Workspace& work = workspace();
     Segment<Number> segment;
     Math math(rows);
-    float most[MOST_ROWS], mass[MOST_ROWS], segment_most[MOST_ROWS], segment_mass[MOST_ROWS];
-    for (int64_t r = 0; r < rows; r++) math.take_query(r, p.q + token(r) * p.query_heads * D + column(r), p.scale);
+    float most[MAX_TILE_ROWS], mass[MAX_TILE_ROWS], segment_most[MAX_TILE_ROWS], segment_mass[MAX_TILE_ROWS];
+    for (int64_t r = 0; r < rows; r++) math.load_query(r, p.q + token(r) * p.query_heads * D + column(r), p.scale);
 
     for (int64_t start = begin / SEGMENT * SEGMENT; start < end; start += SEGMENT) {
         const bool is_first = start <= begin;  // no earlier segment to join with
@@ -142,14 +142,14 @@ void attend(
             segment.values[j] = segment.values[to - 1];
         }
         math.ahead = start + SEGMENT < end ? segment_ahead<Number>(p, chunk, kv_head, start + SEGMENT, end) : next;
-        math.ahead.divide(Math::WALKS * (padded - from) / FETCH_EVERY);
+        math.ahead.divide(Math::PASSES * (padded - from) / POSITIONS_PER_PREFETCH);
         const auto seen = [&](int64_t row) { return std::min<int64_t>(origin + token(row) + 1 - start, to); };
-        math.take_keys(segment);
-        for (int64_t r = 0; r < rows; r += Math::TOGETHER) {
-            const int64_t count = std::min<int64_t>(rows - r, Math::TOGETHER);
+        math.pack_keys(segment);
+        for (int64_t r = 0; r < rows; r += Math::ROWS_PER_SCORE) {
+            const int64_t count = std::min<int64_t>(rows - r, Math::ROWS_PER_SCORE);
             math.score(segment, r, count, int(seen(r + count - 1)), work.lines + r * LINE);
         }
-        math.take_values(segment);  // overlaps with the matrix unit computing scores
+        math.pack_values(segment);  // overlaps with the matrix unit computing scores
         for (int64_t r = 0; r < rows; r++) {
             float* const line = work.lines + r * LINE;
             const int64_t unseen = p.window ? origin + token(r) + 1 - start - p.window : 0;
@@ -169,7 +169,7 @@ void attend(
         const F16 share = splat(1.0f / mass[r]);
         F16 mean[V];
         for (int d = 0; d < V; d++) mean[d] = load(work.totals + r * D + d * LANES) * share;
-        Math::put_right(mean);
+        Math::restore_order(mean);
         const Operand::Line line = out.line(token(r));
         if constexpr (V % 2 == 0)
             for (int d = 0; d < V; d += 2) line.put(column(r) + d * LANES, mean[d], mean[d + 1]);
@@ -180,26 +180,26 @@ void attend(
 
 template <int V, class Number>
 void attend(
-    const Attention& p, const Tile& tile, int64_t kv_head, bool is_fetched, const Ahead& next, const Operand& out
+    const Attention& p, const Tile& tile, int64_t kv_head, bool is_fetched, const SegmentPrefetcher& next, const Operand& out
 ) {
-#if HAS_WORDS
+#if HAS_BF16_PAIRS
     if constexpr (V % 2 == 0 && sizeof(Number) == 2)
         if (tile.is_far) {
-#if HAS_UNIT
-            if (has_tiles()) return attend<OnUnit<V>>(p, tile, kv_head, is_fetched, next, out);
+#if HAS_AMX
+            if (has_amx()) return attend<AmxAttention<V>>(p, tile, kv_head, is_fetched, next, out);
 #endif
-            if ((tile.last - tile.first) * p.query_heads / p.kv_heads <= OnPairs<V, true>::TOGETHER)
-                return attend<OnPairs<V, true>>(p, tile, kv_head, is_fetched, next, out);
-            return attend<OnPairs<V, false>>(p, tile, kv_head, is_fetched, next, out);
+            if ((tile.last - tile.first) * p.query_heads / p.kv_heads <= PairAttention<V, true>::ROWS_PER_SCORE)
+                return attend<PairAttention<V, true>>(p, tile, kv_head, is_fetched, next, out);
+            return attend<PairAttention<V, false>>(p, tile, kv_head, is_fetched, next, out);
         }
 #endif
-    attend<InVectors<V, Number>>(p, tile, kv_head, is_fetched, next, out);
+    attend<VectorAttention<V, Number>>(p, tile, kv_head, is_fetched, next, out);
 }
 
 std::vector<Tile> tiles_of(const Attention& p) {
     const int64_t group = p.query_heads / p.kv_heads;
-    const int64_t max_queries = group < MOST_ROWS ? MOST_ROWS / group : 1;  // per tile
-    const bool has_far = has_tiles() || (p.may_round && has_layout(BFLOAT16_PAIRS));
+    const int64_t max_queries = group < MAX_TILE_ROWS ? MAX_TILE_ROWS / group : 1;  // per tile
+    const bool has_far = has_amx() || (p.allow_bf16_activations && has_layout(BFLOAT16_PAIRS));
     std::vector<Tile> tiles;
     for (int64_t chunk = 0; chunk < p.chunks; chunk++) {
         const int64_t end = p.start(chunk + 1), far = end - p.context_lens[chunk] + FAR;  // the row at position FAR
@@ -224,7 +224,7 @@ void run(const Attention& p, const Operand& out) {
         int64_t& fetched = workspace().fetched;
         const bool is_fetched = fetched == task;
         fetched = task + 1;  // a thread's tasks are consecutive
-        Ahead next;
+        SegmentPrefetcher next;
         if (fetched < count) {
             const Tile& tile = tiles[fetched / p.kv_heads];
             next = segment_ahead<Number>(p, tile.chunk, fetched % p.kv_heads, tile.begin(p), tile.end(p));
@@ -240,15 +240,15 @@ void run(const Attention& p, const Operand& out) {
 
 }  // namespace
 
-bool attention_fits(int64_t dim, int64_t group) {
+bool supports_attention(int64_t dim, int64_t group) {
     const int64_t v = dim / LANES;
     return dim % LANES == 0 && (v == 1 || v == 2 || v == 4 || v == 5 || v == 6 || v == 8 || v == 12 || v == 16) &&
-           group <= MOST_ROWS;
+           group <= MAX_TILE_ROWS;
 }
 
-std::vector<Piece> pieces(const Attention& p) {
+std::vector<ByteRange> cache_ranges(const Attention& p) {
     const int64_t bytes = p.is_bf16 ? sizeof(uint16_t) : sizeof(float);  // per value
-    std::vector<Piece> found;
+    std::vector<ByteRange> found;
     for (const Tile& tile : tiles_of(p))
         for (int64_t kv_head = 0; kv_head < p.kv_heads; kv_head++)
             for (int64_t at = tile.begin(p), next; at < tile.end(p); at = next) {

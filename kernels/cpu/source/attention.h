@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "beside.h"
+#include "prefetch.h"
 #include "operand.h"
 
 struct Attention {
@@ -19,16 +19,17 @@ struct Attention {
     int64_t window;   // 0: none
     int64_t is_bf16;  // dtype of the caches
     float scale;
-    int64_t may_round;  // allow rounding queries and weights to bfloat16 if the caches are bfloat16 and it is faster
+    // Allow rounding queries and weights to bfloat16 if the caches are bfloat16 and it is faster.
+    int64_t allow_bf16_activations;
 
     int64_t start(int64_t chunk) const { return first + (query_starts ? query_starts[chunk] : chunk); }
 };
 
 // Return whether heads of `dim` floats with `group` query heads per kv head are supported.
-bool attention_fits(int64_t dim, int64_t group);
+bool supports_attention(int64_t dim, int64_t group);
 
 // Return the byte ranges of the caches that attention reads, in order, relative to p.k. q, k and v are not accessed.
-std::vector<Piece> pieces(const Attention& p);
+std::vector<ByteRange> cache_ranges(const Attention& p);
 
 // Compute attention; rows of `out` correspond to rows of q.
 void attention(const Attention& problem, const Operand& out);

@@ -71,11 +71,11 @@ inline Each<NQ> fold(const Each<NQ>& a, const Each<NQ>& b) {
     return both;
 }
 
-// Dot products of NQ queries with 16 keys. meanwhile() is called at every FETCH_EVERY-th key.
+// Dot products of NQ queries with 16 keys. meanwhile() is called at every POSITIONS_PER_PREFETCH-th key.
 template <int V, int NQ, class Number, class F>
 inline Each<NQ> dot16(const F16 (&queries)[NQ][V], const Number* const* keys, const F& meanwhile) {
     const auto one = [&](int i) __attribute__((always_inline)) {
-        if (i % FETCH_EVERY == 0) meanwhile();
+        if (i % POSITIONS_PER_PREFETCH == 0) meanwhile();
         F16 key[V];
         read<V>(keys[i], key);
         Each<NQ> products;
@@ -101,7 +101,7 @@ inline void weigh(
     for (int r = 0; r < NR; r++)
         for (int d = 0; d < V; d++) total[r][d] = splat(0.0f);
     for (int j = first; j < last; j++) {
-        if (j % FETCH_EVERY == 0) meanwhile();
+        if (j % POSITIONS_PER_PREFETCH == 0) meanwhile();
         F16 value[V];
         read<V>(values[j], value);
         for (int r = 0; r < NR; r++)
@@ -124,31 +124,32 @@ inline void weigh_rows(
 
 // Multiplication of rows with keys and values of V vectors per head.
 template <int VECTORS, class Type>
-struct InVectors {
+struct VectorAttention {
     typedef Type Number;
     static constexpr int V = VECTORS, D = V * LANES;
-    static constexpr int TOGETHER = V <= 4 ? 3 : V <= 8 ? 2 : 1;  // rows scored together; their vectors fit in registers
+    // Rows scored together; their vectors fit in registers.
+    static constexpr int ROWS_PER_SCORE = V <= 4 ? 3 : V <= 8 ? 2 : 1;
     static constexpr int STEP = LANES;                            // positions
-    static constexpr int WALKS = 2;  // over keys and over values: each prefetches a share of `ahead`, for the first rows
+    static constexpr int PASSES = 2;  // over keys and over values: each prefetches a share of `ahead`, for the first rows
 
-    float queries[MOST_ROWS][D];
-    Ahead ahead;
+    float queries[MAX_TILE_ROWS][D];
+    SegmentPrefetcher ahead;
 
-    explicit InVectors(int64_t) {}
+    explicit VectorAttention(int64_t) {}
 
-    void take_query(int64_t row, const float* query, float scale) {
+    void load_query(int64_t row, const float* query, float scale) {
         F16 some[V];
         for (int d = 0; d < V; d++) some[d] = load(query + d * LANES) * splat(scale);
         arrange<V, Number>(some);
         for (int d = 0; d < V; d++) store(queries[row] + d * LANES, some[d]);
     }
 
-    void take_keys(const Segment<Number>&) {}
-    void take_values(const Segment<Number>&) {}
+    void pack_keys(const Segment<Number>&) {}
+    void pack_values(const Segment<Number>&) {}
 
-    // Compute score lines of up to TOGETHER rows, for all positions visible to any of them.
+    // Compute score lines of up to ROWS_PER_SCORE rows, for all positions visible to any of them.
     void score(const Segment<Number>& segment, int64_t row, int64_t rows, int last, float* lines) {
-        if (rows == TOGETHER) return score<TOGETHER>(segment, row, last, lines);
+        if (rows == ROWS_PER_SCORE) return score<ROWS_PER_SCORE>(segment, row, last, lines);
         for (; rows > 0; rows--, row++, lines += LINE) score<1>(segment, row, last, lines);
     }
 
@@ -170,7 +171,7 @@ struct InVectors {
         }
     }
 
-    static void put_right(F16 (&sums)[V]) { restore<V, Number>(sums); }
+    static void restore_order(F16 (&sums)[V]) { restore<V, Number>(sums); }
 
   private:
     template <int NQ>

@@ -48,7 +48,7 @@ Attention decodes(const Decoder& d, const Step& s, int64_t layer) {
     a.window = d.layers[layer].window;
     a.is_bf16 = s.cache_is_bf16;
     a.scale = d.scale;
-    a.may_round = d.may_round;
+    a.allow_bf16_activations = d.allow_bf16_activations;
     a.page_table = s.decode_table;
     a.width = s.decode_width;
     a.chunks = s.decodes;
@@ -76,7 +76,7 @@ class CacheAhead {
   public:
     CacheAhead(const Decoder& d, const Step& s) : d_(d), s_(s) {
         const Layer& layer = d.layers[0];
-        has_time_ = s.decodes && has_time(layer.qkv, s.rows);
+        has_prefetch_time_ = s.decodes && has_prefetch_time(layer.qkv, s.rows);
         all_ = weights(layer.out) + weights(layer.gate_up) + weights(layer.down) + weights(layer.qkv);
     }
 
@@ -84,17 +84,17 @@ class CacheAhead {
     void begin(int64_t layer) {
         whole_ = {};
         given_ = 0;
-        if (!has_time_ || layer == d_.num_layers) return;
+        if (!has_prefetch_time_ || layer == d_.num_layers) return;
         const Attention a = decodes(d_, s_, layer);
-        if (a.window != window_) {  // layers with the same window have the same pieces
-            pieces_ = pieces(a);
+        if (a.window != window_) {  // layers with the same window have the same ranges
+            cache_ranges_ = cache_ranges(a);
             window_ = a.window;
         }
-        whole_ = {a.k, a.v, pieces_.data(), pieces_.data() + pieces_.size()};
+        whole_ = {a.k, a.v, cache_ranges_.data(), cache_ranges_.data() + cache_ranges_.size()};
     }
 
     // Return the part to prefetch during the product of `layer`.
-    Beside part(const Linear& layer) {
+    CachePrefetcher part(const Linear& layer) {
         const int64_t before = given_;
         given_ += weights(layer);
         return whole_.part(before, given_, all_);
@@ -105,11 +105,11 @@ class CacheAhead {
 
     const Decoder& d_;
     const Step& s_;
-    bool has_time_;
+    bool has_prefetch_time_;
     int64_t all_, given_ = 0;
-    Beside whole_;
-    std::vector<Piece> pieces_;
-    int64_t window_ = -1;  // window that `pieces_` belong to
+    CachePrefetcher whole_;
+    std::vector<ByteRange> cache_ranges_;
+    int64_t window_ = -1;  // window that `cache_ranges_` belong to
 };
 
 // Layout of `Step::scratch`. Layers may take their rows in different forms; each buffer has room for any of them.
@@ -123,7 +123,7 @@ struct Scratch {
         residual = floats(rows, d.hidden);
         qkv = floats(rows, layer.qkv.outputs);
         q = floats(rows, layer.out.inputs);
-        gate_up = floats(rows, gated_fits(layer.gate_up) ? 0 : layer.gate_up.outputs);
+        gate_up = floats(rows, supports_gated(layer.gate_up) ? 0 : layer.gate_up.outputs);
         squares = floats(panels(d.hidden), Norm::padded(rows));
         factors = floats(1, Norm::padded(rows));
         normed = operand(rows, d.hidden);
@@ -167,7 +167,7 @@ void forward(const Decoder& d, const Step& s) {
             qkv,          k,            v,     qkv_size,      qkv_size,   qkv_size, d.cos_sin,   s.k[index],    s.v[index],
             layer.q_norm, layer.k_norm, d.eps, d.query_heads, d.kv_heads, d.dim,    s.page_size, s.page_stride,
             s.cache_is_bf16};
-        rope_and_cache(rope, s.positions, s.slots, rows, q);
+        rope_and_cache(rope, s.positions, s.slot_mapping, rows, q);
         const Operand attended = Operand::of(layer.out, scratch.attended);
         attend(d, s, index, q, attended);
         ahead.begin(index + 1);
@@ -175,7 +175,7 @@ void forward(const Decoder& d, const Step& s) {
         linear(layer.out, attended, rows, {residual, nullptr, residual, &before_mlp}, ahead.part(layer.out));
         const float* factors = before_mlp.finish(d.eps, scratch.factors);
         const Operand gated = Operand::of(layer.down, scratch.gated);
-        if (gated_fits(layer.gate_up)) {
+        if (supports_gated(layer.gate_up)) {
             gated_linear(layer.gate_up, before_mlp.rows, rows, factors, gated, ahead.part(layer.gate_up));
         } else {
             linear(layer.gate_up, before_mlp.rows, rows, {scratch.gate_up, factors}, ahead.part(layer.gate_up));

@@ -24,12 +24,12 @@ struct Decoder {
     const float *final_norm, *cos_sin;
     int64_t query_heads, kv_heads, dim;
     float eps, scale;
-    int64_t may_round;  // see attention.h
+    int64_t allow_bf16_activations;  // see attention.h
 };
 
 // Inputs of one step: first `decodes` rows of one token each, then the chunks; see kernels/decoder.py.
 struct Step {
-    const int64_t *tokens, *positions, *slots;
+    const int64_t *tokens, *positions, *slot_mapping;
     int64_t rows, decodes;
     const int32_t* decode_table;
     int64_t decode_width;

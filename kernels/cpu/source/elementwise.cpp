@@ -85,7 +85,7 @@ inline void keep_token(const Rope& r, int64_t slot, const float* k, const float*
 
 }  // namespace
 
-void rope_and_cache(const Rope& r, const int64_t* positions, const int64_t* slots, int64_t rows, float* q_out) {
+void rope_and_cache(const Rope& r, const int64_t* positions, const int64_t* slot_mapping, int64_t rows, float* q_out) {
     const int64_t half = r.dim / 2;
     const auto turn = [&](const float* from, const float* norm, const float* angles, float* to) {
         float normed[MAX_HEAD_DIM];
@@ -113,12 +113,12 @@ void rope_and_cache(const Rope& r, const int64_t* positions, const int64_t* slot
         keys.resize(r.kv_heads * r.dim);
         for (int64_t head = 0; head < r.kv_heads; head++)
             turn(r.k + row * r.k_stride + head * r.dim, r.k_norm, angles, keys.data() + head * r.dim);
-        keep_token(r, slots[row], keys.data(), r.v + row * r.v_stride);
+        keep_token(r, slot_mapping[row], keys.data(), r.v + row * r.v_stride);
     });
 }
 
-void write_cache(const Rope& r, const int64_t* slots, int64_t rows) {
+void write_cache(const Rope& r, const int64_t* slot_mapping, int64_t rows) {
     each_row(rows, 2 * r.kv_heads * r.dim, [&](int64_t row) {
-        keep_token(r, slots[row], r.k + row * r.k_stride, r.v + row * r.v_stride);
+        keep_token(r, slot_mapping[row], r.k + row * r.k_stride, r.v + row * r.v_stride);
     });
 }

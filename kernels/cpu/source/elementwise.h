@@ -21,8 +21,9 @@ struct Rope {
     int64_t query_heads, kv_heads, dim, page_size, page_stride, is_bf16;  // is_bf16: dtype of the caches
 };
 
-// Write rotated queries to q_out[rows, query heads, dim], and keys and values to their cache positions `slots`; -1 skips.
-void rope_and_cache(const Rope& rope, const int64_t* positions, const int64_t* slots, int64_t rows, float* q_out);
+// Write rotated queries to q_out[rows, query heads, dim], and keys and values to their cache positions `slot_mapping`; -1
+// skips.
+void rope_and_cache(const Rope& rope, const int64_t* positions, const int64_t* slot_mapping, int64_t rows, float* q_out);
 
 // Write keys and values to their cache positions without rotation. Reads only the source and destination fields of `rope`.
-void write_cache(const Rope& rope, const int64_t* slots, int64_t rows);
+void write_cache(const Rope& rope, const int64_t* slot_mapping, int64_t rows);

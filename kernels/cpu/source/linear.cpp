@@ -4,7 +4,7 @@
 #include "panel.h"
 #include "pool.h"
 #include "result.h"
-#include "tiles.h"
+#include "amx_linear.h"
 
 namespace {
 
@@ -76,12 +76,12 @@ inline void fetch(const typename Panel::Word* step) {
     for (int word = 0; word < Panel::WORDS; word += LANES) __builtin_prefetch(step + word, 0, WHERE);
 }
 
-// Each turn prefetches `fetches` steps from `next` on, and one line of `beside`. Three rows share a pointer: one pointer per
+// Each turn prefetches `fetches` steps from `next` on, and a line of `prefetcher`. Three rows share a pointer: one pointer per
 // row would not fit in the registers, and reloading pointers would occupy the ports that multiply.
 template <int M, class Panel>
 void multiply(
     const typename Panel::Number* x, const typename Panel::Word* w, int64_t inputs, const typename Panel::Word* next,
-    int64_t fetches, Beside& beside, F16 (&out)[ROWS][2]
+    int64_t fetches, CachePrefetcher& prefetcher, F16 (&out)[ROWS][2]
 ) {
     constexpr int POINTERS = (M + 2) / 3;
     const int64_t stride = Panel::stride(inputs);
@@ -106,7 +106,7 @@ void multiply(
             for (int64_t i = 0; i < fetches; i++) fetch<Panel, TO_L2>(next + i * Panel::WORDS);
         }
         next += fetches * Panel::WORDS;
-        beside.fetch();
+        prefetcher.fetch();
 #pragma GCC unroll 4
         for (int64_t k = 0; k < TURN; k++) add(w + k * Panel::WORDS, k);
         w += TURN * Panel::WORDS;
@@ -122,12 +122,12 @@ void multiply(
 template <class Panel, int M = ROWS>
 void multiply_rows(
     int64_t rows, const typename Panel::Number* x, const typename Panel::Word* w, int64_t inputs,
-    const typename Panel::Word* next, int64_t fetches, Beside& beside, F16 (&out)[ROWS][2]
+    const typename Panel::Word* next, int64_t fetches, CachePrefetcher& prefetcher, F16 (&out)[ROWS][2]
 ) {
     if constexpr (M > 1) {
-        if (rows < M) return multiply_rows<Panel, M - 1>(rows, x, w, inputs, next, fetches, beside, out);
+        if (rows < M) return multiply_rows<Panel, M - 1>(rows, x, w, inputs, next, fetches, prefetcher, out);
     }
-    multiply<M, Panel>(x, w, inputs, next, fetches, beside, out);
+    multiply<M, Panel>(x, w, inputs, next, fetches, prefetcher, out);
 }
 
 // Walks over a panel of a layer, one per block of rows.
@@ -144,23 +144,24 @@ struct Walk {
         weight = static_cast<const Word*>(layer.packed) + panel * steps * Panel::WORDS;
     }
 
-    void block(int64_t index, int64_t first, int64_t last, Beside& beside, F16 (&out)[ROWS][2]) const {
+    void block(int64_t index, int64_t first, int64_t last, CachePrefetcher& prefetcher, F16 (&out)[ROWS][2]) const {
         const int64_t before = TURN * index / blocks, fetches = TURN * (index + 1) / blocks - before;  // per TURN
         const int64_t ahead = blocks == 1 ? Panel::AHEAD : steps + steps * before / TURN;
         multiply_rows<Panel>(
-            last - first, x + first * Panel::stride(inputs), weight, inputs, weight + ahead * Panel::WORDS, fetches, beside,
+            last - first, x + first * Panel::stride(inputs), weight, inputs, weight + ahead * Panel::WORDS, fetches,
+            prefetcher,
             out
         );
     }
 };
 
 template <class Panel>
-void run(const Linear& layer, const Operand& x, int64_t rows, const Result& result, const Beside& beside) {
+void run(const Linear& layer, const Operand& x, int64_t rows, const Result& result, const CachePrefetcher& prefetcher) {
     const int64_t blocks = (rows + ROWS - 1) / ROWS;
     Pool::instance().each(panels(layer.outputs), [=](int64_t panel) {
         const Walk<Panel> walk(layer, x, blocks, panel);
         const PanelResult to(layer, panel, result);
-        Beside part = beside.part(panel, panel + 1, panels(layer.outputs));
+        CachePrefetcher part = prefetcher.part(panel, panel + 1, panels(layer.outputs));
         for (int64_t block = 0; block < blocks; block++) {
             const int64_t first = rows * block / blocks, last = rows * (block + 1) / blocks;
             F16 out[ROWS][2];
@@ -174,13 +175,14 @@ void run(const Linear& layer, const Operand& x, int64_t rows, const Result& resu
 // The panels of the gate and of the up projection are walked together.
 template <class Panel>
 void run_gated(
-    const Linear& layer, const Operand& x, int64_t rows, const float* factors, const Operand& y, const Beside& beside
+    const Linear& layer, const Operand& x, int64_t rows, const float* factors, const Operand& y,
+    const CachePrefetcher& prefetcher
 ) {
     const int64_t size = layer.outputs / 2, blocks = (rows + ROWS - 1) / ROWS;
     Pool::instance().each(panels(size), [=](int64_t panel) {
         const Walk<Panel> gates(layer, x, blocks, panel), ups(layer, x, blocks, panels(size) + panel);
         const GatedPanel to(layer, panel, factors, y);
-        Beside part = beside.part(panel, panel + 1, panels(size));
+        CachePrefetcher part = prefetcher.part(panel, panel + 1, panels(size));
         for (int64_t block = 0; block < blocks; block++) {
             const int64_t first = rows * block / blocks, last = rows * (block + 1) / blocks;
             F16 gate[ROWS][2], up[ROWS][2];
@@ -253,12 +255,12 @@ void with_panels(Layout layout, const F& f) {
 }  // namespace
 
 bool has_layout(Layout layout) {
-    if (layout == BFLOAT16_TILES) return has_tiles();
+    if (layout == BFLOAT16_TILES) return has_amx();
     return layout != BFLOAT16_PAIRS || has_pairs();
 }
 
 int64_t packed_words(int64_t outputs, int64_t inputs, Layout layout) {
-    if (layout == BFLOAT16_TILES) return tile_words(outputs, inputs);
+    if (layout == BFLOAT16_TILES) return amx_words(outputs, inputs);
     int64_t words = 0;
     with_panels(layout, [&](auto panel) { words = panels(outputs) * panel.steps(inputs) * panel.WORDS; });
     return words;
@@ -267,26 +269,27 @@ int64_t packed_words(int64_t outputs, int64_t inputs, Layout layout) {
 void pack(const void* weight, int64_t outputs, int64_t inputs, Layout layout, void* packed) {
     if (layout == FLOAT_PANELS)
         return pack_f32(static_cast<const float*>(weight), outputs, inputs, static_cast<float*>(packed));
-    const auto how = layout == BFLOAT16_TILES ? pack_tiles : layout == BFLOAT16_PAIRS ? pack_pairs : pack_bf16;
+    const auto how = layout == BFLOAT16_TILES ? pack_amx : layout == BFLOAT16_PAIRS ? pack_pairs : pack_bf16;
     how(static_cast<const uint16_t*>(weight), outputs, inputs, static_cast<uint32_t*>(packed));
 }
 
 // The threshold was measured for this layout only. With fewer rows, any other prefetch delays the weights.
-bool has_time(const Linear& layer, int64_t rows) {
+bool has_prefetch_time(const Linear& layer, int64_t rows) {
     constexpr int64_t MIN_ROWS = 24;
     return layer.layout == BFLOAT16_PAIRS && rows >= MIN_ROWS;
 }
 
-void linear(const Linear& layer, const Operand& x, int64_t rows, const Result& result, const Beside& beside) {
-    if (layer.layout == BFLOAT16_TILES) return tiled_linear(layer, x, rows, result);
-    with_panels(layer.layout, [&](auto panel) { run<decltype(panel)>(layer, x, rows, result, beside); });
+void linear(const Linear& layer, const Operand& x, int64_t rows, const Result& result, const CachePrefetcher& prefetcher) {
+    if (layer.layout == BFLOAT16_TILES) return amx_linear(layer, x, rows, result);
+    with_panels(layer.layout, [&](auto panel) { run<decltype(panel)>(layer, x, rows, result, prefetcher); });
 }
 
-bool gated_fits(const Linear& layer) { return layer.outputs % (2 * PANEL) == 0; }
+bool supports_gated(const Linear& layer) { return layer.outputs % (2 * PANEL) == 0; }
 
 void gated_linear(
-    const Linear& layer, const Operand& x, int64_t rows, const float* factors, const Operand& y, const Beside& beside
+    const Linear& layer, const Operand& x, int64_t rows, const float* factors, const Operand& y,
+    const CachePrefetcher& prefetcher
 ) {
-    if (layer.layout == BFLOAT16_TILES) return tiled_gated_linear(layer, x, rows, factors, y);
-    with_panels(layer.layout, [&](auto panel) { run_gated<decltype(panel)>(layer, x, rows, factors, y, beside); });
+    if (layer.layout == BFLOAT16_TILES) return amx_gated_linear(layer, x, rows, factors, y);
+    with_panels(layer.layout, [&](auto panel) { run_gated<decltype(panel)>(layer, x, rows, factors, y, prefetcher); });
 }

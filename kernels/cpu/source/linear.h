@@ -7,12 +7,12 @@
 
 #include <cstdint>
 
-#include "beside.h"
+#include "prefetch.h"
 
 enum Layout : int64_t {
     FLOAT_PANELS,     // [N / 32][K][32] float: one chain of fused multiply-adds per output, over k = 0..K-1
     BFLOAT16_PANELS,  // [N / 32][K][16] words, each with two outputs 16 apart: the same chain, widened in registers
-    BFLOAT16_TILES,   // for the matrix unit (AMX); see tiles.h
+    BFLOAT16_TILES,   // for the matrix unit (AMX); see amx_linear.h
     BFLOAT16_PAIRS,   // [N / 32][K / 2][32] words, each with two values of k: two products at a time, x rounded to bfloat16
 };
 
@@ -41,15 +41,18 @@ struct Result {
     const Norm* norm = nullptr;       // norm that y is fed to; or null
 };
 
-// Return whether multiplying this many rows takes longer than loading the weights, so that memory has time for `beside`.
-bool has_time(const Linear& layer, int64_t rows);
+// Return whether multiplying this many rows takes longer than loading the weights, so that memory has time for `prefetcher`.
+bool has_prefetch_time(const Linear& layer, int64_t rows);
 
-// Compute the layer for x[rows, inputs] in the layer's own form, prefetching as much of `beside` as time permits.
-void linear(const Linear& layer, const Operand& x, int64_t rows, const Result& result, const Beside& beside = {});
+// Compute the layer for x[rows, inputs] in the layer's own form, prefetching as much of `prefetcher` as time permits.
+void linear(
+    const Linear& layer, const Operand& x, int64_t rows, const Result& result, const CachePrefetcher& prefetcher = {}
+);
 
 // x[rows, inputs] -> y[rows, outputs / 2] = silu(first half) * second half of factors[row] * (x @ weight.T) + bias, for
-// layers whose halves are whole panels (`gated_fits`). factors: may be null. beside: as above.
-bool gated_fits(const Linear& layer);
+// layers whose halves are whole panels (`supports_gated`). factors: may be null. prefetcher: as above.
+bool supports_gated(const Linear& layer);
 void gated_linear(
-    const Linear& layer, const Operand& x, int64_t rows, const float* factors, const Operand& y, const Beside& beside = {}
+    const Linear& layer, const Operand& x, int64_t rows, const float* factors, const Operand& y,
+    const CachePrefetcher& prefetcher = {}
 );

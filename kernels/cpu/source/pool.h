@@ -20,7 +20,7 @@ class Pool {
 
     // Make the caller of `run` increment *counter after each task that it has run itself: its progress inside a long
     // operation, for a watchdog in another process. Null disables this.
-    void count_tasks(uint64_t* counter) { counter_.store(counter ? counter : &uncounted_, std::memory_order_relaxed); }
+    void count_progress(uint64_t* counter) { counter_.store(counter ? counter : &uncounted_, std::memory_order_relaxed); }
 
     // Run task(context, 0..count-1), each once, in any order, and return when all are done. A concurrent second caller runs
     // its tasks on its own thread.
@@ -30,19 +30,20 @@ class Pool {
     void each(int64_t count, const F& f) {
         // Copy `f` to its own cache line, because the caller writes to the memory around it while other threads read it. The
         // same applies to objects it refers to, so operations with many short tasks capture by value.
-        struct alignas(APART) Alone {
+        struct alignas(SEPARATION_BYTES) Alone {
             F f;
         } alone{f};
         run(count, [](void* context, int64_t index) { static_cast<const Alone*>(context)->f(index); }, &alone);
     }
 
   private:
-    static constexpr int APART = 128;  // bytes between data written by different threads: caches fetch lines in pairs
+    // Distance between data written by different threads: caches fetch lines in pairs.
+    static constexpr int SEPARATION_BYTES = 128;
 
     Pool() = default;
     // A thread's share of the current job. left: tasks not yet taken, in one word: last index + 1 (upper half) and first
     // index (lower half). done: tasks that this thread has run; a shared count would move between cores after every task.
-    struct alignas(APART) Share {
+    struct alignas(SEPARATION_BYTES) Share {
         std::atomic<uint64_t> left{0};
         std::atomic<int64_t> done{0};
     };
@@ -62,15 +63,15 @@ class Pool {
     void help(int number);  // main loop of a helper
 
     Share shares_[MAX_THREADS];  // of the current job, one per thread
-    alignas(APART) int64_t count_ = 0;
+    alignas(SEPARATION_BYTES) int64_t count_ = 0;
     Task task_ = nullptr;
     void* context_ = nullptr;
-    alignas(APART) std::atomic<int> sleeping_{0};
+    alignas(SEPARATION_BYTES) std::atomic<int> sleeping_{0};
     std::atomic<int> threads_{1};  // helpers with this number or higher are idle
     int started_ = 1;
     uint64_t uncounted_ = 0;
     std::atomic<uint64_t*> counter_{&uncounted_};
-    alignas(APART) std::atomic<bool> waits_{false};  // whether the caller sleeps until the last tasks are done
+    alignas(SEPARATION_BYTES) std::atomic<bool> waits_{false};  // whether the caller sleeps until the last tasks are done
     std::mutex caller_, sleep_, end_;
     std::condition_variable awake_, ended_;
 };

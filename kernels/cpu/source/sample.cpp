@@ -15,11 +15,11 @@
 namespace {
 
 constexpr float GREEDY_BELOW = 1e-5f;
-constexpr float LARGEST_NOISE = 23.0f;
+constexpr float MAX_NOISE = 23.0f;
 constexpr float SLACK = 2e-5f;  // relative slack of the upper bound, for float rounding
-constexpr float LARGEST_BELOW_ONE = 1.0f - 0x1p-24f;
+constexpr float MAX_BELOW_ONE = 1.0f - 0x1p-24f;
 constexpr float LOWEST = -__builtin_inff();
-constexpr int64_t BROKEN = -1;
+constexpr int64_t NAN_TOKEN = -1;
 constexpr int MAX_SORTED = 32;  // ranges up to this size are sorted instead of partitioned
 
 typedef double D16 __attribute__((vector_size(128)));
@@ -57,7 +57,7 @@ struct Noise {
 
     // Standard Gumbel noise: -log(-log1p(-u)) with u = (hash + 1/2) / 2^32.
     static float of(uint32_t hash) {
-        const float u = std::min((float(hash) + 0.5f) * 0x1p-32f, LARGEST_BELOW_ONE);
+        const float u = std::min((float(hash) + 0.5f) * 0x1p-32f, MAX_BELOW_ONE);
         return -std::log(-std::log1p(-u));
     }
 
@@ -68,7 +68,7 @@ struct Noise {
     }
 };
 
-// Return the column of the largest value, the lowest among equals; BROKEN if there is a NaN.
+// Return the column of the largest value, the lowest among equals; NAN_TOKEN if there is a NaN.
 int64_t largest(const float* row, int64_t size) {
     constexpr int WAYS = 4;  // independent chains of maxima, to hide latency
     F16 highest[WAYS];
@@ -90,7 +90,7 @@ int64_t largest(const float* row, int64_t size) {
         top = row[column] > top ? row[column] : top;
         is_broken |= row[column] != row[column];
     }
-    if (is_broken) return BROKEN;
+    if (is_broken) return NAN_TOKEN;
     for (column = 0; column + LANES <= size; column += LANES)
         if (any(load(row + column) == splat(top))) break;
     for (; column < size; column++)
@@ -171,7 +171,7 @@ int64_t sample_row(const Sampling& s, int64_t row) {
     const SlotRecord& record = s.records[row];
     const float *logits = s.logits + row * size, temperature = record.temperature;
     const int64_t first = largest(logits, size);
-    if (first == BROKEN || temperature < GREEDY_BELOW || !std::isfinite(logits[first])) return first;
+    if (first == NAN_TOKEN || temperature < GREEDY_BELOW || !std::isfinite(logits[first])) return first;
     thread_local std::vector<float> values;
     values.assign((size + LANES - 1) / LANES * LANES, LOWEST);
     for (int64_t column = 0; column < size; column++) values[column] = logits[column] / temperature;
@@ -184,7 +184,7 @@ int64_t sample_row(const Sampling& s, int64_t row) {
     const U16 lanes = U16{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     for (int64_t column = 0; column < size; column += LANES) {
         const F16 v = load(values.data() + column);
-        I16 open = v >= splat(std::max(floor, best - LARGEST_NOISE));
+        I16 open = v >= splat(std::max(floor, best - MAX_NOISE));
         if (!any(open)) continue;
         const U16 hashes = noise.hash(lanes + uint32_t(column));
         open &= v + Noise::at_most(hashes) >= splat(best - SLACK * (1 + std::abs(best)));

@@ -7,8 +7,8 @@
 
 constexpr int SEGMENT = 256;           // positions
 constexpr int LINE = SEGMENT + LANES;  // floats between rows of scores; padded, so rows do not map to the same cache sets
-constexpr int MOST_ROWS = 48;          // (query, head) pairs computed together
-constexpr int FETCH_EVERY = 4;         // positions per prefetch of the next data
+constexpr int MAX_TILE_ROWS = 48;          // (query, head) pairs computed together
+constexpr int POSITIONS_PER_PREFETCH = 4;         // positions per prefetch of the next data
 
 // Positions `from` to `to` - 1 of a segment are used. Positions up to `padded` repeat the last one, because positions are
 // computed STEP at a time.
@@ -20,13 +20,13 @@ struct Segment {
 
 // Prefetcher of the next keys and values of one head, page by page. They are prefetched into the L2 cache in small parts
 // during computation, so that ordinary loads get their turn in between; all at once would stall those loads.
-class Ahead {
+class SegmentPrefetcher {
   public:
-    Ahead() = default;  // prefetches nothing
+    SegmentPrefetcher() = default;  // prefetches nothing
 
     // Prefetch `bytes` bytes of keys and as many of values, starting `offset` bytes into the first page. A head has
     // `page_bytes` bytes of each page; pages are `stride` bytes apart.
-    Ahead(
+    SegmentPrefetcher(
         const void* k, const void* v, const int32_t* pages, int64_t stride, int64_t page_bytes, int64_t offset, int64_t bytes
     )
         : k_(static_cast<const char*>(k)), v_(static_cast<const char*>(v)), pages_(pages), stride_(stride),

@@ -16,60 +16,60 @@ struct Tables {
     std::vector<int32_t> pages, contexts;
     int64_t width = 0;
 
-    void gather(const Slots& slots, const std::vector<int64_t>& which, int64_t page_size) {
+    void gather(const Slots& slots, const std::vector<int64_t>& slot_ids, int64_t page_size) {
         const int64_t longest = contexts.empty() ? 0 : *std::max_element(contexts.begin(), contexts.end());
         width = (longest + page_size - 1) / page_size;
-        pages.resize(which.size() * width);
-        for (size_t i = 0; i < which.size(); i++)
-            std::copy_n(slots.page_table + which[i] * slots.most_pages, width, pages.data() + i * width);
+        pages.resize(slot_ids.size() * width);
+        for (size_t i = 0; i < slot_ids.size(); i++)
+            std::copy_n(slots.page_table + slot_ids[i] * slots.max_pages, width, pages.data() + i * width);
     }
 };
 
 // Input rows of the decoder: decode rows, then the rows of the chunks.
 struct Rows {
-    std::vector<int64_t> tokens, positions, places;
-    std::vector<int64_t> starts{0};         // start row of each chunk relative to the first, and the end
-    std::vector<int64_t> sampled, in_slot;  // rows to sample from, and their slots
+    std::vector<int64_t> tokens, positions, slot_mapping;
+    std::vector<int64_t> starts{0};               // start row of each chunk relative to the first, and the end
+    std::vector<int64_t> sampled, sampled_slots;  // rows to sample from, and their slots
     Tables decodes, chunks;
 
     Rows(const Slots& slots, const Work& work) {
-        std::vector<int64_t> which(work.decodes, work.decodes + work.num_decodes);
-        for (const int64_t slot : which) {
-            samples(slot);
+        std::vector<int64_t> slot_ids(work.decodes, work.decodes + work.num_decodes);
+        for (const int64_t slot : slot_ids) {
+            mark_sampled(slot);
             add(slots, work.page_size, slot, slots.last_tokens[slot], slots.lengths[slot] - 1);
             decodes.contexts.push_back(int32_t(slots.lengths[slot]));
         }
-        decodes.gather(slots, which, work.page_size);
-        which.clear();
+        decodes.gather(slots, slot_ids, work.page_size);
+        slot_ids.clear();
         for (int64_t i = 0; i < work.num_chunks; i++) {
             const Chunk& chunk = work.chunks[i];
             const int64_t end = chunk.start + chunk.length;
-            const int64_t* const text = slots.tokens + chunk.slot * slots.most_tokens;
+            const int64_t* const text = slots.tokens + chunk.slot * slots.max_tokens;
             for (int64_t at = chunk.start; at < end; at++) {
-                if (chunk.samples && at + 1 == end) samples(chunk.slot);
+                if (chunk.samples && at + 1 == end) mark_sampled(chunk.slot);
                 add(slots, work.page_size, chunk.slot, text[at], at);
             }
             starts.push_back(starts.back() + chunk.length);
             chunks.contexts.push_back(int32_t(end));
-            which.push_back(chunk.slot);
+            slot_ids.push_back(chunk.slot);
         }
-        chunks.gather(slots, which, work.page_size);
+        chunks.gather(slots, slot_ids, work.page_size);
     }
 
     int64_t count() const { return tokens.size(); }
 
   private:
     void add(const Slots& slots, int64_t page_size, int64_t slot, int64_t token, int64_t position) {
-        const int64_t page = slots.page_table[slot * slots.most_pages + position / page_size];
+        const int64_t page = slots.page_table[slot * slots.max_pages + position / page_size];
         tokens.push_back(token);
         positions.push_back(position);
-        places.push_back(page * page_size + position % page_size);
+        slot_mapping.push_back(page * page_size + position % page_size);
     }
 
     // Mark the next added row for sampling.
-    void samples(int64_t slot) {
+    void mark_sampled(int64_t slot) {
         sampled.push_back(count());
-        in_slot.push_back(slot);
+        sampled_slots.push_back(slot);
     }
 };
 
@@ -96,7 +96,7 @@ struct Scratch {
 };
 
 // Check each chunk's rows for a NaN. All rows are checked: with a window, rows after a NaN can be finite again.
-void look_for_nan(const Decoder& d, const Rows& rows, const Work& work, const float* hidden) {
+void find_nan(const Decoder& d, const Rows& rows, const Work& work, const float* hidden) {
     std::vector<char> has_nan(rows.starts.back());
     hidden += work.num_decodes * d.hidden;
     Pool::instance().each(Operand::tiles(has_nan.size()), [&](int64_t tile) {
@@ -110,14 +110,14 @@ void look_for_nan(const Decoder& d, const Rows& rows, const Work& work, const fl
     });
     for (int64_t i = 0; i < work.num_chunks; i++) {
         const auto first = has_nan.begin();
-        work.broken[i] = std::count(first + rows.starts[i], first + rows.starts[i + 1], 1) != 0;
+        work.has_nan[i] = std::count(first + rows.starts[i], first + rows.starts[i + 1], 1) != 0;
     }
 }
 
 template <class T>
-std::vector<T> of(const T* all, const std::vector<int64_t>& which) {
+std::vector<T> of(const T* all, const std::vector<int64_t>& slot_ids) {
     std::vector<T> some;
-    for (const int64_t slot : which) some.push_back(all[slot]);
+    for (const int64_t slot : slot_ids) some.push_back(all[slot]);
     return some;
 }
 
@@ -131,15 +131,16 @@ std::vector<int64_t> withheld_last(int64_t sampled, const Work& work) {
     return order;
 }
 
-// Sample a token per row of logits and advance the slots. The slot of a row with a NaN gets token 0, a valid embedding index.
-void sample_and_advance(const Linear& head, const Slots& slots, const std::vector<int64_t>& which, const float* logits,
+// Sample a token per row of logits and advance the slots. The slot of a row with a NaN gets token 0, a valid embedding
+// index.
+void sample_and_advance(const Linear& head, const Slots& slots, const std::vector<int64_t>& slot_ids, const float* logits,
                         int64_t* ids) {
-    const auto records = of(slots.records, which);
-    const auto positions = of<int64_t>(slots.lengths, which);
-    sample({logits, int64_t(which.size()), head.outputs, records.data(), positions.data(), ids});
-    for (size_t i = 0; i < which.size(); i++) {
-        slots.last_tokens[which[i]] = std::max<int64_t>(ids[i], 0);
-        slots.lengths[which[i]]++;
+    const auto records = of(slots.records, slot_ids);
+    const auto positions = of<int64_t>(slots.lengths, slot_ids);
+    sample({logits, int64_t(slot_ids.size()), head.outputs, records.data(), positions.data(), ids});
+    for (size_t i = 0; i < slot_ids.size(); i++) {
+        slots.last_tokens[slot_ids[i]] = std::max<int64_t>(ids[i], 0);
+        slots.lengths[slot_ids[i]]++;
     }
 }
 
@@ -153,12 +154,12 @@ void step(const Decoder& d, const Linear& head, const Slots& slots, const Work& 
     const Rows rows(slots, work);
     const int64_t sampled = rows.sampled.size();
     const Scratch scratch(d, head, rows.count(), sampled, work.scratch);
-    forward(d, {rows.tokens.data(), rows.positions.data(), rows.places.data(), rows.count(), work.num_decodes,
+    forward(d, {rows.tokens.data(), rows.positions.data(), rows.slot_mapping.data(), rows.count(), work.num_decodes,
                 rows.decodes.pages.data(), rows.decodes.width, rows.decodes.contexts.data(),
                 rows.chunks.pages.data(), rows.chunks.width, work.num_chunks,
                 rows.starts.data(), rows.chunks.contexts.data(), work.k, work.v,
                 work.cache_is_bf16, work.page_size, work.page_stride, work.scratch, scratch.hidden});
-    look_for_nan(d, rows, work, scratch.hidden);
+    find_nan(d, rows, work, scratch.hidden);
     if (!sampled) return;
     const std::vector<int64_t> order = withheld_last(sampled, work);
     const float* chosen = scratch.hidden;
@@ -170,7 +171,7 @@ void step(const Decoder& d, const Linear& head, const Slots& slots, const Work& 
     }
     linear(head, Operand::put(head, chosen, sampled), sampled, Result{scratch.logits});
     const int64_t own = sampled - work.num_withheld;
-    const std::vector<int64_t> own_slots = of(rows.in_slot.data(), {order.begin(), order.begin() + own});
+    const std::vector<int64_t> own_slots = of(rows.sampled_slots.data(), {order.begin(), order.begin() + own});
     std::vector<int64_t> ids(sampled);
     sample_and_advance(head, slots, own_slots, scratch.logits, ids.data());
     for (int64_t i = 0; i < sampled; i++) work.ids[order[i]] = ids[i];

@@ -9,10 +9,10 @@
 
 // Per-slot state; see `HostSlots` in kernels/slots.py. A length includes the last token.
 struct Slots {
-    const int64_t* tokens;  // [slots, most_tokens]: tokens known when the sequence joined
-    int64_t most_tokens;
-    const int32_t* page_table;  // [slots, most_pages]
-    int64_t most_pages;
+    const int64_t* tokens;  // [slots, max_tokens]: tokens known when the sequence joined
+    int64_t max_tokens;
+    const int32_t* page_table;  // [slots, max_pages]
+    int64_t max_pages;
     int64_t *lengths, *last_tokens;  // updated for slots with a sampled token
     const SlotRecord* records;
 };
@@ -32,10 +32,10 @@ struct Work {
     void* const* k;  // as in `Step`
     void* const* v;
     int64_t cache_is_bf16, page_size, page_stride;
-    void* scratch;    // `step_bytes` bytes, aligned to 64
-    int64_t* ids;     // out: tokens of `decodes`, then of chunks that sample; -1 for a row with a NaN, 0 if withheld
-    float* logits;    // out: [num_withheld, vocabulary]
-    int64_t* broken;  // out: per chunk, whether it contains a NaN
+    void* scratch;     // `step_bytes` bytes, aligned to 64
+    int64_t* ids;      // out: tokens of `decodes`, then of chunks that sample; -1 for a row with a NaN, 0 if withheld
+    float* logits;     // out: [num_withheld, vocabulary]
+    int64_t* has_nan;  // out: per chunk, whether it contains a NaN
 };
 
 int64_t step_bytes(const Decoder& decoder, const Linear& head, int64_t rows, int64_t sampled);

@@ -31,19 +31,19 @@ class SingleOperations(CpuKernels):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "may_round"), [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)]
+    ("dtype", "allow_bf16"), [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)]
 )
 @pytest.mark.parametrize("sampling_choices", [PLAIN, PLAIN * 4 + FULL_SAMPLER], ids=["plain", "full sampler"])
 @pytest.mark.parametrize("checkpoint", ["llama", "llama-odd", "mistral-window", "qwen3"], indirect=True)
 def test_a_fused_step_equals_its_single_operations(
-    checkpoint: Checkpoint, sampling_choices: tuple[SamplingParams, ...], dtype: torch.dtype, may_round: bool
+    checkpoint: Checkpoint, sampling_choices: tuple[SamplingParams, ...], dtype: torch.dtype, allow_bf16: bool
 ):
     """Decode rows and chunks in any batch, some with NaN, some with the full sampler, have equal tokens, slot lengths,
     last tokens and cache bits."""
-    model = load_model(checkpoint.path, dtype, torch.device("cpu"), lambda *_: None, kernels=CpuKernels(may_round))
+    model = load_model(checkpoint.path, dtype, torch.device("cpu"), lambda *_: None, kernels=CpuKernels(allow_bf16))
     with torch.inference_mode():
         model._weights.embedding[NAN_TOKEN] = math.nan
-    runners = [make_runner(model, kernels, dtype) for kernels in (CpuKernels(may_round), SingleOperations(may_round))]
+    runners = [make_runner(model, kernels, dtype) for kernels in (CpuKernels(allow_bf16), SingleOperations(allow_bf16))]
     assert runners[0]._fused_step and not runners[1]._fused_step
     histories = Histories(random.Random(len(sampling_choices)), sampling_choices)
     broken = tokens = 0

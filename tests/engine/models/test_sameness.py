@@ -89,11 +89,11 @@ def test_logits_with_a_bfloat16_cache_do_not_depend_on_chunks(checkpoint: Checkp
 
 
 @requirements.a_compiler
-@pytest.mark.parametrize("may_round", [False, True])
+@pytest.mark.parametrize("allow_bf16", [False, True])
 @pytest.mark.parametrize("checkpoint", ["llama", "llama-ragged", "llama-odd", "qwen3"], indirect=True)
-def test_bfloat16_logits_do_not_depend_on_chunks_or_other_rows(checkpoint: Checkpoint, may_round: bool):
+def test_bfloat16_logits_do_not_depend_on_chunks_or_other_rows(checkpoint: Checkpoint, allow_bf16: bool):
     """Rounding applies to each row by itself."""
-    model, kernels, tokens = checkpoint.load(torch.bfloat16), CpuKernels(may_round), checkpoint.prompt * 4
+    model, kernels, tokens = checkpoint.load(torch.bfloat16), CpuKernels(allow_bf16), checkpoint.prompt * 4
     assert (model.weights_dtype, model.dtype) == (torch.bfloat16, torch.float32)
     expected: Tensor | None = None
     for chunk in (10_000, 1, 3, 64, 257):
@@ -111,7 +111,7 @@ def test_bfloat16_logits_do_not_depend_on_chunks_or_other_rows(checkpoint: Check
 
 @requirements.a_compiler
 @pytest.mark.parametrize(
-    ("dtype", "cache_dtype", "may_round"),
+    ("dtype", "cache_dtype", "allow_bf16"),
     [
         (torch.float32, torch.float32, False),
         (torch.float32, torch.bfloat16, False),
@@ -121,13 +121,13 @@ def test_bfloat16_logits_do_not_depend_on_chunks_or_other_rows(checkpoint: Check
 )
 @pytest.mark.parametrize("checkpoint", [*CHECKPOINTS, *MORE_CHECKPOINTS], indirect=True)
 def test_the_fused_decoder_equals_its_single_operations(
-    checkpoint: Checkpoint, dtype: torch.dtype, cache_dtype: torch.dtype, may_round: bool
+    checkpoint: Checkpoint, dtype: torch.dtype, cache_dtype: torch.dtype, allow_bf16: bool
 ):
     """Decode rows and chunks through the fused decoder are bitwise equal to the single operations."""
     model = checkpoint.load(dtype)
     tokens = checkpoint.prompt * 4
     results = []
-    for kernels in (CpuKernels(may_round), SingleOperations(may_round)):
+    for kernels in (CpuKernels(allow_bf16), SingleOperations(allow_bf16)):
         driver = Driver(model, kernels, cache_dtype=cache_dtype)
         rows = [Row(tokens[:40]), Row(tokens[3:290])]
         for row in rows:

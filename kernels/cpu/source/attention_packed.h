@@ -6,25 +6,26 @@
 #include "segment.h"
 
 #if defined(__AVX512BF16__) && defined(__AVX512BW__)
-#define HAS_WORDS 1
+#define HAS_BF16_PAIRS 1
 
 #include <immintrin.h>
 
 template <int VECTORS>
-struct Words {
+struct PackedKV {
     typedef uint16_t Number;
     static constexpr int V = VECTORS, D = V * LANES;
     static constexpr int STEP = Operand::DEPTH;                     // positions, and columns of D
-    static constexpr int AT_ONCE = 4 * STEP < D ? 1 : 4 * STEP / D;  // parts of `ahead` per step of a walk of D / STEP steps
+    // Parts of `ahead` per step of a walk of D / STEP steps.
+    static constexpr int PARTS_PER_STEP = 4 * STEP < D ? 1 : 4 * STEP / D;
 
     alignas(64) uint32_t keys[SEGMENT / LANES][D / STEP][LANES][LANES];
     alignas(64) uint32_t values[SEGMENT / STEP][V][LANES][LANES];
-    Ahead ahead;
+    SegmentPrefetcher ahead;
 
-    void take_keys(const Segment<Number>& segment) {
+    void pack_keys(const Segment<Number>& segment) {
         for (int j = segment.from; j < segment.to; j += LANES)
             for (int d = 0; d < D / STEP; d++) {
-                ahead.fetch(AT_ONCE);
+                ahead.fetch(PARTS_PER_STEP);
                 for (int word = 0; word < LANES; word += 4) {
                     __m512i four[4];
                     turn(segment.keys + j, d * STEP + 2 * word, four);
@@ -33,9 +34,9 @@ struct Words {
             }
     }
 
-    void take_values(const Segment<Number>& segment) {
+    void pack_values(const Segment<Number>& segment) {
         for (int j = segment.from; j < segment.padded; j += 2) {
-            if (j % FETCH_EVERY == 0) ahead.fetch();
+            if (j % POSITIONS_PER_PREFETCH == 0) ahead.fetch();
             for (int d = 0; d < D; d += STEP) {
                 __m512i low, high;
                 pair(segment.values[j] + d, segment.values[j + 1] + d, low, high);
@@ -47,7 +48,7 @@ struct Words {
 
     // Restore the column order of sums. In the order of `values`, a pair of vectors holds first the first and third group of
     // four of each half, then the second and fourth.
-    static void put_right(F16 (&sums)[V]) {
+    static void restore_order(F16 (&sums)[V]) {
         for (int d = 0; d < V; d += 2) {
             const F16 a = sums[d], b = sums[d + 1];
             sums[d] = __builtin_shufflevector(a, b, 0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
@@ -74,7 +75,7 @@ struct Words {
         to[3] = _mm512_unpackhi_epi64(b, d);
     }
 
-    // Interleave 32 values of two positions to words of two positions, in the order that `put_right` undoes.
+    // Interleave 32 values of two positions to words of two positions, in the order that `restore_order` undoes.
     static void pair(const Number* one, const Number* two, __m512i& low, __m512i& high) {
         const __m512i a = _mm512_loadu_si512(one), b = _mm512_loadu_si512(two);
         low = _mm512_unpacklo_epi16(a, b);

@@ -5,21 +5,21 @@
 #include <cstdint>
 
 // Contiguous range of bytes, relative to the start of a layer's keys. Values have the same layout.
-struct Piece {
+struct ByteRange {
     int64_t offset, bytes;
 };
 
 // Prefetcher of keys and values, one cache line at a time: many at once would delay the weights.
-class Beside {
+class CachePrefetcher {
   public:
-    Beside() = default;  // prefetches nothing
-    Beside(const void* k, const void* v, const Piece* first, const Piece* end)
+    CachePrefetcher() = default;  // prefetches nothing
+    CachePrefetcher(const void* k, const void* v, const ByteRange* first, const ByteRange* end)
         : k_(static_cast<const char*>(k)), v_(static_cast<const char*>(v)), next_(first), end_(end) {}
 
     // Return the part from share `from` to share `to` of `all` shares.
-    Beside part(int64_t from, int64_t to, int64_t all) const {
-        const int64_t pieces = end_ - next_;
-        return {k_, v_, next_ + pieces * from / all, next_ + pieces * to / all};
+    CachePrefetcher part(int64_t from, int64_t to, int64_t all) const {
+        const int64_t count = end_ - next_;
+        return {k_, v_, next_ + count * from / all, next_ + count * to / all};
     }
 
     __attribute__((always_inline)) void fetch() {
@@ -38,6 +38,6 @@ class Beside {
     static constexpr int64_t CACHE_LINE = 64;
 
     const char *k_ = nullptr, *v_ = nullptr;
-    const Piece *next_ = nullptr, *end_ = nullptr;
-    int64_t at_ = 0, fetched_ = 0, lines_ = 0;  // of the current piece
+    const ByteRange *next_ = nullptr, *end_ = nullptr;
+    int64_t at_ = 0, fetched_ = 0, lines_ = 0;  // of the current range
 };

@@ -1,8 +1,8 @@
-#include "tiles.h"
+#include "amx_linear.h"
 
-#include "unit.h"
+#include "amx.h"
 
-#if HAS_UNIT
+#if HAS_AMX
 
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -82,7 +82,7 @@ struct Problem {
   private:
     template <bool TWO, int PARTS, class Done>
     void multiply(int64_t panel, int64_t other, int64_t stride, const Done& done) const {
-        Unit unit;
+        AmxConfig unit;
         if (is_small()) {
             Sums* const sums = thread_buffer<Sums>(2);
             for (int64_t tile = 0; tile < tiles; tile++) {
@@ -260,12 +260,12 @@ bool permitted() {
 
 }  // namespace
 
-bool has_tiles() {
+bool has_amx() {
     static const bool answer = permitted();
     return answer;
 }
 
-void tiled_linear(const Linear& layer, const Operand& x, int64_t rows, const Result& result) {
+void amx_linear(const Linear& layer, const Operand& x, int64_t rows, const Result& result) {
     const int64_t count = panels(layer.outputs);
     each_batch(layer, x, rows, [&](int64_t before, const Problem& problem) {
         const auto keep = [&](int64_t tile, const Sums& sums, const PanelResult& to) {
@@ -292,7 +292,7 @@ void tiled_linear(const Linear& layer, const Operand& x, int64_t rows, const Res
     });
 }
 
-void tiled_gated_linear(const Linear& layer, const Operand& x, int64_t rows, const float* factors, const Operand& y) {
+void amx_gated_linear(const Linear& layer, const Operand& x, int64_t rows, const float* factors, const Operand& y) {
     const int64_t count = panels(layer.outputs / 2);
     each_batch(layer, x, rows, [&](int64_t before, const Problem& problem) {
         Pool::instance().each(count, [&](int64_t panel) {
@@ -305,9 +305,9 @@ void tiled_gated_linear(const Linear& layer, const Operand& x, int64_t rows, con
     });
 }
 
-int64_t tile_words(int64_t outputs, int64_t inputs) { return panels(outputs) * Operand::steps(inputs) * STEP_WORDS; }
+int64_t amx_words(int64_t outputs, int64_t inputs) { return panels(outputs) * Operand::steps(inputs) * STEP_WORDS; }
 
-void pack_tiles(const uint16_t* weight, int64_t outputs, int64_t inputs, uint32_t* packed) {
+void pack_amx(const uint16_t* weight, int64_t outputs, int64_t inputs, uint32_t* packed) {
     const int64_t steps = Operand::steps(inputs);
     Pool::instance().each(panels(outputs), [=](int64_t panel) {
         uint32_t* word = packed + panel * steps * STEP_WORDS;
@@ -329,10 +329,10 @@ void pack_tiles(const uint16_t* weight, int64_t outputs, int64_t inputs, uint32_
 #include <cstdlib>
 
 // Never called, because this layout is not supported here.
-bool has_tiles() { return false; }
-int64_t tile_words(int64_t, int64_t) { std::abort(); }
-void pack_tiles(const uint16_t*, int64_t, int64_t, uint32_t*) { std::abort(); }
-void tiled_linear(const Linear&, const Operand&, int64_t, const Result&) { std::abort(); }
-void tiled_gated_linear(const Linear&, const Operand&, int64_t, const float*, const Operand&) { std::abort(); }
+bool has_amx() { return false; }
+int64_t amx_words(int64_t, int64_t) { std::abort(); }
+void pack_amx(const uint16_t*, int64_t, int64_t, uint32_t*) { std::abort(); }
+void amx_linear(const Linear&, const Operand&, int64_t, const Result&) { std::abort(); }
+void amx_gated_linear(const Linear&, const Operand&, int64_t, const float*, const Operand&) { std::abort(); }
 
 #endif

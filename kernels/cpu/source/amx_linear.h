@@ -16,11 +16,11 @@
 
 #include "operand.h"
 
-bool has_tiles();  // whether the processor has the unit and the operating system permits its use
+bool has_amx();  // whether the processor has the unit and the operating system permits its use
 
-int64_t tile_words(int64_t outputs, int64_t inputs);
-void pack_tiles(const uint16_t* weight, int64_t outputs, int64_t inputs, uint32_t* packed);
+int64_t amx_words(int64_t outputs, int64_t inputs);
+void pack_amx(const uint16_t* weight, int64_t outputs, int64_t inputs, uint32_t* packed);
 
 // Like `linear` and `gated_linear`.
-void tiled_linear(const Linear& layer, const Operand& x, int64_t rows, const Result& result);
-void tiled_gated_linear(const Linear& layer, const Operand& x, int64_t rows, const float* factors, const Operand& y);
+void amx_linear(const Linear& layer, const Operand& x, int64_t rows, const Result& result);
+void amx_gated_linear(const Linear& layer, const Operand& x, int64_t rows, const float* factors, const Operand& y);

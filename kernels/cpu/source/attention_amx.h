@@ -1,37 +1,38 @@
-// Multiplications of attention on the matrix unit (AMX), for bfloat16 caches. As in tiles.h, queries and weights are split
+// Multiplications of attention on the matrix unit (AMX), for bfloat16 caches. As in amx_linear.h, queries and weights are
+// split
 // into three bfloat16 values that add up to them exactly, so only sums are rounded. A tile of 16 rows is multiplied with
 // four tiles of 16 positions, and then with four tiles of 16 columns of their values.
 #pragma once
 
-#include "attention_words.h"
-#include "unit.h"
+#include "attention_packed.h"
+#include "amx.h"
 
-#if HAS_UNIT
+#if HAS_AMX
 
 template <int VECTORS>
-struct OnUnit : Words<VECTORS> {
-    using typename Words<VECTORS>::Number;
-    using Words<VECTORS>::V, Words<VECTORS>::D, Words<VECTORS>::STEP, Words<VECTORS>::AT_ONCE;
-    using Words<VECTORS>::keys, Words<VECTORS>::values, Words<VECTORS>::ahead;
-    static constexpr int TOGETHER = Operand::ROWS;
-    static constexpr int TILES = MOST_ROWS / TOGETHER, ALL = Operand::ALL;
-    static constexpr int WALKS = 4;  // packing keys, scoring, packing values, weighing: each prefetches a share of `ahead`
+struct AmxAttention : PackedKV<VECTORS> {
+    using typename PackedKV<VECTORS>::Number;
+    using PackedKV<VECTORS>::V, PackedKV<VECTORS>::D, PackedKV<VECTORS>::STEP, PackedKV<VECTORS>::PARTS_PER_STEP;
+    using PackedKV<VECTORS>::keys, PackedKV<VECTORS>::values, PackedKV<VECTORS>::ahead;
+    static constexpr int ROWS_PER_SCORE = Operand::ROWS;
+    static constexpr int TILES = MAX_TILE_ROWS / ROWS_PER_SCORE, ALL = Operand::ALL;
+    static constexpr int PASSES = 4;  // packing keys, scoring, packing values, weighing: each prefetches a share of `ahead`
     static constexpr int64_t TILE = Operand::TILE, WORDS = TILE / 2;
 
     // Tiles of rows in the layout of Operand: queries by D, weights by positions.
     alignas(64) uint16_t queries[TILES * (D / STEP) * ALL * TILE];
     alignas(64) uint16_t weights[TILES * (SEGMENT / STEP) * ALL * TILE];
-    Unit unit;
+    AmxConfig unit;
 
-    explicit OnUnit(int64_t rows) { unit.set(rows < TOGETHER ? rows : TOGETHER); }
+    explicit AmxAttention(int64_t rows) { unit.set(rows < ROWS_PER_SCORE ? rows : ROWS_PER_SCORE); }
 
-    void take_query(int64_t row, const float* query, float scale) {
+    void load_query(int64_t row, const float* query, float scale) {
         const Operand::Line line = Operand::in_tiles(queries, D, ALL).line(row);
         for (int d = 0; d < V; d++) line.put(d * LANES, load(query + d * LANES) * splat(scale));
     }
 
     void score(const Segment<Number>& segment, int64_t row, int64_t, int last, float* lines) {
-        const uint16_t* x = queries + row / TOGETHER * (D / STEP) * ALL * TILE;
+        const uint16_t* x = queries + row / ROWS_PER_SCORE * (D / STEP) * ALL * TILE;
         const int from = segment.from / LANES, end = (last + LANES - 1) / LANES;
         for (int block = from; block < end; block += 4)
             multiply(
@@ -47,8 +48,8 @@ struct OnUnit : Words<VECTORS> {
 
     void weigh(const Segment<Number>& segment, const float*, int64_t rows, float* sums) {
         const int from = segment.from / STEP, end = segment.padded / STEP;
-        const auto x = [&](int64_t row) { return weights + (row / TOGETHER * (SEGMENT / STEP) + from) * ALL * TILE; };
-        for (int64_t row = 0; row < rows; row += TOGETHER)
+        const auto x = [&](int64_t row) { return weights + (row / ROWS_PER_SCORE * (SEGMENT / STEP) + from) * ALL * TILE; };
+        for (int64_t row = 0; row < rows; row += ROWS_PER_SCORE)
             for (int d = 0; d < V; d += 4)
                 multiply(
                     V - d, x(row), end - from, values[from][d][0], V * WORDS, WORDS, sums + row * D + d * LANES, D,
@@ -59,7 +60,7 @@ struct OnUnit : Words<VECTORS> {
   private:
     // Prefetch only for the first tile of rows, because the other tiles pass over the same positions again.
     void fetch_at(int64_t row) {
-        if (row == 0) ahead.fetch(AT_ONCE);
+        if (row == 0) ahead.fetch(PARTS_PER_STEP);
     }
 
     // y = x @ w for one tile of rows, `steps` tiles of three parts long, and N adjacent tiles of words (`tiles`, at most

@@ -4,15 +4,15 @@
 #include "operand.h"
 
 #if defined(__linux__) && defined(__AMX_BF16__) && defined(__AVX512BF16__)
-#define HAS_UNIT 1
+#define HAS_AMX 1
 
 #include <immintrin.h>
 
 // Configures the unit for a number of rows while this object lives: sums in tiles 0 to 3, operands with as many rows in 4 to
 // 6, a whole tile in 7.
-class Unit {
+class AmxConfig {
   public:
-    ~Unit() { _tile_release(); }
+    ~AmxConfig() { _tile_release(); }
 
     void set(int64_t rows) {
         if (rows == rows_) return;

@@ -7,40 +7,40 @@
 #include <cstring>
 #include <type_traits>
 
-#include "attention_words.h"
+#include "attention_packed.h"
 
-#if HAS_WORDS
+#if HAS_BF16_PAIRS
 
 template <int VECTORS, bool ARE_FEW>
-struct OnPairs : Words<VECTORS> {
-    using typename Words<VECTORS>::Number;
-    using Words<VECTORS>::V, Words<VECTORS>::D, Words<VECTORS>::STEP;
-    using Words<VECTORS>::keys, Words<VECTORS>::values, Words<VECTORS>::ahead;
-    static constexpr int TOGETHER = 6, WIDE = 4;   // rows and vectors of words; their sums fit in registers
-    static constexpr int WALKS = ARE_FEW ? 2 : 4;  // as in InVectors, or as in OnUnit
+struct PairAttention : PackedKV<VECTORS> {
+    using typename PackedKV<VECTORS>::Number;
+    using PackedKV<VECTORS>::V, PackedKV<VECTORS>::D, PackedKV<VECTORS>::STEP;
+    using PackedKV<VECTORS>::keys, PackedKV<VECTORS>::values, PackedKV<VECTORS>::ahead;
+    static constexpr int ROWS_PER_SCORE = 6, VECTORS_PER_ROW = 4;   // rows and vectors of words; their sums fit in registers
+    static constexpr int PASSES = ARE_FEW ? 2 : 4;  // as in VectorAttention, or as in AmxAttention
 
-    alignas(64) Number queries[MOST_ROWS][D];
-    alignas(64) Number weights[MOST_ROWS][SEGMENT + STEP];  // padded, so that rows do not map to the same cache sets
+    alignas(64) Number queries[MAX_TILE_ROWS][D];
+    alignas(64) Number weights[MAX_TILE_ROWS][SEGMENT + STEP];  // padded, so that rows do not map to the same cache sets
 
-    explicit OnPairs(int64_t) {}
+    explicit PairAttention(int64_t) {}
 
-    void take_query(int64_t row, const float* query, float scale) {
+    void load_query(int64_t row, const float* query, float scale) {
         for (int d = 0; d < D; d += LANES) put(queries[row] + d, load(query + d) * splat(scale));
     }
 
-    void take_keys(const Segment<Number>& segment) {
-        if constexpr (!ARE_FEW) Words<VECTORS>::take_keys(segment);
+    void pack_keys(const Segment<Number>& segment) {
+        if constexpr (!ARE_FEW) PackedKV<VECTORS>::pack_keys(segment);
     }
 
-    void take_values(const Segment<Number>& segment) {
-        if constexpr (!ARE_FEW) Words<VECTORS>::take_values(segment);
+    void pack_values(const Segment<Number>& segment) {
+        if constexpr (!ARE_FEW) PackedKV<VECTORS>::pack_values(segment);
     }
 
     void score(const Segment<Number>& segment, int64_t row, int64_t rows, int last, float* lines) {
         const int end = (last + LANES - 1) / LANES;
-        with<TOGETHER>(rows, [&](auto some) {
+        with<ROWS_PER_SCORE>(rows, [&](auto some) {
             int block = segment.from / LANES;
-            constexpr int N = ARE_FEW ? 2 : WIDE;
+            constexpr int N = ARE_FEW ? 2 : VECTORS_PER_ROW;
             for (; block + N <= end; block += N) score<some, N>(segment, block, row, lines);
             for (; block < end; block++) score<some, 1>(segment, block, row, lines);
         });
@@ -50,11 +50,12 @@ struct OnPairs : Words<VECTORS> {
     F16 keep(float*, int64_t row, int j, F16 some) { return put(weights[row] + j, some); }
 
     void weigh(const Segment<Number>& segment, const float*, int64_t rows, float* sums) {
-        for (int64_t row = 0; row < rows; row += TOGETHER)
-            with<TOGETHER>(rows - row, [&](auto some) {
+        for (int64_t row = 0; row < rows; row += ROWS_PER_SCORE)
+            with<ROWS_PER_SCORE>(rows - row, [&](auto some) {
                 int v = 0;
-                for (; v + WIDE <= V; v += WIDE) weigh<some, WIDE>(segment, row, v, sums + row * D);
-                if constexpr (V % WIDE != 0) weigh<some, V % WIDE>(segment, row, v, sums + row * D);
+                for (; v + VECTORS_PER_ROW <= V; v += VECTORS_PER_ROW)
+                    weigh<some, VECTORS_PER_ROW>(segment, row, v, sums + row * D);
+                if constexpr (V % VECTORS_PER_ROW != 0) weigh<some, V % VECTORS_PER_ROW>(segment, row, v, sums + row * D);
             });
     }
 
@@ -128,7 +129,7 @@ struct OnPairs : Words<VECTORS> {
     // Score R rows with N blocks of 16 positions.
     template <int R, int N>
     void score(const Segment<Number>& segment, int block, int64_t row, float* lines) {
-        constexpr int WORDS = D / 2, PARTS = N * LANES / FETCH_EVERY;
+        constexpr int WORDS = D / 2, PARTS = N * LANES / POSITIONS_PER_PREFETCH;
         Sums<R, N> sums;
         const Number* x = queries[row];
         if constexpr (ARE_FEW) {
@@ -160,7 +161,7 @@ struct OnPairs : Words<VECTORS> {
         Sums<R, N> sums;
         const Number* const x = weights[row];
         for (int j = segment.from; j < segment.to; j += 2) {
-            if (j % FETCH_EVERY == 0 && row == 0 && v == 0) ahead.fetch();
+            if (j % POSITIONS_PER_PREFETCH == 0 && row == 0 && v == 0) ahead.fetch();
             __m512i words[N];
             for (int n = 0; n < N; n += 2) {
                 const int at = (v + n) * LANES;
