@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.cpu import library, structs
+from kernels.cpu import library, slot_record, structs
 from kernels.cpu.backend import CpuKernels
 from kernels.cpu.library import CompileError
 from kernels.cpu.linear import CpuLinear, layouts
@@ -55,7 +55,7 @@ class Kind(NamedTuple):
     """One implementation of a layer."""
 
     layout: Layout
-    allow_bf16: bool = False
+    allow_bf16_activations: bool = False
 
     @property
     def dtype(self) -> torch.dtype:
@@ -64,11 +64,11 @@ class Kind(NamedTuple):
 
     def tolerance(self, rounded: float) -> float:
         """Return the tolerance to float64, with and without rounded rows."""
-        return rounded if self.allow_bf16 else 1e-5
+        return rounded if self.allow_bf16_activations else 1e-5
 
     def make(self, weight: torch.Tensor, bias: torch.Tensor | None) -> CpuLinear:
         """Return a layer of this kind."""
-        return CpuLinear(weight.to(self.dtype), bias, self.layout, self.allow_bf16)
+        return CpuLinear(weight.to(self.dtype), bias, self.layout, self.allow_bf16_activations)
 
 
 KINDS = {
@@ -84,7 +84,7 @@ KINDS = {
 def kind(request: pytest.FixtureRequest) -> Kind:
     """Return each kind that this processor supports."""
     kind: Kind = request.param
-    if kind.layout not in layouts(kind.dtype, kind.allow_bf16):
+    if kind.layout not in layouts(kind.dtype, kind.allow_bf16_activations):
         pytest.skip(f"this processor has no {kind.layout.name.lower()}")
     return kind
 
@@ -218,9 +218,10 @@ def test_every_field_has_the_offset_of_the_compiler(tmp_path: Path):
     text = "".join(f'#include "{name}.h"\n' for name in headers)
     text += "#include <cstddef>\n#include <cstdio>\nint main() { for (size_t at : {" + "".join(lines)
     (tmp_path / "layout.cpp").write_text(text + '}) std::printf("%zu ", at); }')
+    (tmp_path / slot_record.FILE_NAME).write_text(slot_record.header())
     compiler = next(name for name in library.COMPILERS if shutil.which(name))
     built = tmp_path / "layout"
-    command = [compiler, "-std=c++17", "-w", f"-I{library.SOURCE}", str(tmp_path / "layout.cpp")]
+    command = [compiler, "-std=c++17", "-w", f"-I{library.SOURCE}", f"-I{tmp_path}", str(tmp_path / "layout.cpp")]
     subprocess.run([*command, "-o", str(built)], check=True)
     output = subprocess.run([str(built)], capture_output=True, text=True, check=True).stdout.split()
     offsets = [getattr(kind, name).offset for kind, name in checked_fields]
