@@ -125,7 +125,7 @@ class MatrixMarks:
         """Measure every tile for `rows` rows and return the fastest tile with correct results.
 
         A tile that fails or differs from torch gets a row of its own and is skipped. None: torch is faster, with more
-        than FEW rows. Raises RuntimeError if no tile computes the matrix.
+        than MAX_ALWAYS_ROWS rows. Raises RuntimeError if no tile computes the matrix.
         """
         layers, columns = self._layers(matrix, rows), skinny_gemm.columns_for(rows)
         key = matrix.outputs, matrix.inputs, matrix.gated, columns

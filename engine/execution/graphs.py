@@ -129,13 +129,13 @@ class StepGraphs:
         largest = Shape(self.max_rows, 0, True, True)
         self._inputs = PinnedBuffer(
             model.device,
-            which=((largest.rows,), np.int64),
+            slot_ids=((largest.rows,), np.int64),
             positions=((largest.rows,), np.int64),
             token_ids=((largest.rows,), np.int64),
-            drawn_for=((slots.padding_slot,), np.int64),
+            sample_slots=((slots.padding_slot,), np.int64),
             tiles=((largest.tiles, TILE_COLUMNS), np.int32),
         )
-        self._inputs.host["which"][:] = self._inputs.host["drawn_for"][:] = slots.padding_slot
+        self._inputs.host["slot_ids"][:] = self._inputs.host["sample_slots"][:] = slots.padding_slot
         self._inputs.host["positions"][:] = -1
         self._inputs.send()
         self._ids = torch.zeros(slots.padding_slot, dtype=torch.int64, device=model.device)
@@ -184,14 +184,14 @@ class StepGraphs:
         if prompts:
             slots[count:total] = prompts.slots
             self._write(prompts, sampled)
-        sent = self._inputs.host["which"][: shape.rows]
+        sent = self._inputs.host["slot_ids"][: shape.rows]
         if prompts or not np.array_equal(slots, sent):
             sent[:] = slots
             self._inputs.send()
         self._replay[shape]()
-        drawn_for = self._inputs.device["drawn_for" if shape.prompts else "which"]
+        sample_slots = self._inputs.device["sample_slots" if shape.prompts else "slot_ids"]
         return (
-            SampledTokens(drawn_for[:count], self._ids[:count]),
+            SampledTokens(sample_slots[:count], self._ids[:count]),
             self._hidden[shape][:count],
             self._has_nan[count:total],
         )
@@ -199,8 +199,8 @@ class StepGraphs:
     def _write(self, prompts: PromptTokens, sampled: Ints) -> None:
         """Write the inputs that only recordings with prompts read. Token IDs of padding rows are not read."""
         inputs, count, total = self._inputs.host, len(sampled), len(sampled) + len(prompts.slots)
-        inputs["drawn_for"][:] = self.slots.padding_slot
-        inputs["drawn_for"][:count] = sampled
+        inputs["sample_slots"][:] = self.slots.padding_slot
+        inputs["sample_slots"][:count] = sampled
         inputs["positions"][:] = -1
         inputs["positions"][count:total] = prompts.positions
         inputs["token_ids"][count:total] = prompts.token_ids
@@ -213,7 +213,7 @@ class StepGraphs:
         Writes `_ids`, `_hidden`, `_has_nan` and the slots.
         """
         read, size = self._inputs.device, self._cache.page_size
-        row_slots = read["which"][: shape.rows]
+        row_slots = read["slot_ids"][: shape.rows]
         if shape.prompts:
             prompts = PromptRows(read["positions"][: shape.rows], read["token_ids"][: shape.rows])
             tiles = read["tiles"][: shape.tiles]
@@ -222,7 +222,7 @@ class StepGraphs:
             inputs = self.slots.inputs(self._kernels, row_slots, shape.width, size)
         hidden = self._hidden[shape] = self._model.forward(inputs, self._cache, self._kernels)
         if shape.prompts:
-            row_slots = read["drawn_for"][: shape.rows]  # no longer than the number of slots
+            row_slots = read["sample_slots"][: shape.rows]  # no longer than the number of slots
             largest = hidden.amax(dim=1)  # the maximum of a row with NaN is NaN, which does not equal itself
             torch.ne(largest, largest, out=self._has_nan[: shape.rows])
         logits = self._model.compute_logits(hidden[: len(row_slots)])

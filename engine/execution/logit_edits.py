@@ -87,30 +87,30 @@ class LogitEdits:
         rows = np.flatnonzero(too_short | biased | penalised)
         return LogitEditMask(rows, slots[rows], too_short[rows], biased[rows], penalised[rows]) if len(rows) else None
 
-    def apply(self, logits: Tensor, wanted: LogitEditMask | None) -> Tensor:
+    def apply(self, logits: Tensor, edits: LogitEditMask | None) -> Tensor:
         """Return logits[R, V] of any float dtype unchanged, or an edited copy in float32 if a row has edits."""
-        if wanted is None:
+        if edits is None:
             return logits
         logits = logits.to(torch.float32)
-        slots, index = wanted.slots, self._tensor(wanted.rows)
+        slots, index = edits.slots, self._tensor(edits.rows)
         edited, table_rows = logits[index], self._tensor(slots)
-        if self._stops is not None and wanted.too_short.any():
-            masked = self._stops[table_rows] & self._column(wanted.too_short)
+        if self._stops is not None and edits.too_short.any():
+            masked = self._stops[table_rows] & self._column(edits.too_short)
             edited.masked_fill_(masked, -torch.inf)
-        if self._bias is not None and wanted.biased.any():
+        if self._bias is not None and edits.biased.any():
             # The table row of a slot without a bias may hold that of an earlier request.
-            edited += torch.where(self._column(wanted.biased), self._bias[table_rows], 0.0)
-        if self._counts is not None and self._in_prompt is not None and wanted.penalised.any():
-            edited = self._penalise(edited, slots, wanted.penalised, self._counts, self._in_prompt)
+            edited += torch.where(self._column(edits.biased), self._bias[table_rows], 0.0)
+        if self._counts is not None and self._in_prompt is not None and edits.penalised.any():
+            edited = self._penalise(edited, slots, edits.penalised, self._counts, self._in_prompt)
         return logits.index_copy(0, index, edited)
 
-    def append(self, wanted: LogitEditMask | None, token_ids: Tensor) -> None:
+    def append(self, edits: LogitEditMask | None, token_ids: Tensor) -> None:
         """Count the sampled token_ids[R] int64.
 
         An ID of -1 (a row with NaN) counts for the last token of the vocabulary; its request ends.
         """
-        if wanted is not None and self._counts is not None and wanted.penalised.any():
-            rows, slots = wanted.rows[wanted.penalised], wanted.slots[wanted.penalised]
+        if edits is not None and self._counts is not None and edits.penalised.any():
+            rows, slots = edits.rows[edits.penalised], edits.slots[edits.penalised]
             self._counts[self._tensor(slots), token_ids[self._tensor(rows)]] += 1.0
 
     def _penalise(

@@ -95,7 +95,7 @@ def prompt_tokens(chunks: Seq[Chunk], first: int, slots: SlotState) -> PromptTok
     return PromptTokens(row_slots, row_positions, slots.tokens[row_slots, row_positions], query_tiles(tiles))
 
 
-def _tables(slots: SlotState, which: Ints, context_lens: Ints, page_size: int) -> np.ndarray:
-    """Return the page tables of the slots `which`, as wide as the longest context needs."""
+def _tables(slots: SlotState, slot_ids: Ints, context_lens: Ints, page_size: int) -> np.ndarray:
+    """Return the page tables of the slots `slot_ids`, as wide as the longest context needs."""
     width = -(-int(context_lens.max(initial=0)) // page_size)
-    return slots.page_table[which, :width]
+    return slots.page_table[slot_ids, :width]

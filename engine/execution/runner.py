@@ -147,21 +147,21 @@ class ModelRunner:
     @torch.inference_mode()
     def _launch(self, batch: Batch) -> Callable[[], StepOutcome]:
         """Replay the recorded part of a step, and launch the rest operation by operation."""
-        drawn: list[SampledTokens] = []
-        broken: list[Tensor] = []  # for each row of the chunks, whether it has a NaN
+        sampled_parts: list[SampledTokens] = []
+        has_nan: list[Tensor] = []  # for each row of the chunks, whether it has a NaN
         rows = [chunk.length for chunk in batch.chunks]
         rest = batch
         if self._graphs:
             self._graphs.slots.apply(batch)
-            rest = self._replay(self._graphs, batch, drawn, broken)
+            rest = self._replay(self._graphs, batch, sampled_parts, has_nan)
             if not rest.chunks:
                 rows = [chunk.length - chunk.samples for chunk in batch.chunks]
         if rest.num_tokens:
-            self._compute(rest, drawn, broken)
-        tensors = [*broken, *(tensor for part in drawn for tensor in part.tensors)]
+            self._compute(rest, sampled_parts, has_nan)
+        tensors = [*has_nan, *(tensor for part in sampled_parts for tensor in part.tensors)]
         self._was_idle = self._last_results is None or self._last_results.is_complete
         self._last_results = HostCopy(tensors, self._model.device)
-        return _PendingStep(self._last_results, drawn, tuple(rows) if broken else ())
+        return _PendingStep(self._last_results, sampled_parts, tuple(rows) if has_nan else ())
 
     def prefault_pages(self, pages: int) -> bool:
         """See `engine.engine.Runner`. A GPU's cache is backed by memory from the beginning."""
@@ -173,7 +173,9 @@ class ModelRunner:
         self._cache.data[first : self._num_prefaulted].zero_()
         return True
 
-    def _replay(self, graphs: StepGraphs, batch: Batch, drawn: list[SampledTokens], broken: list[Tensor]) -> Batch:
+    def _replay(
+        self, graphs: StepGraphs, batch: Batch, sampled_parts: list[SampledTokens], has_nan: list[Tensor]
+    ) -> Batch:
         """Replay the whole step or only its decode rows, if there is a recording; return the rest.
 
         Rows that need more than the recording's sampler are sampled again from the same hidden states.
@@ -191,14 +193,14 @@ class ModelRunner:
             return batch
         tokens, hidden, is_nan = graphs.run(shape, sampled, prompts)
         if len(rows := self._slots.needs_full_sampler(slots)):
-            (where,) = to_device((rows,), self._model.device)
-            logits = self._model.compute_logits(hidden[where])
+            (row_index,) = to_device((rows,), self._model.device)
+            logits = self._model.compute_logits(hidden[row_index])
             resampled = self._sample(logits, self._sampler.parameters(sampled[rows]))
-            tokens = tokens.with_rows(rows, where, resampled)
+            tokens = tokens.with_rows(rows, row_index, resampled)
         self._slots.advance(sampled)
-        drawn.append(tokens)
+        sampled_parts.append(tokens)
         if prompts:
-            broken.append(is_nan)
+            has_nan.append(is_nan)
         return rest
 
     def _find_recording(self, graphs: StepGraphs, sampled: Ints, prompts: PromptTokens | None) -> Shape | None:
@@ -209,7 +211,7 @@ class ModelRunner:
             tiles = len(prompts.tiles)
         return graphs.find(rows, longest, self._slots.are_filtered(sampled), tiles) if rows else None
 
-    def _compute(self, batch: Batch, drawn: list[SampledTokens], broken: list[Tensor]) -> None:
+    def _compute(self, batch: Batch, sampled_parts: list[SampledTokens], has_nan: list[Tensor]) -> None:
         """Launch a step operation by operation."""
         inputs = pack(batch, self._slots, self._last_tokens, self._cache.page_size)
         sampled = np.array(batch.sampled_slots, np.int64)
@@ -217,7 +219,7 @@ class ModelRunner:
         parameters = self._sampler.parameters(sampled) if len(sampled) else None
         hidden = self._model.forward(inputs, self._cache, self._kernels)
         if batch.chunks:  # check all rows: after a NaN, rows beyond a sliding window are finite again
-            broken.append(hidden[len(batch.decodes) :].amax(dim=1).isnan())  # the maximum of a row with NaN is NaN
+            has_nan.append(hidden[len(batch.decodes) :].amax(dim=1).isnan())  # the maximum of a row with NaN is NaN
         if parameters is None:
             return
         if inputs.logit_rows is not None:
@@ -226,7 +228,7 @@ class ModelRunner:
         self._slots.advance(sampled)
         if self._graphs:
             self._graphs.slots.advance(tokens.slots)
-        drawn.append(tokens)
+        sampled_parts.append(tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,15 +236,15 @@ class _PendingStep:
     """Step in flight; a call waits for its outcome."""
 
     host_copy: HostCopy
-    drawn: list[SampledTokens]
+    sampled_parts: list[SampledTokens]
     rows: tuple[int, ...]  # for each chunk, the number of rows that are checked for NaN
 
     def __call__(self) -> StepOutcome:
         tensors = iter(self.host_copy.wait())
-        broken: tuple[bool, ...] = ()
+        has_nan: tuple[bool, ...] = ()
         if self.rows:
             of_chunk = np.repeat(np.arange(len(self.rows)), self.rows)
             counts = np.bincount(of_chunk, next(tensors).numpy(), minlength=len(self.rows))
-            broken = tuple((counts > 0).tolist())
-        sampled = [token for part in self.drawn for token in part.read([next(tensors) for _ in part.tensors])]
-        return StepOutcome(tuple(sampled), broken)
+            has_nan = tuple((counts > 0).tolist())
+        sampled = [token for part in self.sampled_parts for token in part.read([next(tensors) for _ in part.tensors])]
+        return StepOutcome(tuple(sampled), has_nan)

@@ -44,13 +44,13 @@ class Sampler:
     def parameters(self, slots: Ints) -> SamplerInputs:
         """Return the sampling parameters for the next token of slots[R]."""
         records = self._slots.records[slots]
-        asked = np.flatnonzero(records["logprobs"] >= 0)
-        slot_ids, record_bytes, positions, rows = to_device(
-            (slots, as_bytes(records), self._slots.lengths[slots], asked), self._device
+        rows = np.flatnonzero(records["logprobs"] >= 0)
+        slot_ids, record_bytes, positions, row_index = to_device(
+            (slots, as_bytes(records), self._slots.lengths[slots], rows), self._device
         )
-        counts = tuple(zip(asked.tolist(), records["logprobs"][asked].tolist(), strict=True))
+        counts = tuple(zip(rows.tolist(), records["logprobs"][rows].tolist(), strict=True))
         sampling = SamplingTensors(record_bytes, positions)
-        return SamplerInputs(slot_ids, sampling, self._edits.edits_for(slots), rows, counts)
+        return SamplerInputs(slot_ids, sampling, self._edits.edits_for(slots), row_index, counts)
 
     def sample(self, logits: Tensor, parameters: SamplerInputs) -> SampledTokens:
         """Sample a new token for each of the R rows of logits[R, V] (any float dtype).
@@ -88,31 +88,33 @@ class SamplerInputs:
 class SampledTokens:
     """Sampled tokens, still on the device: token_ids[R] of slots[R], both int64.
 
-    log_probs: for the A rows that request them (chosen[A], ids[A, k], values[A, k]). asked: these rows, and the number
-    of alternatives for each.
+    log_probs: for the A rows that request them (chosen[A], ids[A, k], values[A, k]). logprob_rows: these rows, and the
+    number of alternatives for each.
     """
 
     slots: Tensor
     token_ids: Tensor
     log_probs: tuple[Tensor, Tensor, Tensor] | None = None
-    asked: tuple[tuple[int, int], ...] = ()
+    logprob_rows: tuple[tuple[int, int], ...] = ()
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """Return the tensors that the host reads."""
         return (self.token_ids, *(self.log_probs or ()))
 
-    def with_rows(self, rows: Ints, where: Tensor, by: SampledTokens) -> SampledTokens:
-        """Return a copy with the tokens and log-probabilities of `by` in rows[N] (on the device: `where`)."""
-        ids = self.token_ids.index_copy(0, where, by.token_ids)
-        return SampledTokens(self.slots, ids, by.log_probs, tuple((int(rows[row]), count) for row, count in by.asked))
+    def with_rows(self, rows: Ints, row_index: Tensor, other: SampledTokens) -> SampledTokens:
+        """Return a copy with the tokens and log-probabilities of `other` in rows[N] (on the device: `row_index`)."""
+        ids = self.token_ids.index_copy(0, row_index, other.token_ids)
+        return SampledTokens(
+            self.slots, ids, other.log_probs, tuple((int(rows[row]), count) for row, count in other.logprob_rows)
+        )
 
     def read(self, tensors: Sequence[Tensor]) -> tuple[Sampled, ...]:
         """Return the tokens, given `tensors` copied to the host."""
         token_ids, *rest = tensors
         sampled = [Sampled(token_id) for token_id in token_ids.tolist()]
         if rest:
-            for (row, count), log_prob, ids, values in zip(self.asked, *(t.tolist() for t in rest), strict=True):
+            for (row, count), log_prob, ids, values in zip(self.logprob_rows, *(t.tolist() for t in rest), strict=True):
                 pairs = zip(ids[:count], values[:count], strict=True)
                 sampled[row] = Sampled(sampled[row].token_id, log_prob, tuple(Alternative(*pair) for pair in pairs))
         return tuple(sampled)

@@ -70,8 +70,8 @@ class SlotState:
         """Return the rows of slots[R] that need more than filters: logit edits now, or log-probabilities."""
         if self._full_sampler_slots.isdisjoint(slots):
             return NO_ROWS
-        which = np.array(slots, np.int64)
-        return np.flatnonzero(self.lengths[which] < self._full_sampler_until[which])
+        slot_ids = np.array(slots, np.int64)
+        return np.flatnonzero(self.lengths[slot_ids] < self._full_sampler_until[slot_ids])
 
     def are_filtered(self, slots: Ints) -> bool:
         """Return whether any of `slots` samples with a filter."""

@@ -43,13 +43,13 @@ LOG2_E = 1.4426950408889634
 
 
 # Values that change with the batch are not specialised: the first odd value would trigger a compilation while serving.
-@triton.jit(do_not_specialize=["table_stride", "room", "splits"])
+@triton.jit(do_not_specialize=["table_stride", "max_tasks", "splits"])
 def _decode_kernel(
     q,  # [B, Hq, D] any float
     k_cache,  # [N, Hkv, S, D]
     v_cache,  # [N, Hkv, S, D]
     page_table,  # [B, P] int32
-    tasks,  # [5, room] int32, see `kernels.plans.SplitDecodePlan`
+    tasks,  # [5, max_tasks] int32, see `kernels.plans.SplitDecodePlan`
     num_tasks,  # [1] int32
     arrived,  # [B, Hkv] int32 zeros, left as zeros: number of reduced splits
     partial,  # [B, Hq, splits, D] float32: softmax-weighted values of each split
@@ -57,7 +57,7 @@ def _decode_kernel(
     out,  # [B, Hq, D]
     table_stride,
     page_rows,  # rows of D values from one page to the next
-    room,
+    max_tasks,
     splits,
     scale,  # softmax scale times log2(e)
     GROUP: tl.constexpr,  # Hq / Hkv
@@ -80,7 +80,7 @@ def _decode_kernel(
     if USE_PDL:
         tl.extra.cuda.gdc_launch_dependents()
     count = tl.load(num_tasks)
-    row, split, first, context, size = read_task(tasks, tl.program_id(0), count, room)
+    row, split, first, context, size = read_task(tasks, tl.program_id(0), count, max_tasks)
     if USE_PDL:
         begin = tl.maximum(split * size, first // BLOCK * BLOCK)
         _fetch_block(
@@ -90,7 +90,7 @@ def _decode_kernel(
         tl.extra.cuda.gdc_wait()
     # Loop-invariant values are recomputed for each task: hoisting them would occupy a sixth of the registers.
     for task in tl.range(tl.program_id(0), count, tl.num_programs(0), disable_licm=True):
-        row, split, first, context, size = read_task(tasks, task, count, room)
+        row, split, first, context, size = read_task(tasks, task, count, max_tasks)
         first_split, end_split = first // size, tl.cdiv(context, size)
         begin = tl.maximum(split * size, first // BLOCK * BLOCK)
         end = tl.minimum((split + 1) * size, context)
@@ -271,8 +271,8 @@ def decode_attention(
     launch = pdl_options(q.device)
     if not isinstance(plan, SplitDecodePlan):
         plan, launch = plan_decode(page_table, context_lens, kv, window), {"USE_PDL": False}
-    room = plan.tasks.shape[1]
-    programs = min(room, triton.cdiv(PROGRAMS_PER_MULTIPROCESSOR * multiprocessors(q.device), kv.heads))
+    max_tasks = plan.tasks.shape[1]
+    programs = min(max_tasks, triton.cdiv(PROGRAMS_PER_MULTIPROCESSOR * multiprocessors(q.device), kv.heads))
     partial = torch.empty((B, query_heads, plan.splits, head_dim), dtype=torch.float32, device=q.device)
     weight = torch.empty((B, query_heads, plan.splits), dtype=torch.float32, device=q.device)
     head_block = max(MIN_DOT_ROWS, triton.next_power_of_2(head_dim))
@@ -290,7 +290,7 @@ def decode_attention(
         out,
         page_table.stride(0),
         kv.page_stride_rows,
-        room,
+        max_tasks,
         plan.splits,
         scale * LOG2_E,
         GROUP=group,

@@ -24,25 +24,25 @@ from kernels.triton.skinny_gemm import MAX_ALWAYS_ROWS
 
 BLOCK = 64  # positions per product
 SPLIT_POSITIONS = 256  # positions; a multiple of BLOCK
-SMALL_SPLIT = 64  # positions; used for up to `kernels.triton.skinny_gemm.FEW` rows and contexts up to LONG
+SMALL_SPLIT = 64  # positions; used for up to `kernels.triton.skinny_gemm.MAX_ALWAYS_ROWS` rows and contexts up to LONG
 LONG = 4096  # positions
 LIST_BLOCK = 256  # rows, splits of a row, or heads processed at a time
 
 
 @triton.jit
 def read_task(
-    tasks,  # [5, room] int32
+    tasks,  # [5, max_tasks] int32
     at,
     count,
-    room,
+    max_tasks,
 ):
     """Return row, split, first visible position, context and split size of a task; context 0 past the last task."""
     valid = at < count
     row = tl.load(tasks + at, mask=valid, other=0).to(tl.int64)
-    split = tl.load(tasks + room + at, mask=valid, other=0)
-    first = tl.load(tasks + 2 * room + at, mask=valid, other=0)
-    context = tl.load(tasks + 3 * room + at, mask=valid, other=0)
-    return row, split, first, context, tl.load(tasks + 4 * room + at, mask=valid, other=1)
+    split = tl.load(tasks + max_tasks + at, mask=valid, other=0)
+    first = tl.load(tasks + 2 * max_tasks + at, mask=valid, other=0)
+    context = tl.load(tasks + 3 * max_tasks + at, mask=valid, other=0)
+    return row, split, first, context, tl.load(tasks + 4 * max_tasks + at, mask=valid, other=1)
 
 
 @triton.jit
@@ -59,14 +59,14 @@ def _seen_from(
 
 
 # Values that change with the batch are not specialised: the first odd value would trigger a compilation while serving.
-@triton.jit(do_not_specialize=["rows", "room", "split_size"])
+@triton.jit(do_not_specialize=["rows", "max_tasks", "split_size"])
 def _list_kernel(
     context_lens,  # [B] int32
-    tasks,  # [5, room] int32
+    tasks,  # [5, max_tasks] int32
     num_tasks,  # [1] int32
     arrived,  # [B, Hkv] int32
     rows,  # B
-    room,
+    max_tasks,
     window,
     split_size,
     KV_HEADS: tl.constexpr,
@@ -94,10 +94,10 @@ def _list_kernel(
         at = tasks + before + splits - first_split
         valid = splits < end_split
         tl.store(at, row, mask=valid)
-        tl.store(at + room, splits, mask=valid)
-        tl.store(at + 2 * room, first, mask=valid)
-        tl.store(at + 3 * room, context, mask=valid)
-        tl.store(at + 4 * room, size, mask=valid)
+        tl.store(at + max_tasks, splits, mask=valid)
+        tl.store(at + 2 * max_tasks, first, mask=valid)
+        tl.store(at + 3 * max_tasks, context, mask=valid)
+        tl.store(at + 4 * max_tasks, size, mask=valid)
     if row == rows - 1:
         tl.store(num_tasks, before + end_split - first_split)
 

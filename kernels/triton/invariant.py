@@ -36,24 +36,24 @@ def _linear_kernel(
     x,  # [M, K] any float, strided over M
     weight,  # [N, K]
     bias,  # [N], read when HAS_BIAS
-    out,  # [M, N]; with ALONE [splits, M, N] float32, the sum of each split without bias
+    out,  # [M, N]; with SINGLE_SPLIT [splits, M, N] float32, the sum of each split without bias
     M,
     N,
     K,
     x_stride,
     HAS_BIAS: tl.constexpr,
-    ALONE: tl.constexpr,
+    SINGLE_SPLIT: tl.constexpr,
     SPLIT: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Compute one tile of the product: all splits in ascending order, or a single split with ALONE."""
+    """Compute one tile of the product: all splits in ascending order, or a single split with SINGLE_SPLIT."""
     columns = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     rows = tl.program_id(1).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     first, last = 0, K
-    if ALONE:
+    if SINGLE_SPLIT:
         first = tl.program_id(2) * SPLIT
         last = tl.minimum(first + SPLIT, K)
         out += tl.program_id(2).to(tl.int64) * M * N
@@ -121,17 +121,19 @@ class InvariantLinear:
         grid = (triton.cdiv(outputs, BLOCK_N), triton.cdiv(rows, BLOCK_M))
         splits = triton.cdiv(inputs, SPLIT)
         if splits == 1 or grid[0] * grid[1] >= MIN_BUSY_PROGRAMS:
-            self._multiply(x, (*grid, 1), self._bias, out, alone=False)
+            self._multiply(x, (*grid, 1), self._bias, out, single_split=False)
             return out
         sums = torch.empty((splits, rows, outputs), dtype=torch.float32, device=x.device)
-        self._multiply(x, (*grid, splits), None, sums, alone=True)
+        self._multiply(x, (*grid, splits), None, sums, single_split=True)
         block = 1024
         _join_kernel[(triton.cdiv(rows * outputs, block),)](
             sums, self._bias, out, rows, outputs, splits, HAS_BIAS=self._bias is not None, BLOCK=block
         )
         return out
 
-    def _multiply(self, x: Tensor, grid: tuple[int, int, int], bias: Tensor | None, out: Tensor, alone: bool) -> None:
+    def _multiply(
+        self, x: Tensor, grid: tuple[int, int, int], bias: Tensor | None, out: Tensor, single_split: bool
+    ) -> None:
         _linear_kernel[grid](
             x,
             self._weight,
@@ -141,7 +143,7 @@ class InvariantLinear:
             *self._weight.shape,
             x.stride(0),
             HAS_BIAS=bias is not None,
-            ALONE=alone,
+            SINGLE_SPLIT=single_split,
             SPLIT=SPLIT,
             BLOCK_M=BLOCK_M,
             BLOCK_N=BLOCK_N,

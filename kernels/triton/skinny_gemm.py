@@ -101,27 +101,27 @@ def _skinny_gemm_kernel(
     NORM: tl.constexpr,
     GATED: tl.constexpr,
     ADD: tl.constexpr,
-    FEW: tl.constexpr,
+    BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,  # per part
     PARTS: tl.constexpr,  # one per warp
     PRECISION: tl.constexpr,
     USE_PDL: tl.constexpr,
-    FETCHED: tl.constexpr,  # bytes to prefetch of each output's weights
+    PREFETCH_BYTES: tl.constexpr,  # bytes to prefetch of each output's weights
 ):
     """Compute BLOCK_N outputs of all rows."""
     first = tl.program_id(0).to(tl.int64) * BLOCK_N
     columns = first + tl.arange(0, BLOCK_N)
-    rows = tl.arange(0, FEW)
+    rows = tl.arange(0, BLOCK_M)
     row_inside, column_inside = rows < M, columns < N
     BLOCK: tl.constexpr = PARTS * BLOCK_K
     first_inner = tl.arange(0, PARTS)[:, None] * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
     if USE_PDL:
         tl.extra.cuda.gdc_launch_dependents()
-        if FETCHED > 0:
-            _fetch_weights(weight, first, N, K, BLOCK_N, FETCHED, 32 * PARTS)
+        if PREFETCH_BYTES > 0:
+            _fetch_weights(weight, first, N, K, BLOCK_N, PREFETCH_BYTES, 32 * PARTS)
             if GATED:
-                _fetch_weights(weight + tl.cast(N, tl.int64) * K, first, N, K, BLOCK_N, FETCHED, 32 * PARTS)
+                _fetch_weights(weight + tl.cast(N, tl.int64) * K, first, N, K, BLOCK_N, PREFETCH_BYTES, 32 * PARTS)
     if NORM:
         next_gain = tl.load(norm + first_inner, mask=first_inner < K, other=0.0)
     if USE_PDL:
@@ -130,12 +130,12 @@ def _skinny_gemm_kernel(
     store_mask = row_inside[None, :] & column_inside[:, None]
     if ADD:  # loaded early, so that it has arrived when the product is done
         residual = tl.load(target, mask=store_mask, other=0.0)
-    total = tl.zeros([PARTS, BLOCK_N, FEW], tl.float32)
-    gated = tl.zeros([PARTS, BLOCK_N, FEW], tl.float32)
+    total = tl.zeros([PARTS, BLOCK_N, BLOCK_M], tl.float32)
+    gated = tl.zeros([PARTS, BLOCK_N, BLOCK_M], tl.float32)
     # The squares use separate loads, one block ahead: if the values were also a product's operand, Triton would copy
     # them to shared memory with bank conflicts.
     flat = tl.arange(0, BLOCK)
-    squares = tl.zeros([FEW, BLOCK], tl.float32)
+    squares = tl.zeros([BLOCK_M, BLOCK], tl.float32)
     at_squares = x + rows[:, None] * x_stride + flat[None, :]
     if NORM:
         next_values = tl.load(at_squares, mask=row_inside[:, None] & (flat < K)[None, :], other=0.0)
@@ -241,12 +241,12 @@ class DenseLinear:
             NORM=norm is not None,
             GATED=gated,
             ADD=add,
-            FEW=columns,
+            BLOCK_M=columns,
             BLOCK_N=tile.outputs,
             BLOCK_K=tile.inputs // tile.warps,
             PARTS=tile.warps,
             PRECISION="ieee",  # applies to float32 operands; half precision is not affected
-            FETCHED=prefetch_bytes(tile.outputs, inputs, gated, x.element_size()),
+            PREFETCH_BYTES=prefetch_bytes(tile.outputs, inputs, gated, x.element_size()),
             num_warps=tile.warps,
             num_stages=tile.stages,
             **pdl_options(x.device),

@@ -78,9 +78,9 @@ def _few_rows(dtype: str, columns: int, outputs: int, inputs: int, gated: bool) 
         {"K": inputs, "HAS_BIAS": True, "NORM": True, "GATED": gated, "ADD": not gated, "PRECISION": "ieee"}
         | {
             "USE_PDL": True,
-            "FETCHED": skinny_gemm.prefetch_bytes(tile.outputs, inputs, gated, 4 if dtype == FLOAT else 2),
+            "PREFETCH_BYTES": skinny_gemm.prefetch_bytes(tile.outputs, inputs, gated, 4 if dtype == FLOAT else 2),
         }
-        | {"FEW": columns, "BLOCK_N": tile.outputs, "BLOCK_K": tile.inputs // tile.warps, "PARTS": tile.warps},
+        | {"BLOCK_M": columns, "BLOCK_N": tile.outputs, "BLOCK_K": tile.inputs // tile.warps, "PARTS": tile.warps},
         _launch_options(tile.warps, tile.stages),
     )
 
@@ -91,7 +91,14 @@ def _decode(dtype: str, dim: int, page_size: int, has_blocks: bool, capability: 
     return (
         decode_attention._decode_kernel,
         {"q": MODEL, "page_table": INT, "tasks": INT, "num_tasks": INT, "arrived": INT, "partial": FLOAT}
-        | {"weight": FLOAT, "out": MODEL, "table_stride": "i32", "page_rows": "i32", "room": "i32", "splits": "i32"}
+        | {
+            "weight": FLOAT,
+            "out": MODEL,
+            "table_stride": "i32",
+            "page_rows": "i32",
+            "max_tasks": "i32",
+            "splits": "i32",
+        }
         | CACHES
         | {"scale": "fp32"},
         {"HEAD_DIM": dim, "PAGE_SIZE": page_size, "KV_HEADS": 8, "GROUP": 4, "GROUP_BLOCK": 16, "HEAD_BLOCK": dim}
@@ -164,7 +171,7 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
         ),
         (
             decode_tasks._list_kernel,
-            {"context_lens": INT, "tasks": INT, "num_tasks": INT, "arrived": INT, "rows": "i32", "room": "i32"}
+            {"context_lens": INT, "tasks": INT, "num_tasks": INT, "arrived": INT, "rows": "i32", "max_tasks": "i32"}
             | {"window": "i32", "split_size": "i32"},
             {
                 "KV_HEADS": 8,
@@ -187,7 +194,7 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
                 "K": "i32",
                 "x_stride": "i32",
             },
-            {"HAS_BIAS": True, "ALONE": False, "SPLIT": invariant.SPLIT, "PRECISION": "ieee"}
+            {"HAS_BIAS": True, "SINGLE_SPLIT": False, "SPLIT": invariant.SPLIT, "PRECISION": "ieee"}
             | {"BLOCK_M": invariant.BLOCK_M, "BLOCK_N": invariant.BLOCK_N, "BLOCK_K": invariant.BLOCK_K},
             _launch_options(invariant.NUM_WARPS, invariant.NUM_STAGES),
         ),

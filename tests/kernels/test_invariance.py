@@ -25,7 +25,7 @@ def rounding_kernels() -> Kernels:
     """Return kernels that round the operands of attention, or skip the test where they do not exist."""
     if not attention_rounds():
         pytest.skip("attention rounds nothing here")
-    return cpu_kernels(allow_bf16_activations=True)
+    return cpu_kernels(allow_bf16=True)
 
 
 @pytest.fixture(
