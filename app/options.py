@@ -90,16 +90,8 @@ def resolve(
     digests = {tenant.digest for tenant in (*values["tenants"], *values["keys_file_tenants"])}
     check_keys(digests, values.get("operator_key"), values.get("metrics_key"))
     if values.get("chat_template"):
-        try:
-            values["chat_template"] = Path(values["chat_template"]).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise SettingsError(f"chat_template: {error}") from None
-    chosen = values.get("generation_config", AUTO_CONFIG)
-    if chosen not in (AUTO_CONFIG, NO_CONFIG) and not config_file(folder, chosen).is_file():
-        raise SettingsError(
-            "generation_config must be auto, none or the path of a file or of a folder with a "
-            f"{GENERATION_CONFIG_FILE}, got {chosen!r}"
-        )
+        values["chat_template"] = _read_template(values["chat_template"])
+    _check_generation_config(folder, values.get("generation_config", AUTO_CONFIG))
     return settings(engine=engine.validate(), model_name=name, **values)
 
 
@@ -167,6 +159,22 @@ def _name(model: str, folder: Path) -> str:
     if folder == demo_model():
         return "carousel-demo"
     return model if model.count("/") == 1 and not Path(model).is_dir() else folder.resolve().name
+
+
+def _read_template(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"chat_template: {error}") from None
+
+
+def _check_generation_config(folder: Path, given: str) -> None:
+    """Refuse a path without such a file; the other values are names."""
+    if given not in (AUTO_CONFIG, NO_CONFIG) and not config_file(folder, given).is_file():
+        raise SettingsError(
+            "generation_config must be auto, none or the path of a file or of a folder with a "
+            f"{GENERATION_CONFIG_FILE}, got {given!r}"
+        )
 
 
 def _root_path(given: str) -> str:

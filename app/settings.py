@@ -46,7 +46,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # dict: f
         tuple[str, ...],
         Option(
             NETWORK,
-            "origins whose pages may use this server from a browser besides its own, separated by commas, such as "
+            "origins of pages that may use this server from a browser besides its own, separated by commas, such as "
             "https://chat.example.com; *: any",
             "none",
             kind=str,

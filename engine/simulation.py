@@ -126,29 +126,14 @@ def simulate(
 ) -> Engine:
     """Serve `arrivals` (in seconds, sorted) to the end and return the engine, for its counters.
 
-    `take` receives each step's events and the time at its end. `costs` are the scheduler's assumptions if they differ
-    from `cost`. `make` constructs the engine.
+    `on_events` receives each step's events and the time at its end. `costs` are the scheduler's assumptions if they
+    differ from `cost`.
     """
     clock = Clock()
-    scheduler = Scheduler(
-        config,
-        make_policy(config, costs or cost.costs()),
-        num_pages=num_pages,
-        host_pages=host_pages,
-        max_len=max_len,
-    )
-    info = ModelInfo(
-        name="simulated",
-        vocab_size=1 << 20,
-        max_model_len=max_len,
-        num_pages=num_pages,
-        page_size=config.tokens_per_page,
-        max_num_seqs=config.max_num_seqs,
-        device="none",
-        dtype="none",
-        parameters=0,
-    )
-    engine = engine_factory(config, info, scheduler, SimulatedRunner(config.max_num_seqs, cost, clock), clock)
+    runner = SimulatedRunner(config.max_num_seqs, cost, clock)
+    policy = make_policy(config, costs or cost.costs())
+    scheduler = Scheduler(config, policy, num_pages=num_pages, host_pages=host_pages, max_len=max_len)
+    engine = engine_factory(config, _model_info(config, num_pages, max_len), scheduler, runner, clock)
     arrivals_iterator = iter(arrivals)
     next_arrival = next(arrivals_iterator, None)
     while next_arrival is not None or engine.has_work:
@@ -166,3 +151,17 @@ def simulate(
         else:
             on_events(engine.step(), clock.now)
     return engine
+
+
+def _model_info(config: EngineConfig, num_pages: int, max_len: int) -> ModelInfo:
+    return ModelInfo(
+        name="simulated",
+        vocab_size=1 << 20,
+        max_model_len=max_len,
+        num_pages=num_pages,
+        page_size=config.tokens_per_page,
+        max_num_seqs=config.max_num_seqs,
+        device="none",
+        dtype="none",
+        parameters=0,
+    )

@@ -83,7 +83,7 @@ class Sampled(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """Results of the forward pass: one entry for each slot of `Batch.sampled`."""
+    """Results of the forward pass: one entry for each slot of `Batch.sampled_slots`."""
 
     sampled: tuple[Sampled, ...]
     # Chunks that contain NaN; empty: none. May leave out a last token that samples, as its sampled token reports NaN.

@@ -31,19 +31,19 @@ class ReclaimedPages:
 
 
 class KVManager:
-    """Device and host pages of one engine. The required copies are recorded in `moves`."""
+    """Device and host pages of one engine. The required copies are recorded in `batch_builder`."""
 
-    def __init__(self, config: EngineConfig, moves: BatchBuilder, num_pages: int, host_pages: int) -> None:
+    def __init__(self, config: EngineConfig, batch_builder: BatchBuilder, num_pages: int, host_pages: int) -> None:
         self.pool = PagePool(num_pages)
         self.host = HostPool(host_pages)
-        self._moves = moves
+        self._batch_builder = batch_builder
         self._size = config.tokens_per_page
         self._caching = config.enable_prefix_caching
 
     def begin_step(self) -> None:
         """Return host pages that the previous step has read to the pool."""
-        self.host.release(self._moves.host_pages_to_release)
-        self._moves.host_pages_to_release = []
+        self.host.release(self._batch_builder.host_pages_to_release)
+        self._batch_builder.host_pages_to_release = []
 
     # Admission ----------------------------------------------------------------------------------------------------
 
@@ -69,7 +69,11 @@ class KVManager:
         lead = sequence.prompt_leader
         if lead is not None and lead.state is State.RUNNING and lead.num_computed >= sequence.prompt_len:
             assert lead.slot is not None
-            if sequence.num_generated == 0 and lead not in preemptible and lead.slot not in self._moves.joined_slots:
+            if (
+                sequence.num_generated == 0
+                and lead not in preemptible
+                and lead.slot not in self._batch_builder.joined_slots
+            ):
                 return lead.page_table[: -(-(sequence.prompt_len - 1) // self._size)]
         return self.pool.lookup(sequence.reusable_digests()) if self._caching else []
 
@@ -104,16 +108,16 @@ class KVManager:
             if sequence.num_computed < len(reused) * size:
                 # The last page is shared and will be written: copy it.
                 table[-1] = pool.allocate()
-                self._moves.copy(reused[-1], table[-1])
+                self._batch_builder.copy(reused[-1], table[-1])
                 pool.release([reused[-1]])
         table += (pool.allocate() for _ in range(sequence.pages_needed - len(table)))
         sequence.page_table = table
         num_reused, host_pages = len(reused), sequence.host_pages
         sequence.host_pages = []
-        self._moves.release_later(host_pages[:num_reused])
+        self._batch_builder.release_later(host_pages[:num_reused])
         if num_reused >= len(host_pages):
             return False
-        self._moves.swap_in(host_pages[num_reused:], table[num_reused : len(host_pages)])
+        self._batch_builder.swap_in(host_pages[num_reused:], table[num_reused : len(host_pages)])
         return True
 
     def grow(self, sequence: Sequence) -> bool:
@@ -122,7 +126,7 @@ class KVManager:
             return False
         assert sequence.slot is not None
         page = self.pool.allocate()
-        self._moves.grow(sequence.slot, len(sequence.page_table), page)
+        self._batch_builder.grow(sequence.slot, len(sequence.page_table), page)
         sequence.page_table.append(page)
         return True
 
@@ -139,7 +143,7 @@ class KVManager:
         """Copy the computed pages of `sequence` to host memory; the caller has checked that there is room."""
         written_pages = sequence.page_table[: -(-sequence.num_computed // self._size)]
         sequence.host_pages = self.host.allocate(len(written_pages))
-        self._moves.swap_out(written_pages, sequence.host_pages)
+        self._batch_builder.swap_out(written_pages, sequence.host_pages)
 
     def release(self, sequence: Sequence) -> None:
         """Release its device pages, so that the last ones are evicted first."""
@@ -148,6 +152,6 @@ class KVManager:
 
     def release_host(self, sequence: Sequence) -> None:
         """Release its host pages."""
-        self._moves.cancel_swap_out(sequence.host_pages)
+        self._batch_builder.cancel_swap_out(sequence.host_pages)
         self.host.release(sequence.host_pages)
         sequence.host_pages = []

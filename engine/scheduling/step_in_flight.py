@@ -16,7 +16,7 @@ class StepInFlight:
 
     # Sequences that fill a page or end a chunk, their page tables, and how many of their tokens are computed then.
     to_publish: list[tuple[Sequence, list[int], int]]
-    sampled: list[Sequence]  # in the order of `Batch.sampled`
+    sampled: list[Sequence]  # in the order of `Batch.sampled_slots`
     chunked: list[Sequence]  # in the order of `Batch.chunks`
     num_tokens: int
     new_phases: list[Sequence]  # sequences that decode from then on, or have been swapped in
