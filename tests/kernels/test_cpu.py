@@ -75,8 +75,8 @@ KINDS = {
     "floats": Kind(Layout.FLOAT_PANELS),
     "bfloat16": Kind(Layout.BFLOAT16_PANELS),
     "tiles": Kind(Layout.BFLOAT16_TILES),
-    "tiles, rounded": Kind(Layout.BFLOAT16_TILES, allow_bf16=True),
-    "pairs, rounded": Kind(Layout.BFLOAT16_PAIRS, allow_bf16=True),
+    "tiles, rounded": Kind(Layout.BFLOAT16_TILES, allow_bf16_activations=True),
+    "pairs, rounded": Kind(Layout.BFLOAT16_PAIRS, allow_bf16_activations=True),
 }
 
 
