@@ -40,7 +40,8 @@ from app.observe.loop_lag import LoopLag
 from app.observe.metrics import Metrics
 from app.observe.request_log import REQUEST_ID, RequestLog
 from app.protocols.error_format import error_format
-from app.routes import chat, completions, live, ops, pages, realtime, requests, streams
+from app.routes import live, ops, pages, realtime, requests, streams
+from app.routes import text as text_routes
 from app.service import Service
 from app.settings import Settings
 from app.text.text_model import TextModel
@@ -98,8 +99,8 @@ def create_app(
 
     app = Starlette(
         routes=[  # matched in order: the most frequent first
-            Route("/v1/chat/completions", chat.chat_completions, methods=["POST"]),
-            Route("/v1/completions", completions.text_completions, methods=["POST"]),
+            Route("/v1/chat/completions", text_routes.chat_completions, methods=["POST"]),
+            Route("/v1/completions", text_routes.text_completions, methods=["POST"]),
             Route("/", pages.chat_page),
             Route("/engine", pages.engine_page),
             Route("/favicon.ico", pages.icon),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator
 
 import msgspec
@@ -13,46 +12,10 @@ from starlette.responses import Response
 from app.errors import ApiError
 from app.generation.generation import Generation
 from app.http import sse
-from app.http.disconnect import cancel_on_disconnect, run_unless_disconnected
-from app.http.security import read_json_body
+from app.http.disconnect import cancel_on_disconnect
 from app.http.sse import EventStream
-from app.observe.request_log import client_request_id
-from app.protocols.common import TextRequest
-from app.routes import authenticate_request, get_service
 from app.streams.stream_log import Encoder, Failure, StreamLog
 from app.streams.tail import MAX_RECORDS_PER_TURN, stream_chunks
-from app.streams.timeline import IntakeTimeline
-
-
-def resume_seconds(request: Request) -> float:
-    """Return the seconds for which an answer continues without a reader (`X-Carousel-Resume`). Raises `ApiError`."""
-    value = request.headers.get("x-carousel-resume")
-    if value is None:
-        return 0.0
-    if not (value.isascii() and value.isdigit() and len(value) < 6):
-        raise ApiError(
-            400,
-            f"X-Carousel-Resume must be a whole number of seconds, got {value[:40]!r}",
-            param="X-Carousel-Resume",
-        )
-    return float(value)
-
-
-async def answer(request: Request, schema: type[TextRequest]) -> Response:
-    """Answer a request of a text protocol, streamed or whole."""
-    intake = IntakeTimeline(time.monotonic(), client_request_id(request.scope["headers"]) or "")
-    service, tenant = get_service(request), authenticate_request(request)
-    body = await read_json_body(request, service.settings)
-    intake.body_received(time.monotonic())
-    parsed = await service.prompts.parse(schema, body, intake)
-    wanted = parsed.generation_request(resume_seconds(request))
-    generation = await run_unless_disconnected(request.receive, service.generate(wanted, tenant, intake))
-    encoder = generation.encoder
-    assert encoder is not None  # every text protocol has one
-    if not parsed.stream:
-        return await _respond_whole(request, generation, encoder)
-    may_resume = "x-carousel-resume" in request.headers  # others get neither ids nor status
-    return stream(generation, encoder=encoder if may_resume else encoder.without_resume_fields())
 
 
 def stream(generation: Generation, after: int = 0, encoder: Encoder | None = None) -> Response:
@@ -79,7 +42,7 @@ async def _end_mark(log: StreamLog) -> AsyncGenerator[bytes]:
     yield sse.block(log, len(log.records), sse.DONE)
 
 
-async def _respond_whole(request: Request, generation: Generation, encoder: Encoder) -> Response:
+async def respond_whole(request: Request, generation: Generation, encoder: Encoder) -> Response:
     """Wait for the end and return the answer's body. If the client disconnects meanwhile, its slot is freed."""
     log = generation.log
     try:

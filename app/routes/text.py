@@ -1,0 +1,60 @@
+"""POST /v1/chat/completions, POST /v1/completions."""
+
+from __future__ import annotations
+
+import time
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.errors import ApiError
+from app.http.disconnect import run_unless_disconnected
+from app.http.security import read_json_body
+from app.observe.request_log import client_request_id
+from app.protocols.chat import ChatRequest
+from app.protocols.common import TextRequest
+from app.protocols.completions import CompletionRequest
+from app.routes import authenticate_request, get_service
+from app.routes.responses import respond_whole, stream
+from app.streams.timeline import IntakeTimeline
+
+
+async def chat_completions(request: Request) -> Response:
+    """Answer a conversation, streamed or whole."""
+    return await _answer(request, ChatRequest)
+
+
+async def text_completions(request: Request) -> Response:
+    """Continue a text, streamed or whole."""
+    return await _answer(request, CompletionRequest)
+
+
+async def _answer(request: Request, schema: type[TextRequest]) -> Response:
+    """Answer a request of a text protocol, streamed or whole."""
+    intake = IntakeTimeline(time.monotonic(), client_request_id(request.scope["headers"]) or "")
+    service, tenant = get_service(request), authenticate_request(request)
+    body = await read_json_body(request, service.settings)
+    intake.body_received(time.monotonic())
+    parsed = await service.prompts.parse(schema, body, intake)
+    wanted = parsed.generation_request(_resume_seconds(request))
+    generation = await run_unless_disconnected(request.receive, service.generate(wanted, tenant, intake))
+    encoder = generation.encoder
+    assert encoder is not None  # every text protocol has one
+    if not parsed.stream:
+        return await respond_whole(request, generation, encoder)
+    may_resume = "x-carousel-resume" in request.headers  # others get neither ids nor status
+    return stream(generation, encoder=encoder if may_resume else encoder.without_resume_fields())
+
+
+def _resume_seconds(request: Request) -> float:
+    """Return the seconds for which an answer continues without a reader (`X-Carousel-Resume`). Raises `ApiError`."""
+    value = request.headers.get("x-carousel-resume")
+    if value is None:
+        return 0.0
+    if not (value.isascii() and value.isdigit() and len(value) < 6):
+        raise ApiError(
+            400,
+            f"X-Carousel-Resume must be a whole number of seconds, got {value[:40]!r}",
+            param="X-Carousel-Resume",
+        )
+    return float(value)
