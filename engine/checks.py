@@ -39,10 +39,10 @@ def _check_ids(request: Request, info: ModelInfo) -> None:
         raise InvalidParameter("the prompt is empty", param="prompt")
     for choice, tokens in request.output_so_far.items():
         if not 0 <= choice < request.n or len(tokens) >= sampling.max_tokens:
-            raise InvalidParameter(f"said: choice {choice} has ended or does not exist", param="output_so_far")
+            raise InvalidParameter(f"output_so_far: choice {choice} has ended or does not exist", param="output_so_far")
         if tokens and not 0 <= min(tokens) <= max(tokens) < info.vocab_size:
             raise InvalidParameter(
-                f"said: token IDs must be between 0 and {info.vocab_size - 1}", param="output_so_far"
+                f"output_so_far: token IDs must be between 0 and {info.vocab_size - 1}", param="output_so_far"
             )
     lowest, highest = min(request.prompt), max(request.prompt)
     if lowest < 0 or highest >= info.vocab_size:

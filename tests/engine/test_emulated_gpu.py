@@ -14,7 +14,7 @@ KERNELS = "tests/kernels/test_"
 # tests check only their arguments on a device.
 SELECTED = {
     "as late as possible": (
-        ["--gpu-pace", "at-last", "--gpu-kernels", "reference"],
+        ["--gpu-timing", "lazy", "--gpu-kernels", "reference"],
         [
             f"{ON_DEVICE}a_device_and_a_cpu_agree_on_every_log_probability",
             f"{ON_DEVICE}a_recorded_step_computes_what_single_operations_compute[more2-options0]",
@@ -23,11 +23,11 @@ SELECTED = {
         ],
     ),
     "at any time": (
-        ["--gpu-pace", "by-chance", "--gpu-kernels", "reference"],
+        ["--gpu-timing", "random", "--gpu-kernels", "reference"],
         [f"{ON_DEVICE}a_swap_changes_no_text_on_a_device[page_by_page]"],
     ),
     "kernels": (
-        ["--gpu-pace", "at-last", "--gpu-kernels", "triton"],
+        ["--gpu-timing", "lazy", "--gpu-kernels", "triton"],
         [
             f"{KERNELS}attention.py::test_decode_attention_equals_naive[triton-three heads to one]",
             f"{KERNELS}attention.py::test_prefill_attention_equals_naive[triton-three heads to one]",

@@ -20,12 +20,12 @@ class Refused(RuntimeError):
     """The operation is not possible on a real device, or would wait where waiting is forbidden."""
 
 
-class Pace(Enum):
+class Timing(Enum):
     """Lag of the device behind the host."""
 
-    AT_ONCE = "at-once"  # no lag
-    AT_LAST = "at-last"  # work executes only when the host waits for it
-    BY_CHANCE = "by-chance"  # any stream may execute any number of items at any time
+    IMMEDIATE = "immediate"  # no lag
+    LAZY = "lazy"  # work executes only when the host waits for it
+    RANDOM = "random"  # any stream may execute any number of items at any time
 
 
 @dataclass(eq=False)
@@ -75,11 +75,11 @@ class Graph:
 class Machine:
     """One device and its queued work."""
 
-    def __init__(self, pace: Pace, seed: int = 0) -> None:
+    def __init__(self, timing: Timing, seed: int = 0) -> None:
         self.current = Stream()
         self.may_wait_implicitly = True  # whether the host may wait implicitly
         self._streams = [self.current]
-        self._pace = pace
+        self._timing = timing
         self._random = random.Random(seed)
         self._captured: Graph | None = None
         self._unsafe_reuse = ""  # error message: memory was reused while a stream still used it
@@ -177,11 +177,11 @@ class Machine:
             item.work()
 
     def _advance(self) -> None:
-        if self._pace is Pace.AT_ONCE:
+        if self._timing is Timing.IMMEDIATE:
             for stream in self._streams:
                 while stream.items:
                     self._execute_next(stream)
-        elif self._pace is Pace.BY_CHANCE and self._random.random() < 0.2:
+        elif self._timing is Timing.RANDOM and self._random.random() < 0.2:
             stream = self._random.choice(self._streams)
             for _ in range(self._random.randrange(40)):
                 if stream.items:

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.gpu.machine import Machine, Pace
+from tests.gpu.machine import Machine, Timing
 
 MAX_PROMPT_ROWS = 64  # maximum of a recording: time of the reference kernels grows with rows
 
@@ -15,9 +15,9 @@ active = ExitStack()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    paces = [pace.value for pace in Pace]
+    timings = [timing.value for timing in Timing]
     parser.addoption(
-        "--gpu-pace", choices=paces, default=Pace.AT_LAST.value, help="when the device executes queued work"
+        "--gpu-timing", choices=timings, default=Timing.LAZY.value, help="when the device executes queued work"
     )
     parser.addoption(
         "--gpu-kernels", choices=["triton", "reference"], default="triton", help="kernels that engines use"
@@ -31,7 +31,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     from tests.gpu.cuda import emulated_gpu
 
     options = early_config.known_args_namespace
-    active.enter_context(emulated_gpu(Machine(Pace(options.gpu_pace))))
+    active.enter_context(emulated_gpu(Machine(Timing(options.gpu_timing))))
     if options.gpu_kernels == "reference":
         patching = active.enter_context(pytest.MonkeyPatch.context())
         patching.setattr("engine.build.load_kernels", kernels.load)

@@ -9,7 +9,7 @@ import torch
 
 from tests import requirements
 from tests.gpu.cuda import emulated_gpu
-from tests.gpu.machine import Machine, Pace, Refused
+from tests.gpu.machine import Machine, Refused, Timing
 
 GPU = torch.device("cuda", 0)
 
@@ -19,7 +19,7 @@ pytestmark = [requirements.a_compiler, pytest.mark.skipif(torch.cuda.is_availabl
 @pytest.fixture(autouse=True)
 def machine() -> Iterator[Machine]:
     """Yield a device that executes nothing before the host waits."""
-    machine = Machine(Pace.AT_LAST)
+    machine = Machine(Timing.LAZY)
     with emulated_gpu(machine), torch.inference_mode():
         yield machine
 
