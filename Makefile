@@ -6,8 +6,12 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 MODEL ?=
 ARGS ?=
-# STRICT=1: a test that cannot run here is a failure (CI). Without it, what is left out is said loudly.
+# STRICT=1: a test that cannot run here is a failure (CI). Without it, skipped tests are listed with their reasons.
 STRICT ?=
+# Test processes.
+JOBS ?= 2
+# Marker expression that selects tests of `make test` and `make unit`, such as SELECT="not emulated".
+SELECT ?=
 
 # Written by npm when it has installed the packages of package-lock.json.
 JS_STAMP := node_modules/.package-lock.json
@@ -48,7 +52,7 @@ $(JS_STAMP): package.json package-lock.json
 	@touch $@
 
 unit: install  ## every test
-	@CAROUSEL_STRICT=$(STRICT) $(BIN)/python -m pytest -p tests.both_ends
+	@CAROUSEL_STRICT=$(STRICT) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(if $(SELECT),-m "$(SELECT)")
 
 browser: install  ## bring a Chromium for the browser tests, if there is none
 	@CAROUSEL_STRICT=$(STRICT) $(BIN)/python -m tests.chromium
