@@ -30,7 +30,7 @@ OLD_NAMES = {
 }
 OLD_FILES = {
     ".py": """books news moves gate pace lead frames life lives following patience presence spoken audit prefix few_rows
-        early composed page_lookup needs""",
+        early composed page_lookup both_ends needs""",
     ".h": "beside unit",
     ".cpp": "tiles",
     ".js": "words thoughts heal runs seats",
