@@ -129,7 +129,7 @@ class StreamLog:
         self.status: StatusEvent | None = None
         self.closed_at: float | None = None
         self.readers = 0
-        self.listeners: tuple[Callable[[], None], ...] = ()  # called by `announce`, oldest first; they raise nothing
+        self.listeners: tuple[Callable[[], None], ...] = ()  # called by `notify`, oldest first; they raise nothing
 
     @property
     def is_closed(self) -> bool:
@@ -137,7 +137,7 @@ class StreamLog:
         return self.closed_at is not None
 
     def append(self, record: Record) -> None:
-        """Write one record; `Usage` and `Failure` close the log. Readers are notified by the next `announce`."""
+        """Write one record; `Usage` and `Failure` close the log. Readers are notified by the next `notify`."""
         assert not self.is_closed, f"stream {self.id} is closed"
         self.records.append(record)
         if isinstance(record, Delta):
@@ -152,7 +152,7 @@ class StreamLog:
             follower()
 
     def follow(self, follower: Callable[[], None]) -> None:
-        """Call `follower` at each `announce` from now on."""
+        """Call `follower` at each `notify` from now on."""
         self.listeners += (follower,)
 
     def unfollow(self, follower: Callable[[], None]) -> None:
