@@ -12,11 +12,14 @@ STRICT ?=
 JOBS ?= 2
 # Marker expression that selects tests of `make test` and `make unit`, such as SELECT="not emulated".
 SELECT ?=
+# For `make sanitize`: the kernels are compiled with sanitizers, whose runtime must be loaded first.
+SANITIZE := KERNELS_CXXFLAGS="-O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined" \
+  ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0
 
 # Written by npm when it has installed the packages of package-lock.json.
 JS_STAMP := node_modules/.package-lock.json
 
-.PHONY: serve test install lint types js unit browser docs bench soak peers gpu-check gpu-figures gpu-wheels constraints clean help
+.PHONY: serve test install lint types js unit sanitize browser docs bench soak peers gpu-check gpu-figures gpu-wheels constraints clean help
 
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -53,6 +56,11 @@ $(JS_STAMP): package.json package-lock.json
 
 unit: install  ## every test
 	@CAROUSEL_STRICT=$(STRICT) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(if $(SELECT),-m "$(SELECT)")
+
+sanitize: install  ## the C++ kernels' tests with AddressSanitizer and UndefinedBehaviorSanitizer; needs g++
+	@$(SANITIZE) CXX=g++ $(BIN)/python -m kernels.cpu
+	@$(SANITIZE) CXX=g++ LD_PRELOAD="$$(g++ -print-file-name=libasan.so)" $(BIN)/python -m pytest -q \
+	  tests/kernels tests/engine/models/test_fused_step.py -k "(cpu or fused_step) and not other_processors"
 
 browser: install  ## bring a Chromium for the browser tests, if there is none
 	@CAROUSEL_STRICT=$(STRICT) $(BIN)/python -m tests.chromium

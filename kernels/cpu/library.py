@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 SOURCE = Path(__file__).parent / "source"
 # -ffp-contract=fast: every product followed by a sum becomes one fused multiply-add, with one rounding, everywhere.
 FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-Wno-psabi", "-fPIC", "-pthread")
+# Environment variable with further flags, which may override the others; for sanitizers and debuggers.
+EXTRA_FLAGS = "KERNELS_CXXFLAGS"
 CHECKSUM_SUFFIX = ".sha256"  # suffix of the file with the library's checksum
 COMPILERS = ("g++", "clang++", "c++")
 
@@ -104,7 +106,8 @@ def _build(folder: Path) -> Path:
 
     Only building needs a writable folder. Raises `OSError` if it is not writable, and `CompileError`.
     """
-    command = [*_compiler(), *FLAGS, "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"]
+    native = "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"
+    command = [*_compiler(), *FLAGS, native, *shlex.split(os.environ.get(EXTRA_FLAGS, ""))]
     sources = sorted(SOURCE.glob("*.cpp"))
     header = slot_record.header()
     digest = hashlib.sha256()

@@ -442,6 +442,16 @@ def test_another_flag_or_source_is_another_file(compiling: pytest.MonkeyPatch):
     assert (made.part0(), made.part1(), made.part2()) == (0, 7, 2)
 
 
+def test_flags_of_the_environment_override_the_others(compiling: pytest.MonkeyPatch):
+    """KERNELS_CXXFLAGS adds flags after all others, and its library is another file."""
+    plain = library._build(library._cache())
+    compiling.setenv("KERNELS_CXXFLAGS", "-DNUMBER=5 '-std=gnu++20'")
+    (library.SOURCE / "part1.cpp").write_text('extern "C" int part1() { return NUMBER * (__cplusplus / 100); }\n')
+    built = library._build(library._cache())
+    assert built != plain
+    assert ctypes.CDLL(str(built)).part1() == 5 * 2020
+
+
 def test_without_a_compiler_the_reason_is_reported(compiling: pytest.MonkeyPatch):
     """The error names the compilers that were looked for."""
     compiling.delenv("CXX", raising=False)
