@@ -222,7 +222,7 @@ def test_pauses_are_derived_from_snapshots(run: Run) -> None:
     )
     assert events[0] == []
     assert "paused batch 4f2a for interactive, pages kept in host memory" in events[1]
-    assert events[2] == ["resumed batch 4f2a after 1.5 s", "2 pauses were too short to be listed"]
+    assert events[2] == ["resumed batch 4f2a after 1.5\u00a0s", "2 pauses were too short to be listed"]
 
 
 def test_a_chart_without_tokens_has_a_note(run: Run) -> None:

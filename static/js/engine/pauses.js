@@ -53,6 +53,6 @@ export function describePause(event) {
     const beneficiary = event.by ? ` for ${event.by}` : ", memory ran short";
     return `paused ${name}${beneficiary}, ${MECHANISM_TEXTS[event.mechanism] ?? event.mechanism}`;
   }
-  if (event.kind === "left") return `${name} left after ${event.after.toFixed(1)} s`;
-  return `resumed ${name} after ${event.after.toFixed(1)} s`;
+  if (event.kind === "left") return `${name} left after ${event.after.toFixed(1)}\u00a0s`;
+  return `resumed ${name} after ${event.after.toFixed(1)}\u00a0s`;
 }
