@@ -12,14 +12,17 @@ STRICT ?=
 JOBS ?= 2
 # Marker expression that selects tests of `make test` and `make unit`, such as SELECT="not emulated".
 SELECT ?=
-# For `make sanitize`: the kernels are compiled with sanitizers, whose runtime must be loaded first.
+# Tests without servers, engine processes, browsers and compilers.
+QUICK := tests --ignore=tests/e2e --ignore=tests/benchmarks --ignore=tests/kernels --ignore=tests/engine/models \
+  --ignore=tests/models --ignore=tests/app/engine_client/test_client.py -m "not slow and not emulated and not device"
+# For `make sanitize`: compile the kernels with sanitizers; their runtime must be loaded first.
 SANITIZE := KERNELS_CXXFLAGS="-O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined" \
   ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0
 
 # Written by npm when it has installed the packages of package-lock.json.
 JS_STAMP := node_modules/.package-lock.json
 
-.PHONY: serve test install lint types js unit sanitize browser docs bench soak peers gpu-check gpu-figures gpu-wheels constraints clean help
+.PHONY: serve test install lint types js unit quick coverage emulated sanitize browser docs bench soak peers gpu-check gpu-figures gpu-wheels constraints clean help
 
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -56,6 +59,15 @@ $(JS_STAMP): package.json package-lock.json
 
 unit: install  ## every test
 	@CAROUSEL_STRICT=$(STRICT) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(if $(SELECT),-m "$(SELECT)")
+
+quick: install  ## the tests that need no server, browser or compiler
+	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile $(QUICK)
+
+coverage: install  ## the same tests, and the share of lines of app/ and engine/ that they run
+	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --cov --cov-report=term $(QUICK)
+
+emulated: install  ## GPU kernels and their launches on emulators
+	@CAROUSEL_STRICT=$(STRICT) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m emulated
 
 sanitize: install  ## the C++ kernels' tests with AddressSanitizer and UndefinedBehaviorSanitizer; needs g++
 	@$(SANITIZE) CXX=g++ $(BIN)/python -m kernels.cpu

@@ -84,7 +84,7 @@ def test_onednn_operators_exist() -> None:
 
 
 def test_memory_pools_of_failed_recordings_can_be_ended() -> None:
-    """engine/execution/graphs.py ends the pool of a CUDA graph whose recording failed, as torch's own code does."""
+    """engine/execution/graphs.py ends the pool of a CUDA graph after a failed recording, as torch's own code does."""
     source = inspect.getsource(importlib.import_module("torch.cuda.memory"))
     for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
         assert name in source

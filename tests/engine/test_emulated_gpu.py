@@ -8,6 +8,8 @@ import torch
 from tests import requirements
 from tests.subprocess_pytest import count_passed, run_pytest
 
+pytestmark = pytest.mark.emulated
+
 ON_DEVICE = "tests/engine/test_on_device.py::test_"
 KERNELS = "tests/kernels/test_"
 # Plugin options and tests. Tests that need bitwise equality in bfloat16 from torch's references are excluded. Kernel

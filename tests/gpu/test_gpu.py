@@ -13,7 +13,11 @@ from tests.gpu.machine import Machine, Refused, Timing
 
 GPU = torch.device("cuda", 0)
 
-pytestmark = [requirements.a_compiler, pytest.mark.skipif(torch.cuda.is_available(), reason="a real GPU is present")]
+pytestmark = [
+    pytest.mark.emulated,
+    requirements.a_compiler,
+    pytest.mark.skipif(torch.cuda.is_available(), reason="a real GPU is present"),
+]
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,8 @@ import pytest
 from tests.kernels.test_compile import KERNELS
 from tests.subprocess_pytest import count_passed, run_pytest
 
+pytestmark = pytest.mark.emulated
+
 # Some tests of each file, which together cover every kernel and branch. One process runs all files of a group.
 SELECTED = {
     "attention": {

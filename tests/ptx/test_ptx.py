@@ -15,6 +15,8 @@ from tests.ptx.numbers import bf16_to_float32, float32_to_bf16
 from tests.ptx.program import PtxError, parse
 from tests.ptx.state import State
 
+pytestmark = pytest.mark.emulated
+
 KERNEL = """
 .visible .entry kernel(
 )

@@ -146,7 +146,7 @@ async def test_a_flood_of_control_frames_is_refused_within_its_first_slice(peer:
         (frame(Opcode.PING) * (MAX_CONTROL_FRAMES_PER_SECOND + 1), True),
         (frame(Opcode.CLOSE, Close(FLOOD_CLOSE_CODE, "").serialize()), False),
     ],
-    ids=["flood", "close frame"],  # not the data, whose mask is random
+    ids=["flood", "close frame"],  # not the data: its mask is random
 )
 async def test_a_refusal_differs_from_a_close_code_of_the_client(data: bytes, is_refused: bool):
     """It is marked in the scope, and the end of the connection is reported once."""
