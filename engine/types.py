@@ -102,6 +102,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     top_k: Annotated[int, Bounds(0, 2**31 - 1)] = 0  # 0 = off
     top_p: Annotated[float, Bounds(0.0, 1.0)] = 1.0
     min_p: Annotated[float, Bounds(0.0, 1.0)] = 0.0
+    top_n_sigma: Annotated[float, Bounds(0.0, MAX_NUMBER)] = 0.0  # 0 = off
     # Over generated tokens, as OpenAI defines them.
     frequency_penalty: Annotated[float, Bounds(-MAX_NUMBER, MAX_NUMBER)] = 0.0
     presence_penalty: Annotated[float, Bounds(-MAX_NUMBER, MAX_NUMBER)] = 0.0

@@ -29,6 +29,7 @@ SlotRecord = np.dtype(
         ("top_k", np.int32),  # 0: off
         ("top_p", np.float32),  # 1: off
         ("min_p", np.float32),  # 0: off
+        ("top_n_sigma", np.float32),  # 0: off
         ("frequency_penalty", np.float32),
         ("presence_penalty", np.float32),
         ("repetition_penalty", np.float32),
@@ -40,7 +41,8 @@ _TORCH_DTYPES = {"u8": torch.int64, "i8": torch.int64, "i4": torch.int32, "f4": 
 
 def has_filters(records: NDArray[np.void]) -> bool:
     """Return whether a filter of any of these records can remove tokens."""
-    return bool(((records["top_k"] > 0) | (records["top_p"] < 1.0) | (records["min_p"] > 0.0)).any())
+    by_value = (records["min_p"] > 0.0) | (records["top_n_sigma"] > 0.0)
+    return bool((by_value | (records["top_k"] > 0) | (records["top_p"] < 1.0)).any())
 
 
 def as_bytes(records: NDArray[np.void]) -> NDArray[np.uint8]:

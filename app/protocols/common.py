@@ -114,6 +114,7 @@ class SamplingFields(TextRequest):
     top_p: float | None = Field(None, gt=0.0, le=1.0)
     top_k: int | None = Field(None, ge=-1, le=2**31 - 1)  # -1 and 0: off
     min_p: float | None = Field(None, ge=0.0, le=1.0)
+    top_n_sigma: float | None = Field(None, ge=0.0, le=100.0)  # 0: off
     frequency_penalty: float | None = Field(None, ge=-2.0, le=2.0)
     presence_penalty: float | None = Field(None, ge=-2.0, le=2.0)
     repetition_penalty: float | None = Field(None, ge=1e-6, le=10.0)

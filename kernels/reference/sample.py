@@ -53,14 +53,20 @@ def _sample_all(logits: Tensor, sampling: SamplingTensors) -> Tensor:
 def filter_threshold(scaled: Tensor, sampling: SamplingTensors) -> Tensor:
     """Return the smallest scaled logit that each row's filters keep, -inf without filters.
 
-    In vLLM's order: min_p keeps tokens with at least min_p times the largest probability; top_k keeps the k largest;
+    In this order, vLLM's: top_n_sigma keeps tokens within that many standard deviations of the largest logit (Tang et
+    al., 2024), over the finite logits of the whole vocabulary, so that the kept set is the same at any temperature;
+    min_p keeps tokens with at least min_p times the largest probability; top_k keeps the k largest;
     top_p keeps the smallest set of largest tokens with a renormalised probability of at least top_p. All tokens equal
     to the smallest kept one are kept. scaled[R, V] (logits / temperature) -> [R].
     """
-    top_k, top_p, min_p = (sampling.field(name) for name in ("top_k", "top_p", "min_p"))
+    names = ("top_k", "top_p", "min_p", "top_n_sigma")
+    top_k, top_p, min_p, top_n_sigma = (sampling.field(name) for name in names)
     threshold = torch.full((len(scaled),), -math.inf, device=scaled.device)
     if bool((min_p > 0).any()):
         threshold = scaled.amax(dim=-1) + min_p.log()  # p >= min_p * p_max, in logits
+    if bool((top_n_sigma > 0).any()):
+        within = torch.where(top_n_sigma > 0, _sigma_threshold(scaled, top_n_sigma), -math.inf)
+        threshold = torch.maximum(threshold, within)
     limits = torch.where((top_k > 0) & (top_k < scaled.shape[1]), top_k, 0)
     largest = int(limits.max())
     if largest > 0:
@@ -72,6 +78,19 @@ def filter_threshold(scaled: Tensor, sampling: SamplingTensors) -> Tensor:
     if rows.numel() > 0:
         threshold[rows] = _nucleus_threshold(scaled[rows], threshold[rows], top_p[rows])
     return threshold
+
+
+def _sigma_threshold(scaled: Tensor, top_n_sigma: Tensor) -> Tensor:
+    """Return the largest logit minus top_n_sigma[R] standard deviations: scaled[R, V] -> [R] float32.
+
+    Computed in float64, with sums in a fixed order: cumsum adds from left to right in any batch.
+    """
+    finite = scaled.isfinite()
+    count = finite.sum(dim=-1, keepdim=True).clamp(min=1)
+    values = scaled.to(torch.float64).masked_fill_(~finite, 0)
+    deviations = values.sub_(values.cumsum(dim=-1)[:, -1:] / count).masked_fill_(~finite, 0)
+    sigma = (deviations.square().cumsum(dim=-1)[:, -1] / count.squeeze(1)).sqrt()
+    return (scaled.amax(dim=-1).to(torch.float64) - top_n_sigma.to(torch.float64) * sigma).to(torch.float32)
 
 
 def _nucleus_threshold(scaled: Tensor, threshold: Tensor, top_p: Tensor) -> Tensor:

@@ -25,7 +25,9 @@ from kernels.triton.pdl import pdl_options, wait_for_previous
 RECORD_BYTES = tl.constexpr(SlotRecord.itemsize)
 SEED, CHOICE = tl.constexpr(field_offset("seed")), tl.constexpr(field_offset("choice"))
 TEMPERATURE = tl.constexpr(field_offset("temperature"))
-TOP_K, TOP_P, MIN_P = (tl.constexpr(field_offset(name)) for name in ("top_k", "top_p", "min_p"))
+TOP_K, TOP_P, MIN_P, TOP_N_SIGMA = (
+    tl.constexpr(field_offset(name)) for name in ("top_k", "top_p", "min_p", "top_n_sigma")
+)
 
 SLICE = tl.constexpr(4096)  # columns that one program summarises before the search
 GROUP = tl.constexpr(256)  # columns per stored maximum
@@ -44,8 +46,8 @@ MAX_WEIGHT = tl.constexpr(float(1 << 42))  # weight of the largest column; two m
 GREEDY_BELOW = tl.constexpr(reference.GREEDY_BELOW)
 
 # Scratch memory of a row, in int64 words: the tallies [SEARCHES, STEPS, BINS], which are the weights of each bin's
-# columns, bins of large values first; the results [SEARCHES, STEPS - 1, 2] of `search_state` after the first steps; and
-# the largest value of each group of columns, [groups] float32.
+# columns, bins of large values first; the results [SEARCHES, STEPS - 1, 2] of `search_state` after the first steps; the
+# largest value of each group of columns, [groups] float32; and the moments of each slice, [groups / 16, 4] float64.
 FOUND = tl.constexpr(SEARCHES.value * STEPS.value * BINS.value)
 MAXIMA = tl.constexpr(FOUND.value + SEARCHES.value * (STEPS.value - 1) * 2)
 
@@ -59,7 +61,7 @@ def load_field(record, OFFSET: tl.constexpr, DTYPE: tl.constexpr):
 @triton.jit
 def row_scratch(scratch, row, groups):
     """Return the address of a row's scratch memory."""
-    return scratch + row * (MAXIMA + groups // 2)
+    return scratch + row * (MAXIMA + groups // 2 + groups // 4)
 
 
 @triton.jit
@@ -73,6 +75,13 @@ def order_key(values):
     """Map float32 values to int32 keys in the same order, equal where the floats are equal."""
     bits = (values + 0.0).to(tl.int32, bitcast=True)  # adding zero makes -0.0 equal to 0.0
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def slice_moments(scratch, groups):
+    """Return the address of the moments of slices in a row's scratch memory."""
+    tl.static_assert(SLICE == 16 * GROUP)
+    return (scratch + MAXIMA + groups // 2).to(tl.pointer_type(tl.float64))
 
 
 @triton.jit
@@ -95,17 +104,51 @@ def limits_top_p(record):
 
 
 @triton.jit
+def limits_sigma(record):
+    """Return whether the row has a top_n_sigma."""
+    return load_field(record, TOP_N_SIGMA, tl.float32) > 0.0
+
+
+@triton.jit
 def is_plain(record, V):
     """Return whether the row is greedy or has no filter."""
     greedy = load_field(record, TEMPERATURE, tl.float32) < GREEDY_BELOW
     filtered = limits_top_k(record, V) | limits_top_p(record) | (load_field(record, MIN_P, tl.float32) > 0.0)
-    return greedy | ~filtered
+    return greedy | ~(filtered | limits_sigma(record))
+
+
+@triton.jit
+def _store_moments(scaled, moments):
+    """Store the number of finite values in scaled[N], their mean, and the sum of their squared deviations from it."""
+    finite = (scaled > float("-inf")) & (scaled < float("inf"))
+    values = tl.where(finite, scaled, 0.0).to(tl.float64)
+    count = tl.sum(finite.to(tl.int32), axis=0).to(tl.float64)
+    mean = tl.sum(values, axis=0) / tl.maximum(count, 1.0)
+    deviations = tl.where(finite, values - mean, 0.0)
+    tl.store(moments, count)
+    tl.store(moments + 1, mean)
+    tl.store(moments + 2, tl.sum(deviations * deviations, axis=0))
+
+
+@triton.jit
+def _sigma_threshold(record, scratch, largest, groups, GROUPS: tl.constexpr):
+    """Return the largest value minus top_n_sigma standard deviations, computed in float64 from the slices' moments."""
+    slices = tl.arange(0, GROUPS * GROUP // SLICE)
+    moments, inside = slice_moments(scratch, groups) + slices * 4, slices < groups * GROUP // SLICE
+    counts = tl.load(moments, mask=inside, other=0.0)
+    means = tl.load(moments + 1, mask=inside, other=0.0)
+    count = tl.maximum(tl.sum(counts, axis=0), 1.0)
+    shifts = means - tl.sum(counts * means, axis=0) / count
+    squares = tl.load(moments + 2, mask=inside, other=0.0) + counts * shifts * shifts
+    sigma = tl.sqrt(tl.sum(squares, axis=0) / count)
+    n = load_field(record, TOP_N_SIGMA, tl.float32).to(tl.float64)
+    return (largest.to(tl.float64) - n * sigma).to(tl.float32)
 
 
 @triton.jit
 def summarise_slice(values, record, scratch, V):
-    """Store the largest scaled value of each group of values[SLICE], NaN if the slice contains one, and zero a share of
-    the tallies of the searches that the row needs.
+    """Store the largest scaled value of each group of values[SLICE], NaN if the slice contains one, and its moments if
+    the row needs them; zero a share of the tallies of the searches that the row needs.
     """
     part, parts = tl.program_id(1), tl.num_programs(1)
     GROUPS: tl.constexpr = SLICE // GROUP
@@ -113,6 +156,8 @@ def summarise_slice(values, record, scratch, V):
     largest = tl.max(tl.reshape(scaled, [GROUPS, GROUP]), axis=1)
     largest = tl.where(has_nan(values), float("nan"), largest)
     tl.store(group_maxima(scratch) + part * GROUPS + tl.arange(0, GROUPS), largest)
+    if limits_sigma(record):
+        _store_moments(scaled, slice_moments(scratch, parts * GROUPS) + part * 4)
     has_top_k, has_top_p = limits_top_k(record, V), limits_top_p(record)
     for tally in range(part, SEARCHES * STEPS, parts):
         if ((tally < STEPS) & has_top_k) | ((tally >= STEPS) & has_top_p):
@@ -206,6 +251,8 @@ def smallest_key(record, scratch, largest, V, groups, GROUPS: tl.constexpr):
     """Return the smallest key that the filters before top_p keep."""
     least = load_field(record, MIN_P, tl.float32)
     floor = order_key(tl.where(least > 0.0, largest + tl.log(tl.where(least > 0.0, least, 1.0)), float("-inf")))
+    if limits_sigma(record):
+        floor = tl.maximum(floor, order_key(_sigma_threshold(record, scratch, largest, groups, GROUPS)))
     if limits_top_k(record, V):
         floor = tl.maximum(floor, search_state(record, scratch, False, STEPS)[0])
     return floor
@@ -320,7 +367,8 @@ def programs_per_row(rows: int, V: int) -> int:
 
 def new_scratch(rows: int, V: int, device: torch.device) -> Tensor:
     """Return uninitialised scratch memory, [rows, words] int64."""
-    words = MAXIMA.value + group_count(V) // 2
+    groups = group_count(V)
+    words = MAXIMA.value + groups // 2 + groups // 4
     return torch.empty((rows, words), dtype=torch.int64, device=device)
 
 

@@ -33,6 +33,7 @@ def requests(prompts: Iterable[Iterable[int]], max_tokens: int, stop: Iterable[i
             top_k=20 if i % 3 == 0 else 0,
             top_p=0.9 if i % 4 == 1 else 1.0,
             min_p=0.05 if i % 8 == 3 else 0.0,
+            top_n_sigma=1.5 if i % 16 == 7 else 0.0,
             repetition_penalty=1.2 if i % 6 == 5 else 1.0,
             frequency_penalty=0.4 if i % 7 == 3 else 0.0,
             seed=1000 + i,

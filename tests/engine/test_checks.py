@@ -32,7 +32,7 @@ def test_a_good_request_passes():
     ("name", "value"),
     [
         ("temperature", -0.1), ("temperature", math.nan), ("temperature", math.inf), ("top_k", -1), ("top_k", 2**31),
-        ("top_p", 1.1), ("top_p", math.nan), ("min_p", -0.1), ("frequency_penalty", math.inf),
+        ("top_p", 1.1), ("top_p", math.nan), ("min_p", -0.1), ("top_n_sigma", -0.1), ("frequency_penalty", math.inf),
         ("presence_penalty", math.nan), ("repetition_penalty", 0.0), ("seed", -1), ("seed", 2**64), ("logprobs", 51),
         ("logprobs", -1), ("max_tokens", 0), ("min_tokens", 9), ("min_tokens", -1), ("logit_bias", {50: 1.0}),
         ("logit_bias", {3: math.inf}), ("logit_bias", {3: math.nan}), ("logit_bias", {3: -1e39}),

@@ -63,6 +63,7 @@ SELECTED = {
         ],
         "kernels/test_sample.py": [
             "all_back_ends_sample_the_same_tokens[triton]",
+            "all_back_ends_keep_the_same_tokens_within_n_standard_deviations[triton-4096]",
             "half_precision_logits_are_sampled_as_in_float32[triton-dtype0]",
             "a_row_with_nan_is_broken_and_no_other_is[triton-1.0-filtered-last-1.0]",
         ],

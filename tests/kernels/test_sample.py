@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterator
 
 import numpy as np
@@ -33,12 +34,18 @@ def parameters(rows: int, device: torch.device | None = None, **given: float | l
     return SamplingTensors(torch.from_numpy(as_bytes(records)).to(device), torch.from_numpy(positions).to(device))
 
 
-def naive_kept(logits: list[float], temperature: float, top_k: int, top_p: float, min_p: float) -> set[int]:
+def naive_kept(
+    logits: list[float], temperature: float, top_k: int, top_p: float, min_p: float, top_n_sigma: float = 0.0
+) -> set[int]:
     """Return the columns that one row's filters keep, by sorting Python floats."""
     scaled = [(torch.tensor(x) / torch.tensor(temperature)).item() for x in logits]
     largest = max(scaled)
     weights = {column: math.exp(x - largest) for column, x in enumerate(scaled)}
     kept = {column for column, weight in weights.items() if weight >= min_p}
+    if top_n_sigma:
+        lowest = largest - top_n_sigma * statistics.pstdev(x for x in scaled if math.isfinite(x))
+        assume(all(abs(x - lowest) > 1e-5 for x in scaled) or len(set(scaled)) == 1)
+        kept = {column for column in kept if scaled[column] >= torch.tensor(lowest).item()}
     if 0 < top_k < len(logits):
         smallest = sorted(weights.values(), reverse=True)[top_k - 1]
         kept = {column for column in kept if weights[column] >= smallest}
@@ -79,6 +86,65 @@ def test_filters_keep_the_same_columns_as_a_sorted_list(
     threshold = filter_threshold(scaled, given)
     kept = set((scaled[0] >= threshold[0]).nonzero().flatten().tolist())
     assert kept == naive_kept(logits, temperature, top_k, top_p, min_p)
+
+
+WITHIN = st.sampled_from([0.3, 0.75, 1.3, 2.9]).map(lambda n: torch.tensor(n).item())
+
+
+@settings(max_examples=150)
+@given(logits=LOGITS, forbidden=st.integers(0, 3), top_n_sigma=WITHIN, **FILTERS)
+@example(logits=[1.0] * 7, forbidden=0, top_n_sigma=1.0, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+def test_top_n_sigma_is_the_first_filter_and_ignores_forbidden_tokens(
+    logits: list[float],
+    forbidden: int,
+    top_n_sigma: float,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+):
+    """The kept set is that of Python's statistics; tokens with a logit of minus infinity do not widen it."""
+    logits = [*logits, *[-math.inf] * forbidden]
+    row = torch.tensor([logits, [0.0] * len(logits)])  # a neighbour, to be ignored
+    filters = {"top_k": top_k, "top_p": top_p, "min_p": min_p, "top_n_sigma": top_n_sigma}
+    given = parameters(2, temperature=temperature, **filters)
+    scaled = row / given.field("temperature").unsqueeze(1)
+    kept = set((scaled[0] >= filter_threshold(scaled, given)[0]).nonzero().flatten().tolist())
+    assert kept == naive_kept(logits, temperature, **filters)
+
+
+@pytest.mark.parametrize("V", [1, 15, 4096, 9 * 1024 + 5])
+def test_all_back_ends_keep_the_same_tokens_within_n_standard_deviations(
+    kernels: Kernels, reference_kernels: Kernels, device: torch.device, V: int
+):
+    """Rows are flat and steep, near zero and far from it, with forbidden tokens, alone and with other filters."""
+    generator = torch.Generator().manual_seed(V)
+    rows = 12
+    logits = torch.randn(rows, V, generator=generator) * torch.linspace(0, 9, rows).unsqueeze(1)
+    logits[::2] += 300
+    logits[1::3, : V // 2] = -math.inf
+    given = parameters(
+        rows,
+        temperature=[0.6, 1.0, 3.0] * 4,
+        top_n_sigma=[0.0, 0.5, 1.0, 1.5, 2.5, 4.0] * 2,
+        top_k=[0, 0, 0, 30] * 3,
+        top_p=[1.0, 1.0, 0.9] * 4,
+        min_p=[0.0] * 8 + [0.05] * 4,
+        position=torch.arange(rows),
+    )
+    expected = reference_kernels.sample(logits, given)
+    assert kernels.sample(logits.to(device), given.to(device)).tolist() == expected.tolist()
+
+
+def test_the_kept_set_of_top_n_sigma_does_not_depend_on_the_temperature(reference_kernels: Kernels):
+    """At any temperature the same tokens are within n standard deviations of the largest."""
+    logits = torch.randn(1, 3000, generator=torch.Generator().manual_seed(5)) * 3
+    kept = set()
+    for temperature in (0.3, 1.0, 50.0):
+        given = parameters(1, temperature=temperature, top_n_sigma=1.0)
+        scaled = logits / given.field("temperature").unsqueeze(1)
+        kept.add(tuple((scaled >= filter_threshold(scaled, given)).flatten().tolist()))
+    assert len(kept) == 1 and 1 < sum(kept.pop()) < 3000
 
 
 @settings(max_examples=12, suppress_health_check=SUPPRESSED_CHECKS)
@@ -163,6 +229,8 @@ def test_half_precision_logits_are_sampled_as_in_float32(kernels: Kernels, devic
         {"min_p": 0.05, "top_p": 0.7},
         {"min_p": 0.5, "top_k": 30, "top_p": 0.95, "temperature": 1.7},
         {"min_p": 0.3, "temperature": 0.6},
+        {"top_n_sigma": 1.2},
+        {"top_n_sigma": 2.0, "top_k": 900, "top_p": 0.9},
     ],
     ids=str,
 )

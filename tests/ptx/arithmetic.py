@@ -29,8 +29,9 @@ IGNORED_QUALIFIERS = {
 
 def _fma(x: Array, y: Array, z: Array) -> Array:
     """Multiply and add. The product of two float32 is exact in float64; rounding the sum twice hardly ever differs from
-    once."""
-    return (np.multiply(x, y, dtype=np.float64) + z).astype(np.float32)
+    once. Products of float64 are rounded to the widest float of this machine."""
+    wide = np.float64 if x.dtype == np.float32 else np.longdouble
+    return (np.multiply(x, y, dtype=wide) + z).astype(x.dtype)
 
 
 def _in_float64(function: Callable[[Array], Array]) -> Compute:
@@ -89,34 +90,38 @@ def _cast(kind: str) -> Compute:
 
 # Name: function, and the types that it supports.
 FORMS: dict[str, tuple[Compute, str]] = {
-    "add": (np.add, "s32 s64 f32"),
-    "sub": (np.subtract, "s32 s64 f32"),
+    "add": (np.add, "s32 s64 f32 f64"),
+    "sub": (np.subtract, "s32 s64 f32 f64"),
     "mul": (np.multiply, "s32 s64 f32 f64"),
     "mul.wide": (_wide_product, "s32 u32"),
     "mul.hi": (lambda x, y: (_wide_product(x, y) >> 32).astype(x.dtype), "s32 u32"),
     "mad": (lambda x, y, z: x * y + z, "s32 s64"),
     "mad.wide": (lambda x, y, z: _wide_product(x, y) + z, "s32 u32"),
-    "fma": (_fma, "f32"),
-    "div": (np.divide, "f32"),
+    "fma": (_fma, "f32 f64"),
+    "div": (np.divide, "f32 f64"),
     "rem": (_remainder, "u32 s64"),
     "min": (np.fmin, "s32 u32 s64 f32"),
-    "max": (np.fmax, "s32 s64 f32"),
-    "neg": (np.negative, "s32 f32"),
+    "max": (np.fmax, "s32 s64 f32 f64"),
+    "neg": (np.negative, "s32 f32 f64"),
+    "abs": (np.abs, "f32"),
     "and": (np.bitwise_and, "pred b16 b32 b64"),
     "or": (np.bitwise_or, "pred b16 b32 b64"),
     "xor": (np.bitwise_xor, "b32"),
     "not": (np.invert, "pred b32"),
     "shl": (_shift_left, "b16 b32 b64"),
     "shr": (_shift_right, "s32 u32 s64 u64"),
-    "selp": (lambda x, y, chosen: np.where(chosen, x, y), "b16 b32 b64 f32"),
+    "selp": (lambda x, y, chosen: np.where(chosen, x, y), "b16 b32 b64 f32 f64"),
     "mov": (lambda x: x, "pred b16 u16 b32 u32 b64 u64"),
     "bfe": (_extract_bits, "s32 u32"),
     "popc": (np.bitwise_count, "b32"),
     "ex2": (_in_float64(np.exp2), "f32"),
     "lg2": (_in_float64(np.log2), "f32"),
+    "sqrt": (np.sqrt, "f64"),
     "rsqrt": (_in_float64(lambda x: 1 / np.sqrt(x)), "f32"),
 }
-CASTS = "f32.bf16 f32.f16 f64.f32 f16.f32 f32.s32 f32.u32 f64.s64 s64.s32 u16.u32 u32.u16 u32.u64 u64.u32"
+CASTS = (
+    "f32.bf16 f32.f16 f64.f32 f16.f32 f32.s32 f32.u32 f32.f64 f64.s32 f64.s64 s64.s32 u16.u32 u32.u16 u32.u64 u64.u32"
+)
 OPERATIONS: dict[str, Compute] = {
     **{f"{name}.{kind}": compute for name, (compute, kinds) in FORMS.items() for kind in kinds.split()},
     **{f"cvt.{cast}": _cast(cast.split(".")[0]) for cast in CASTS.split()},

@@ -129,11 +129,37 @@ float reaching(Weighed* first, Weighed* last, double target) {
     return first->value;
 }
 
+double sum(D16 lanes) {
+    double total = 0;
+    for (int lane = 0; lane < LANES; lane++) total += lanes[lane];
+    return total;
+}
+
+// Return the standard deviation of the finite ones of values[padded], which are padded with minus infinity.
+double standard_deviation(const std::vector<float>& values, int64_t size) {
+    const F16 infinity = splat(-LOWEST);
+    const auto sum_of = [&](auto term) {
+        D16 lanes{};
+        for (int64_t column = 0; column < size; column += LANES) {
+            const F16 v = load(values.data() + column);
+            const I16 finite = (v > -infinity) & (v < infinity);
+            lanes += term(__builtin_convertvector(choose(finite, v, splat(0.0f)), D16),
+                          __builtin_convertvector(choose(finite, splat(1.0f), splat(0.0f)), D16));
+        }
+        return sum(lanes);
+    };
+    const double count = std::max(1.0, sum_of([](D16, D16 finite) { return finite; }));
+    const double mean = sum_of([](D16 v, D16) { return v; }) / count;
+    return std::sqrt(sum_of([=](D16 v, D16 finite) { return (v - mean) * (v - mean) * finite; }) / count);
+}
+
 // Return the smallest of values[padded] that the filters keep; minus infinity without filters.
 float floor_of(const std::vector<float>& values, int64_t size, float top, const SlotRecord& record) {
     const int32_t top_k = record.top_k;
     const float top_p = record.top_p;
     float floor = record.min_p > 0 ? top + std::log(record.min_p) : LOWEST;
+    if (record.top_n_sigma > 0)
+        floor = std::max(floor, float(top - double(record.top_n_sigma) * standard_deviation(values, size)));
     if (top_k > 0 && top_k < size) {
         thread_local std::vector<float> some;
         some.assign(values.begin(), values.begin() + size);
@@ -148,8 +174,7 @@ float floor_of(const std::vector<float>& values, int64_t size, float top, const 
         D16 masses{};
         for (int64_t column = 0; column < size; column += LANES)
             masses += __builtin_convertvector(weigh(column, floor), D16);
-        double mass = 0;
-        for (int lane = 0; lane < LANES; lane++) mass += masses[lane];
+        const double mass = sum(masses);
         // All columns lighter than this together weigh less than top_p may drop, so the threshold is not among them.
         const float light = float((1 - top_p) * mass / double(size));
         thread_local std::vector<Weighed> heavy;

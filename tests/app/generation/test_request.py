@@ -54,6 +54,7 @@ def test_every_sampling_field_of_a_schema_reaches_the_engine(schema: type[TextRe
         "top_k": 4,
         "top_p": 0.7,
         "min_p": 0.1,
+        "top_n_sigma": 1.5,
         "frequency_penalty": 0.2,
         "presence_penalty": 0.3,
         "repetition_penalty": 1.2,

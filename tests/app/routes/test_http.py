@@ -459,6 +459,7 @@ def test_a_stream_belongs_to_the_key_that_started_it(http_with_keys):
         (CHAT, {"store": 0}, "store"),
         ("/v1/completions", {"echo": 0.0}, "echo"),
         ("/v1/completions", {"repetition_penalty": 1e-7}, "repetition_penalty"),
+        ("/v1/completions", {"top_n_sigma": -0.5}, "top_n_sigma"),
     ],
 )
 def test_a_non_boolean_or_a_value_out_of_range_is_refused(http, path, fields, param):

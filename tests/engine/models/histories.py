@@ -26,6 +26,7 @@ PLAIN = (
     SamplingParams(max_tokens=40, temperature=0.9, seed=2**64 - 3),
     SamplingParams(max_tokens=40, temperature=1.2, top_k=20, top_p=0.8, seed=5),
     SamplingParams(max_tokens=40, temperature=0.7, min_p=0.1, seed=6),
+    SamplingParams(max_tokens=40, temperature=1.5, top_n_sigma=1.0, seed=4),
 )
 FULL_SAMPLER = (
     SamplingParams(max_tokens=40, temperature=0.8, seed=7, logprobs=2),
