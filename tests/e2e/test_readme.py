@@ -51,4 +51,4 @@ def test_the_tree_in_the_readme_is_the_tree():
     """Every top-level folder that the README names exists, and none is missing."""
     named = set(re.findall(r"^    (\w+)/ ", README, re.M)) | set(re.findall(r"^    (models)/demo/", README, re.M))
     there = {path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith((".", "_"))}
-    assert named == there - {"build", "dist"}
+    assert named == there - {"build", "dist", "node_modules"}
