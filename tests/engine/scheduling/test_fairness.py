@@ -43,6 +43,7 @@ def served(history: History, tenant: dict[str, str], prompts: dict[str, int]) ->
     return total
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(
     seed=st.integers(0, 2**32),
