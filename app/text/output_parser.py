@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 OPEN = "<think>"
 CLOSE = "</think>"
+MAX_LEADING_SPACE = 256  # characters of white space before a block; all of it is searched again with each token
 
 
 class ParsedText(NamedTuple):
@@ -43,8 +44,9 @@ class OutputParser(Protocol):
 class ThinkTagParser:
     """Parser for models that write their reasoning in `<think>` tags before the answer (DeepSeek-R1, Qwen3).
 
-    Only a block at the beginning counts, so that an answer may mention the tags. White space around the block and at
-    the beginning of the reasoning belongs to neither part. Text that may be the beginning of a tag is held back.
+    Only a block at the beginning counts, so that an answer may mention the tags; at most `MAX_LEADING_SPACE` characters
+    of white space may precede it. White space around the block and at the beginning of the reasoning belongs to neither
+    part. Text that may be the beginning of a tag is held back.
     """
 
     __slots__ = ("_begins_reasoning", "_held", "_is_open", "_stage")
@@ -66,10 +68,11 @@ class ThinkTagParser:
         self._held += text
         if self._stage is _Stage.BEGINNING:
             begun = self._held.lstrip()
-            if begun.startswith(OPEN):
+            is_possible = len(self._held) - len(begun) <= MAX_LEADING_SPACE
+            if is_possible and begun.startswith(OPEN):
                 self._held = begun[len(OPEN) :]
                 self._stage = _Stage.REASONING
-            elif not OPEN.startswith(begun):
+            elif not (is_possible and OPEN.startswith(begun)):
                 self._stage = _Stage.REASONING if self._is_open else _Stage.CONTENT
         reasoning = self._take_reasoning() if self._stage is _Stage.REASONING else ""
         if self._stage is _Stage.GAP:

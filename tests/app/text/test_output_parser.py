@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.text.output_parser import CLOSE, OPEN, ThinkTagParser, parser_of_answer, parser_of_continuation
+from app.text.output_parser import (
+    CLOSE,
+    MAX_LEADING_SPACE,
+    OPEN,
+    ThinkTagParser,
+    parser_of_answer,
+    parser_of_continuation,
+)
 
 
 def parse(pieces: list[str], *, is_open: bool = False) -> tuple[str, str]:
@@ -43,7 +50,7 @@ def test_a_text_has_the_same_parts_whole_and_character_by_character(
     assert parse([text], is_open=is_open) == parse(list(text), is_open=is_open) == (content, reasoning)
 
 
-FRAGMENTS = st.sampled_from([OPEN, CLOSE, "<", "think>", "</thi", " ", "\n", "a", "é"])
+FRAGMENTS = st.sampled_from([OPEN, CLOSE, "<", "think>", "</thi", " ", "\n", "a", "é", " " * MAX_LEADING_SPACE])
 
 
 @given(st.lists(FRAGMENTS, max_size=12), st.lists(st.integers(0, 60), max_size=6), st.booleans())
@@ -55,12 +62,21 @@ def test_no_split_changes_the_parts_and_no_text_is_lost(fragments: list[str], cu
     content, reasoning = parse([text], is_open=is_open)
     assert parse(pieces, is_open=is_open) == (content, reasoning)
     kept = "".join((reasoning + content).split())
-    begins_with_tag = text.lstrip().startswith(OPEN)
+    begins_with_tag = text.lstrip().startswith(OPEN) and len(text) - len(text.lstrip()) <= MAX_LEADING_SPACE
     if is_open or begins_with_tag:
         without_tags = text.replace(OPEN, "", 1) if begins_with_tag else text
         assert kept == "".join(without_tags.replace(CLOSE, "", 1).split())
     else:
         assert content == text
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_flood_of_white_space_is_not_held_back(is_open: bool):
+    """Searching all of it again with each token would take time that grows with its square."""
+    parser = ThinkTagParser(is_open=is_open)
+    assert parser.push(1, " " * MAX_LEADING_SPACE) == ("", "")
+    shown = "" if is_open else " " * (MAX_LEADING_SPACE + 1)
+    assert parser.push(2, " ") == (shown, "") and parser.flush() == ("", "")
 
 
 def test_text_after_the_block_is_never_held_back():
