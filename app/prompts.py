@@ -82,7 +82,8 @@ class Prompts:
 
     async def render(self, chat: ChatPrompt) -> str:
         """Return the rendered text of a conversation. Raises `ApiError` if the template refuses it."""
-        size = sum(len(turn["content"]) for turn in chat.turns)
+        fields = (*chat.turns, chat.variables or {})
+        size = sum(len(value) for each in fields for value in each.values() if isinstance(value, str))
         is_short = len(chat.turns) <= MAX_INLINE_TURNS and size <= MAX_INLINE_BYTES
 
         def work() -> str:

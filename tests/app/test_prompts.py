@@ -1,0 +1,41 @@
+"""Prompts: the thread in which a conversation is rendered."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from app.generation.request import ChatPrompt
+from app.http.json_body import MAX_INLINE_BYTES
+from app.prompts import Prompts
+from tests.app.text_models import byte_level
+
+LONG = "a" * (MAX_INLINE_BYTES + 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "variables", "is_inline"),
+    [
+        ({}, None, True),
+        ({"content": LONG}, None, False),
+        ({"name": LONG}, None, False),
+        ({"reasoning_content": LONG}, None, False),
+        ({}, {"style": LONG, "count": 3}, False),
+    ],
+)
+async def test_a_conversation_with_long_texts_is_not_rendered_on_the_event_loop(
+    monkeypatch, fields: dict, variables: dict | None, is_inline: bool
+):
+    """Control tokens are searched in every text of a caller, and the template may write any of them."""
+    text, threads = byte_level(), []
+    render = text.render_chat
+
+    def recorded(*arguments, **options) -> str:
+        threads.append(threading.get_ident())
+        return render(*arguments, **options)
+
+    monkeypatch.setattr(text, "render_chat", recorded)
+    prompts = Prompts(text, lambda: pytest.fail("the model is not needed"))
+    await prompts.render(ChatPrompt(turns=[{"role": "user", "content": "hi", **fields}], variables=variables))
+    assert (threads == [threading.get_ident()]) is is_inline
