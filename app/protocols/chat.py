@@ -23,6 +23,7 @@ from app.protocols.common import (
 from app.streams.stream_log import Delta, TokenInfo
 
 MAX_MESSAGES = 4096  # of one conversation
+OPTIONAL_FIELDS = ("name", "reasoning_content")  # of a message, for the chat template
 
 
 class TextPart(Strict):
@@ -37,7 +38,9 @@ class Message(Strict):
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[TextPart], Field(fail_fast=True, min_length=1, max_length=MAX_CONTENT_PARTS)]
-    name: str | None = None  # passed to the template; most templates ignore it (as in vLLM)
+    # Passed to the template, which may ignore them (as in vLLM).
+    name: str | None = None
+    reasoning_content: str | None = None  # of an earlier answer; clients send it back with the rest
     # Clients send an earlier answer back as history, including its fields without a value.
     refusal: Unsupported = None
     annotations: EmptyList | None = None
@@ -145,7 +148,7 @@ def turns(messages: Iterable[Message]) -> Turns:
     """Return messages as chat templates read them. `developer` is OpenAI's newer name of `system`."""
     return [
         {"role": "system" if m.role == "developer" else m.role, "content": m.text}
-        | ({} if m.name is None else {"name": m.name})
+        | {name: value for name in OPTIONAL_FIELDS if (value := getattr(m, name)) is not None}
         for m in messages
     ]
 

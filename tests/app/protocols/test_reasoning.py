@@ -10,11 +10,13 @@ from app.engine_client.client import EngineClient
 from app.generation.generation import Generation
 from app.generation.request import AnswerHead
 from app.protocols.answers import UsageReports
-from app.protocols.chat import ChatEncoder
+from app.protocols.chat import ChatEncoder, ChatRequest
+from app.protocols.common import validate
 from app.protocols.realtime import ResponseFields
 from app.protocols.realtime_events import ConversationItem, RealtimeResponse, ResponseEncoder
 from app.streams.stream_log import Delta, LogEntry, StreamLog
 from app.streams.timeline import IntakeTimeline
+from app.text.chat_template import ChatTemplate
 from app.text.output_parser import ThinkTagParser
 from engine.config import EngineConfig
 from engine.types import Alternative, FinishReason, Request, SamplingParams, TokenEvent
@@ -72,6 +74,14 @@ def test_an_answer_without_reasoning_has_no_such_field():
     log = generate("Four.")
     assert encoder().body(log, 1)["choices"][0]["message"] == {"role": "assistant", "content": "Four.", "refusal": None}
     assert all("reasoning_content" not in choice["delta"] for choice in chunks(log))
+
+
+def test_an_answer_sent_back_as_history_reaches_the_template_with_its_reasoning():
+    """Clients append the whole message of an answer to the conversation."""
+    answer = encoder().body(generate(), 1)["choices"][0]["message"]
+    request = validate(ChatRequest, {"messages": [{"role": "user", "content": "2 + 2?"}, answer]})
+    template = ChatTemplate("{% for m in messages %}{{ m.reasoning_content | default('-') }},{% endfor %}", {})
+    assert template.render(request.prompt.turns) == "-,Two é.,"
 
 
 def test_every_token_is_counted_and_has_its_log_probability():
