@@ -18,7 +18,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, Self, TypeVar
 
@@ -41,6 +42,7 @@ from app.text.model_folder import download_model
 T = TypeVar("T")
 Params = Mapping[str, Any]  # fields of a request
 Conversation = Sequence[Mapping[str, Any]]  # messages with `role` and `content`
+Piece = str | BaseException | None  # of a streamed text; None: the end
 UNSUPPORTED = ("prompt", "messages", "stream", "stream_options", "n", "logprobs", "top_logprobs")  # of these fields
 PROMPTS_PER_SLOT = 4  # of one `generate` in flight; further ones would fill the bounded queue and be refused
 
@@ -52,6 +54,7 @@ class LLM:
         """Load `model`: a folder or a hub name; None: the bundled one. options: those of `carousel serve`, such as
         `max_num_seqs=8`. Returns when requests are served. Raises `SettingsError`, `EngineUnavailable`."""
         settings = resolve({"model": model, **options}, {}, download=download_model)
+        self._is_closed = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="carousel", daemon=True)
         self._thread.start()
@@ -71,40 +74,28 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Stop the engine; running requests fail. Further calls do nothing."""
+        """Stop the engine; running and later requests raise `EngineUnavailable`. Further calls do nothing."""
         if self._thread.is_alive():
-            self._run(self._stop())
+            asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result()
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
 
     def generate(self, prompts: str | Sequence[str], params: Params | None = None) -> list[str]:
         """Return the completion of each prompt, in order. Any number may be given. Raises `ApiError`."""
-        return self._run(self._generate(_as_list(prompts, str), params))
+        return self._run(self._generate(_completion_requests(prompts, params)))
 
     def chat(self, conversations: Conversation | Sequence[Conversation], params: Params | None = None) -> list[str]:
         """Return the answer to each conversation, in order, without its reasoning. Raises `ApiError`."""
-        return self._run(self._generate(_as_list(conversations, Mapping), params))
+        return self._run(self._generate(_chat_requests(conversations, params)))
 
     def stream(self, prompt: str | Conversation, params: Params | None = None) -> Iterator[str]:
         """Yield a completion, or the answer to a conversation, in pieces as it is generated. Raises `ApiError`.
 
         Closing the iterator cancels it.
         """
-        pieces: SimpleQueue[str | BaseException | None] = SimpleQueue()
-
-        async def forward() -> None:
-            try:
-                async for piece in self._stream(prompt, params):
-                    pieces.put(piece)
-                pieces.put(None)
-            except asyncio.CancelledError:
-                pieces.put(EngineUnavailable("the model is closed"))
-                raise
-            except Exception as error:
-                pieces.put(error)
-
-        running = asyncio.run_coroutine_threadsafe(forward(), self._loop)
+        pieces: SimpleQueue[Piece] = SimpleQueue()
+        running = self._submit(self._forward(_request(prompt, params), pieces.put))
         try:
             while (piece := pieces.get()) is not None:
                 if isinstance(piece, BaseException):
@@ -115,41 +106,60 @@ class LLM:
 
     async def agenerate(self, prompts: str | Sequence[str], params: Params | None = None) -> list[str]:
         """Do as `generate`, for asyncio programs."""
-        return await self._run_async(self._generate(_as_list(prompts, str), params))
+        return await self._run_async(self._generate(_completion_requests(prompts, params)))
 
     async def achat(
         self, conversations: Conversation | Sequence[Conversation], params: Params | None = None
     ) -> list[str]:
         """Do as `chat`, for asyncio programs."""
-        return await self._run_async(self._generate(_as_list(conversations, Mapping), params))
+        return await self._run_async(self._generate(_chat_requests(conversations, params)))
 
     async def astream(self, prompt: str | Conversation, params: Params | None = None) -> AsyncIterator[str]:
         """Do as `stream`, for asyncio programs."""
-        pieces = self.stream(prompt, params)
+        loop, pieces = asyncio.get_running_loop(), asyncio.Queue[Piece]()
+
+        def put(piece: Piece) -> None:
+            loop.call_soon_threadsafe(pieces.put_nowait, piece)
+
+        running = self._submit(self._forward(_request(prompt, params), put))
         try:
-            while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+            while (piece := await pieces.get()) is not None:
+                if isinstance(piece, BaseException):
+                    raise piece
                 yield piece
         finally:
-            pieces.close()  # type: ignore[attr-defined]
+            running.cancel()
 
-    async def _generate(self, prompts: Sequence[str | Conversation], params: Params | None) -> list[str]:
+    async def _forward(self, request: GenerationRequest, put: Callable[[Piece], object]) -> None:
+        """Call `put` with each piece of the text, then with None or with the error."""
+        try:
+            async for piece in self._stream(request):
+                put(piece)
+            put(None)
+        except asyncio.CancelledError:
+            put(_closed())
+            raise
+        except Exception as error:
+            put(error)
+
+    async def _generate(self, requests: list[GenerationRequest]) -> list[str]:
         places = asyncio.Semaphore(PROMPTS_PER_SLOT * self._client.config.max_num_seqs)
 
-        async def complete(prompt: str | Conversation) -> str:
+        async def complete(request: GenerationRequest) -> str:
             async with places:
-                return "".join([piece async for piece in self._stream(prompt, params)])
+                return "".join([piece async for piece in self._stream(request)])
 
-        tasks = [asyncio.create_task(complete(prompt)) for prompt in prompts]
+        tasks = [asyncio.create_task(complete(request)) for request in requests]
         try:
             return await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()  # if one failed, the others are of no use
 
-    async def _stream(self, prompt: str | Conversation, params: Params | None) -> AsyncIterator[str]:
+    async def _stream(self, request: GenerationRequest) -> AsyncIterator[str]:
         intake = IntakeTimeline(time.monotonic(), "")
         intake.body_received(time.monotonic())
-        generation = await self._service.generate(_request(prompt, params or {}), ANONYMOUS, intake)
+        generation = await self._service.generate(request, ANONYMOUS, intake)
         log, changed = generation.log, asyncio.Event()
         log.follow(changed.set)
         try:
@@ -169,6 +179,7 @@ class LLM:
             generation.on_reader_left()
 
     async def _stop(self) -> None:
+        self._is_closed = True
         await self._client.stop()
         waiting = asyncio.all_tasks() - {asyncio.current_task()}
         for task in waiting:
@@ -176,28 +187,72 @@ class LLM:
         await asyncio.gather(*waiting, return_exceptions=True)
 
     async def _run_async(self, work: Coroutine[Any, Any, T]) -> T:
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+        return await asyncio.wrap_future(self._submit(work))
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        return self._submit(work).result()
+
+    def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start `work` on this object's event loop. It raises `EngineUnavailable` if `close` ends it."""
+        checked = self._unless_closed(work)
+        try:
+            return asyncio.run_coroutine_threadsafe(checked, self._loop)
+        except RuntimeError:  # the loop is closed
+            checked.close()
+            work.close()
+            raise _closed() from None
+
+    async def _unless_closed(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if self._is_closed:
+                raise _closed() from None
+            raise
 
 
-def _as_list(given: Any, single: type) -> list[Any]:
-    """Return the prompts or conversations in `given`, which may be one. single: type of a prompt or of a message."""
-    if isinstance(given, single):
-        return [given]
-    every = list(given)
-    return [every] if single is Mapping and every and isinstance(every[0], Mapping) else every
+def _closed() -> EngineUnavailable:
+    return EngineUnavailable("the model is closed")
 
 
-def _request(prompt: str | Conversation, params: Params) -> GenerationRequest:
-    """Return the request for a prompt or a conversation. Raises `ApiError` for a parameter that is not supported."""
+def _completion_requests(prompts: str | Sequence[str], params: Params | None) -> list[GenerationRequest]:
+    """Return a request for each prompt. Raises `ApiError`."""
+    every = [prompts] if isinstance(prompts, str) else prompts
+    return [_completion_request(prompt, params) for prompt in every]
+
+
+def _chat_requests(
+    conversations: Conversation | Sequence[Conversation], params: Params | None
+) -> list[GenerationRequest]:
+    """Return a request for each conversation; a list of messages is one. Raises `ApiError`."""
+    every: list[Any] = list(conversations)
+    if every and isinstance(every[0], Mapping):
+        every = [every]
+    return [_chat_request(conversation, params) for conversation in every]
+
+
+def _request(prompt: str | Conversation, params: Params | None) -> GenerationRequest:
+    """Return the request for a prompt or a conversation. Raises `ApiError`."""
+    return _completion_request(prompt, params) if isinstance(prompt, str) else _chat_request(prompt, params)
+
+
+def _completion_request(prompt: str, params: Params | None) -> GenerationRequest:
+    return validate(CompletionRequest, {**_supported(params), "prompt": prompt}).generation_request()
+
+
+def _chat_request(messages: Any, params: Params | None) -> GenerationRequest:
+    """Return the request for a conversation, which may be of a wrong type. Raises `ApiError`."""
+    if isinstance(messages, Iterable) and not isinstance(messages, str):
+        messages = [dict(message) if isinstance(message, Mapping) else message for message in messages]
+    return validate(ChatRequest, {**_supported(params), "messages": messages}).generation_request()
+
+
+def _supported(params: Params | None) -> Params:
+    """Return the parameters. Raises `ApiError` for one that is not supported."""
     for name in UNSUPPORTED:
-        if params.get(name) is not None:
+        if params is not None and params.get(name) is not None:
             raise ApiError(400, f"unsupported parameter: {name}", param=name, code="unsupported_parameter")
-    if isinstance(prompt, str):
-        return validate(CompletionRequest, {"prompt": prompt, **params}).generation_request()
-    return validate(ChatRequest, {"messages": [dict(message) for message in prompt], **params}).generation_request()
+    return params or {}
 
 
 async def _make_client(settings: Settings) -> EngineClient:

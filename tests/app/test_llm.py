@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from app.engine_client.client import EngineUnavailable
 from app.errors import ApiError
 from app.llm import LLM
+from app.protocols.chat import Message
 from app.settings import SettingsError
 
 PROMPTS = ["Count from 1 to 5:", "Tell me a story about a fox.", "Hello!"]
@@ -58,6 +62,45 @@ def test_closing_ends_a_stream_that_is_read_elsewhere():
     with pytest.raises(EngineUnavailable, match="closed"):
         for _ in pieces:
             pass
+    with pytest.raises(EngineUnavailable, match="closed"):
+        running.generate("Hello!")
+    with pytest.raises(EngineUnavailable, match="closed"):
+        next(running.stream("Hello!"))
+
+
+async def test_closing_ends_texts_that_are_awaited_elsewhere():
+    """They fail with an error; a cancellation would look like one of the caller."""
+    running = LLM(max_num_seqs=2, kernels="torch")
+    params = {"max_tokens": 900, "ignore_eos": True}
+    awaited = asyncio.create_task(running.agenerate("Hello!", params))
+    pieces = running.astream(PROMPTS[1], params)
+    assert await anext(pieces)
+    await asyncio.to_thread(running.close)
+    with pytest.raises(EngineUnavailable, match="closed"):
+        await awaited
+    with pytest.raises(EngineUnavailable, match="closed"):
+        async for _ in pieces:
+            pass
+
+
+async def test_a_cancelled_reader_ends_its_request(llm: LLM, monkeypatch):
+    """Also while it waits for a piece: it ends as cancelled, not with another error."""
+    begun, ended = threading.Event(), threading.Event()
+
+    async def wait_forever(*_: object) -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(llm._service, "generate", wait_forever)
+    reading = asyncio.create_task(anext(llm.astream("Hello!")))
+    assert await asyncio.to_thread(begun.wait, 10)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert await asyncio.to_thread(ended.wait, 10)
 
 
 async def test_asyncio_programs_get_the_same_texts(llm: LLM):
@@ -83,6 +126,28 @@ def test_a_wrong_message_is_refused_by_name(llm: LLM):
     """As over HTTP."""
     with pytest.raises(ApiError, match=r"messages\.0\.role"):
         llm.chat([{"role": "nobody", "content": "Hello!"}])
+
+
+@pytest.mark.parametrize(
+    "conversation", ["Hello!", [5], [("user", "Hello!")], [Message(role="user", content="Hello!")]]
+)
+def test_a_conversation_of_another_type_is_refused_by_name(llm: LLM, conversation: Any):
+    """A text is not taken for a list of prompts."""
+    with pytest.raises(ApiError, match=r"^messages"):
+        llm.chat(conversation)
+
+
+def test_messages_are_no_prompt(llm: LLM):
+    """`chat` reads them."""
+    with pytest.raises(ApiError, match=r"^prompt"):
+        llm.generate(MESSAGES)  # type: ignore[arg-type]
+
+
+def test_no_prompts_give_no_texts_and_iterators_are_read(llm: LLM):
+    """As lists are."""
+    assert llm.generate([]) == llm.chat([]) == []
+    assert llm.generate(iter(PROMPTS[:1]), PARAMS) == llm.generate(PROMPTS[0], PARAMS)  # type: ignore[arg-type]
+    assert llm.chat(iter(MESSAGES), PARAMS) == llm.chat([iter(MESSAGES)], PARAMS)  # type: ignore[arg-type, list-item]
 
 
 @pytest.mark.parametrize("params", [{"n": 2}, {"temperature": 3}, {"stream": True}, {"best": 1}])
