@@ -54,7 +54,7 @@ def _refuse_piece(piece: object) -> bool:
 
 
 class LogTailer(Generic[Piece]):
-    """Callback of a log that has grown. Encoded of few objects: each lies elsewhere in memory, and the engine's memory
+    """Callback of a log that has grown. Consists of few objects: each lies elsewhere in memory, and the engine's memory
     traffic between two tokens evicts all of them from the caches.
     """
 
