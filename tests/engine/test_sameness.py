@@ -191,7 +191,9 @@ def test_recorded_steps_generate_the_same_texts(
     assert sum(shape.filtered for shape in replays) > TOKENS / 2
     replays.clear()
     simple = [
-        one for one in stream_requests if (one.sampling.top_k, one.sampling.top_p, one.sampling.min_p) == (0, 1.0, 0.0)
+        one
+        for one in stream_requests
+        if (one.sampling.top_k, one.sampling.top_p, one.sampling.min_p, one.sampling.top_n_sigma) == (0, 1.0, 0.0, 0.0)
     ]
     texts = run(engine, simple)
     assert texts == {key: solo[key] for key in texts} and len(texts) == len(simple)

@@ -50,7 +50,7 @@ void linear(
 );
 
 // x[rows, inputs] -> y[rows, outputs / 2] = silu(first half) * second half of factors[row] * (x @ weight.T) + bias, for
-// layers whose halves are whole panels (`supports_gated`). factors: may be null. prefetcher: as above.
+// layers with halves of whole panels (`supports_gated`). factors: may be null. prefetcher: as above.
 bool supports_gated(const Linear& layer);
 void gated_linear(
     const Linear& layer, const Operand& x, int64_t rows, const float* factors, const Operand& y,
