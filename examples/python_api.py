@@ -14,7 +14,7 @@ from app.llm import LLM
 
 
 def main() -> None:
-    """Complete prompts together, stream one, and do both in an asyncio program."""
+    """Complete prompts together, stream one, answer a conversation, and await two in an asyncio program."""
     with LLM(sys.argv[1] if len(sys.argv) > 1 else None, max_num_seqs=8) as llm:
         prompts = ["Once upon a time", "The fox said"]
         for prompt, text in zip(prompts, llm.generate(prompts, {"max_tokens": 30, "temperature": 0}), strict=True):
@@ -22,6 +22,8 @@ def main() -> None:
         for piece in llm.stream("Hello!", {"max_tokens": 30, "seed": 1}):
             print(piece, end="", flush=True)
         print()
+        [answer] = llm.chat([{"role": "user", "content": "Tell me a story about a fox."}], {"max_tokens": 30})
+        print(answer)
         asyncio.run(concurrently(llm))
 
 
