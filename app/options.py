@@ -139,7 +139,18 @@ def _merge_sources(options: Options, flags: Mapping[str, Any], environment: Mapp
         values["model"] = environment["CAROUSEL_MODEL"]
     values |= without_aliases(options, read_environment(options, environment))
     given = {key: value for key, value in flags.items() if value is not None and key not in ("config", "command")}
-    return values | without_aliases(options, given)
+    model = {"model": given.pop("model")} if "model" in given else {}
+    return values | model | without_aliases(options, _from_program(options, given))
+
+
+def _from_program(options: Options, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of flags or keyword arguments as their options' types. Raises `SettingsError`."""
+    by_key = {option.key: option for option in options}
+    for key in given:
+        if key not in by_key:
+            raise SettingsError(f"{key} is not an option{_suggestion(key, by_key)}")
+    texts = {key: os.fspath(value) if isinstance(value, os.PathLike) else value for key, value in given.items()}
+    return {key: _convert(by_key[key], value, key) for key, value in texts.items()}
 
 
 def _from_file(options: Options, path: Path) -> dict[str, Any]:
@@ -321,7 +332,7 @@ def _suggestion(name: str, names: Iterable[str]) -> str:
 
 
 def _convert(option: DeclaredOption, value: Any, where: str) -> Any:
-    """Return a text from the environment or a TOML value as the option's type."""
+    """Return a text from the environment, or a value of TOML or of a program, as the option's type."""
     try:
         if option.kind is bool:
             if isinstance(value, bool):

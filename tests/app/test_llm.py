@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -162,3 +163,18 @@ def test_an_unknown_model_is_refused():
     """With the reason, and without an engine."""
     with pytest.raises(SettingsError, match="no such folder"):
         LLM("./nowhere")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_num_seq": 8}, "max_num_seq is not an option; did you mean max_num_seqs?"),
+        ({"max_num_seqs": "many"}, "max_num_seqs must be of type int, got 'many'"),
+        ({"max_queue": 1.5}, "max_queue must be of type int, got 1.5"),
+        ({"enforce_eager": 2}, "enforce_eager must be of type bool, got 2"),
+    ],
+)
+def test_an_option_that_cannot_be_honoured_is_refused_by_name(options: dict, message: str):
+    """As on the command line."""
+    with pytest.raises(SettingsError, match=re.escape(message)):
+        LLM(**options)

@@ -227,3 +227,10 @@ def test_a_hub_name_of_gguf_files_is_refused_with_an_alternative(tmp_path: Path)
     """The downloaded folder has none of the supported files."""
     with pytest.raises(SettingsError, match=r"'owner/model-GGUF' has no config\.json in .*: GGUF files"):
         resolve({"model": "owner/model-GGUF"}, {}, download=lambda name: tmp_path)
+
+
+def test_a_program_may_give_paths_as_objects(tmp_path: Path):
+    """As texts are."""
+    template = tmp_path / "chat.jinja"
+    template.write_text("x")
+    assert resolve({"chat_template": template}, {}).chat_template == "x"
