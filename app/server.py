@@ -187,7 +187,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     if error.status_code == 404:
         message = f"there is no route {request.url.path[:80]}"
         # A path without a method is a WebSocket's; a POST may have been meant for a path with /v1.
-        if request.url.path.startswith("/v1/") or request.scope.get("method") == "POST":
+        if _route_path(request).startswith("/v1/") or request.scope.get("method") == "POST":
             message += "; use /v1/chat/completions, /v1/completions or /v1/realtime"
     return _refusal(request, ApiError(error.status_code, message, headers=dict(error.headers or {})))
 
@@ -207,4 +207,11 @@ async def _internal_error(request: Request, error: Exception) -> Response:
 
 def _refusal(request: Request, error: ApiError) -> Response:
     """Return an error in the format of the protocol that the request's path belongs to."""
-    return JSONResponse(error_format(request.url.path)(error), status_code=error.status, headers=error.headers)
+    return JSONResponse(error_format(_route_path(request))(error), status_code=error.status, headers=error.headers)
+
+
+def _route_path(request: Request) -> str:
+    """Return the path below the root path, as routes are declared."""
+    path: str = request.scope["path"]
+    # A mount adds its own path to `root_path`.
+    return path.removeprefix(request.scope.get("app_root_path", request.scope.get("root_path", "")))

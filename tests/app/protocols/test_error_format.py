@@ -30,3 +30,14 @@ def test_every_refusal_of_a_path_has_the_format_of_its_protocol(other_protocol, 
         monkeypatch.setattr(client.app.state.service, "generate", None)
         failed = client.post(CHAT, json={"messages": [{"role": "user", "content": "hi"}]})
         assert (failed.status_code, failed.json()["error"]["type"]) == (500, "status_500")
+
+
+def test_a_path_below_the_root_path_has_the_same_format(other_protocol):
+    """The server prepends the root path to every path (ASGI)."""
+    with make(root_path="/llm") as client:
+        client._transport.root_path = "/llm"
+        assert client.post(f"/llm{CHAT}", json={"messages": []}).json()["error"]["type"] == "status_400"
+        missing = client.get("/llm/v1/nothing").json()["error"]["message"]
+        assert missing == "there is no route /llm/v1/nothing; use /v1/chat/completions, /v1/completions or /v1/realtime"
+        missing = client.get("/llm/static/v1/nothing").json()["error"]["message"]
+        assert missing == "there is no route /llm/static/v1/nothing"
