@@ -145,7 +145,7 @@ def test_messages_are_no_prompt(llm: LLM):
 
 
 def test_no_prompts_give_no_texts_and_iterators_are_read(llm: LLM):
-    """As lists are."""
+    """Iterators of prompts, of messages and of conversations."""
     assert llm.generate([]) == llm.chat([]) == []
     assert llm.generate(iter(PROMPTS[:1]), PARAMS) == llm.generate(PROMPTS[0], PARAMS)  # type: ignore[arg-type]
     assert llm.chat(iter(MESSAGES), PARAMS) == llm.chat([iter(MESSAGES)], PARAMS)  # type: ignore[arg-type, list-item]
@@ -175,6 +175,6 @@ def test_an_unknown_model_is_refused():
     ],
 )
 def test_an_option_that_cannot_be_honoured_is_refused_by_name(options: dict, message: str):
-    """As on the command line."""
+    """Unknown names, and values of another type."""
     with pytest.raises(SettingsError, match=re.escape(message)):
         LLM(**options)

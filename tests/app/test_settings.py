@@ -230,7 +230,7 @@ def test_a_hub_name_of_gguf_files_is_refused_with_an_alternative(tmp_path: Path)
 
 
 def test_a_program_may_give_paths_as_objects(tmp_path: Path):
-    """As texts are."""
+    """A `Path` means the same as its text."""
     template = tmp_path / "chat.jinja"
     template.write_text("x")
     assert resolve({"chat_template": template}, {}).chat_template == "x"
