@@ -109,8 +109,8 @@ class Admission:
     ) -> None:
         """Raise `ApiError` if the tenant's queue (429) or the queue of its class (503) is full.
 
-        coming: requests that are about to join the queue of the class. slots: free slots; as many waiting requests do
-        not count, because they only wait for the next step.
+        about_to_queue: requests that are about to join the queue of the class. slots: free slots; as many waiting
+        requests do not count, because they only wait for the next step.
         """
         queues = self._tenants.get(tenant.id, EMPTY_QUEUES)
         self._check(

@@ -1,4 +1,4 @@
-"""Turnstile: run long synchronous work in threads, a bounded number at a time, interactive requests first."""
+"""ThreadQueue: runs long synchronous work in threads, a bounded number at a time, interactive requests first."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from engine.types import ServiceClass, WaitReason
 
 RELEASE_BYTES = 1 << 20  # bytes or characters of inputs after which freed memory is returned to the system
 RELEASE_SECONDS = 1.0  # delay after the last of them
-TOLERANCE_SECONDS = 0.05  # CPU time after which a limited turnstile pauses
+TOLERANCE_SECONDS = 0.05  # CPU time after which a limited queue pauses
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # options of mallopt(3)
 
 Result = TypeVar("Result")
@@ -28,14 +28,14 @@ Result = TypeVar("Result")
 class ThreadQueue:
     """Bounded executor of functions in threads.
 
-    With a limited `share`, a turnstile pauses after its functions until they have used no more than that share of a
+    With a limited `max_cpu_share`, it pauses after its functions until they have used no more than that share of a
     core: their threads compete with the engine for cores, and a client that sends only large inputs would occupy a
     whole core.
     """
 
     def __init__(self, max_concurrent: int, reserved: int = 0, max_cpu_share: float = math.inf) -> None:
-        """places: concurrent functions. reserved: number of these for interactive requests, because a running function
-        cannot be stopped. share: maximum share of a core.
+        """max_concurrent: functions at once. reserved: number of these for interactive requests, because a running
+        function cannot be stopped. max_cpu_share: maximum share of a core.
         """
         self._budget = CellRate(max_cpu_share, TOLERANCE_SECONDS)
         self._pause_timer: asyncio.TimerHandle | None = None
@@ -60,8 +60,8 @@ class ThreadQueue:
 
         A caller that is cancelled before its turn costs nothing; afterwards its place stays occupied until `work` ends,
         and an exception of `work` is dropped. Waiting time is recorded in `intake`. size: bytes or characters that
-        `work` reads, whose memory is returned to the system when nothing runs. spent: CPU seconds already used for the
-        input, which count towards the share.
+        `work` reads, whose memory is returned to the system when nothing runs. cpu_seconds_spent: CPU seconds already
+        used for the input, which count towards the share.
         """
         self.pending += 1
         self._read += size

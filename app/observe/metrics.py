@@ -37,7 +37,7 @@ class TokenBatch:
     __slots__ = ("_begun", "first_token_seconds", "gaps", "tokens")
 
     def __init__(self, on_first_token: Callable[[], None]) -> None:
-        """begun: called with the first token after each count."""
+        """on_first_token: called with the first token after each count."""
         self._begun = on_first_token
         self.clear()
 

@@ -1,4 +1,4 @@
-"""Encoding: tokenization of long texts in threads, a few at a time."""
+"""TokenizeQueue: tokenization of long texts in threads, a few at a time."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class TokenizeQueue:
 
     def __init__(self, text: TextModel) -> None:
         self._text = text
-        self._turnstile = ThreadQueue(MAX_CONCURRENT, RESERVED_INTERACTIVE)
+        self._queue = ThreadQueue(MAX_CONCURRENT, RESERVED_INTERACTIVE)
 
     @property
     def pending(self) -> int:
         """Return the number of long texts that are not tokenized yet."""
-        return self._turnstile.pending
+        return self._queue.pending
 
     async def encode(
         self,
@@ -34,14 +34,14 @@ class TokenizeQueue:
         max_tokens: int | None = None,
         intake: IntakeTimeline | None = None,
     ) -> list[int]:
-        """Return the token ids of `text`. Raises `ContextExceeded` if its length shows that it has more than `most`
-        tokens.
+        """Return the token ids of `text`. Raises `ContextExceeded` if its length shows that it has more than
+        `max_tokens` tokens.
 
         intake: records the time spent waiting for other texts.
         """
         if len(text) < MIN_THREAD_CHARACTERS:
             return self._text.encode(text, add_special_tokens=add_special_tokens)
-        return await self._turnstile.run(
+        return await self._queue.run(
             lambda: self.encode_inline(text, add_special_tokens, max_tokens),
             service_class,
             size=len(text),

@@ -161,7 +161,7 @@ async def test_a_request_cancelled_at_its_turn_passes_it_on():
         for _ in range(MAX_CONCURRENT + 2)
     ]
     await wait_until_started(MAX_CONCURRENT, slow)
-    encoding._turnstile._release_place()  # like a thread that has ended
+    encoding._queue._release_place()  # like a thread that has ended
     tasks[MAX_CONCURRENT].cancel()
     await wait_until_started(MAX_CONCURRENT + 1, slow)
     slow.may_end.set()
