@@ -41,8 +41,8 @@ def test_a_run_writes_a_report_that_agrees_with_its_requests(server: Server, tmp
     assert [request["number"] for request in requests] == list(range(6))
     for request in requests:
         assert (request["outcome"], request["status"], request["server"]) == ("done", 200, "a")
-        assert request["prompt_tokens"] == request["asked_prompt"]
-        assert request["completion_tokens"] == request["asked_output"]
+        assert request["prompt_tokens"] == request["requested_prompt"]
+        assert request["completion_tokens"] == request["requested_output"]
         assert request["sent"] <= request["tokens"][0] <= request["tokens"][-1] <= request["ended"]
         wall = 1000 * (request["ended"] - request["sent"])
         assert 0 < sum(request["time_ms"].values()) <= wall
@@ -59,7 +59,7 @@ def test_with_banned_eos_every_token_has_text(server: Server, tmp_path: Path):
     arguments = ("--requests", "4", "--rate", "50", "--ban-eos", "--seed", "5", "--url", server.url)
     assert bench(*arguments, out=tmp_path).returncode == 0
     summary, requests = read_files(tmp_path)
-    assert all(request["completion_tokens"] == request["asked_output"] for request in requests)
+    assert all(request["completion_tokens"] == request["requested_output"] for request in requests)
     assert summary["all"]["tokens_without_text"] < 0.1 * summary["all"]["output_tokens"]
 
 
