@@ -143,6 +143,7 @@ def test_a_client_that_reads_nothing_is_disconnected(
     assert "Traceback" not in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("path", ["/stream", "/socket"])
 def test_a_client_that_reads_slowly_is_served(
