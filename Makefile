@@ -14,7 +14,8 @@ JOBS ?= 2
 SELECT ?=
 # Tests without servers, engine processes, browsers and compilers.
 QUICK := tests --ignore=tests/e2e --ignore=tests/benchmarks --ignore=tests/kernels --ignore=tests/engine/models \
-  --ignore=tests/models --ignore=tests/app/engine_client/test_client.py -m "not slow and not emulated and not device"
+  --ignore=tests/models --ignore=tests/app/engine_client/test_client.py --ignore=tests/app/test_llm.py \
+  -m "not slow and not emulated and not device"
 # For `make sanitize`: compile the kernels with sanitizers; their runtime must be loaded first.
 SANITIZE := KERNELS_CXXFLAGS="-O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined" \
   ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0

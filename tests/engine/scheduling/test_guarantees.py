@@ -369,6 +369,7 @@ def test_a_long_prompt_is_chunked_by_the_budget_while_streams_continue():
     scenario.finish()
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(
     seed=st.integers(0, 2**32),
@@ -421,6 +422,7 @@ def test_overdue_bulk_work_delays_interactive_requests_by_one_share_at_most(slot
     scenario.finish()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slots", [1, 2, 3, 5, 7, 8])
 @pytest.mark.parametrize(("prompt", "answer"), [(100, 1), (3, 9)])
 def test_overdue_bulk_work_gets_an_eighth_for_any_slots_and_interactive_load(slots: int, prompt: int, answer: int):
