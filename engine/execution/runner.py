@@ -120,21 +120,22 @@ class ModelRunner:
             last = np.array([join.tokens[-1] for join in batch.joins], np.int64)
             self._last_tokens.index_copy_(0, *to_device((slots, last), self._model.device))
 
-    @torch.inference_mode()
     def _run_fused(self, fused_step: StepPass, batch: Batch) -> StepOutcome:
         """Run a step in one call; rows that need the full sampler are then sampled here, from logits of that call."""
-        rows = self._slots.needs_full_sampler(batch.sampled_slots)
-        # Before the step, which evicts the slots' parameters from the caches.
-        slots = np.array(batch.sampled_slots, np.int64)[rows]
-        parameters = self._sampler.parameters(slots) if len(rows) else None
-        result = fused_step(batch.decodes, batch.chunks, rows.tolist())
         self.fused_steps += 1
-        sampled = list(map(Sampled, result.token_ids))
-        if parameters:
+        rows = self._slots.needs_full_sampler(batch.sampled_slots)
+        if not len(rows):
+            result = fused_step(batch.decodes, batch.chunks, ())
+            return StepOutcome(tuple(map(Sampled, result.token_ids)), tuple(result.has_nan))
+        slots = np.array(batch.sampled_slots, np.int64)[rows]
+        with torch.inference_mode():
+            parameters = self._sampler.parameters(slots)  # before the step, which evicts them from the caches
+            result = fused_step(batch.decodes, batch.chunks, rows.tolist())
             tokens = self._sample(result.logits, parameters)
-            self._slots.advance(slots)
-            for row, token in zip(rows.tolist(), tokens.read(tokens.tensors), strict=True):
-                sampled[row] = token
+        self._slots.advance(slots)
+        sampled = list(map(Sampled, result.token_ids))
+        for row, token in zip(rows.tolist(), tokens.read(tokens.tensors), strict=True):
+            sampled[row] = token
         return StepOutcome(tuple(sampled), tuple(result.has_nan))
 
     def _sample(self, logits: Tensor, parameters: SamplerInputs) -> SampledTokens:
