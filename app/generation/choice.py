@@ -18,6 +18,7 @@ class ChoiceOutput:
     __slots__ = (
         "_characters",
         "_detokenizer",
+        "_has_calls",
         "_infos",
         "_min_tokens",
         "_parser",
@@ -30,6 +31,7 @@ class ChoiceOutput:
         "index",
         "is_started",
         "last_token",
+        "reasoning_tokens",
         "status",
         "stop_string",
     )
@@ -47,7 +49,9 @@ class ChoiceOutput:
         self._tokens = 0  # number of tokens whose text is still held back
         self._shown = 0  # characters that the stop strings have let through
         self._characters = 0  # characters so far, including held-back ones; counted only with log-probabilities
+        self._has_calls = False
         self.generated = 0  # tokens so far
+        self.reasoning_tokens = 0
         self.first_token: float | None = None  # arrival, in monotonic seconds
         self.last_token: float | None = None
         self.status: StatusEvent | None = None
@@ -60,8 +64,8 @@ class ChoiceOutput:
         """Return whether its last token has arrived or it was aborted."""
         return self.finish_reason is not None
 
-    def push(self, event: TokenEvent) -> Delta | None:
-        """Return the text that a token completes, if any. Sets `finish_reason` if it is the last token."""
+    def push(self, event: TokenEvent) -> list[Delta]:
+        """Return the output that a token completes. Sets `finish_reason` if it is the last token."""
         self.generated += 1
         self._tokens += 1
         finish = event.finish
@@ -77,39 +81,46 @@ class ChoiceOutput:
         elif finish is not None:
             shown += self._stops.flush()
             self.finish_reason = finish.value
-        elif not shown:
-            return None
-        return self._delta(event.token_id, shown, is_whole=stop is None and finish is not None)
+        elif not shown and self._parser is None:
+            return []
+        return self._deltas(event.token_id, shown, is_whole=stop is None and finish is not None)
 
-    def abort(self) -> Delta | None:
-        """End the choice. Return text that was held back because it might have begun a stop string or a tag, if any."""
+    def abort(self) -> list[Delta]:
+        """End the choice. Return output that was held back because it might have begun a stop string or a tag."""
         self.finish_reason = "abort"
-        delta = self._delta(-1, self._stops.flush(), is_whole=False)
-        return delta if delta is not None and (delta.text or delta.reasoning) else None
+        held = self._deltas(-1, self._stops.flush(), is_whole=False)
+        return [delta for delta in held if delta.text or delta.reasoning or delta.calls]
 
-    def _delta(self, token_id: int, text: str, *, is_whole: bool) -> Delta | None:
-        """Return a piece of text with the log-probabilities of the tokens that begin in it. With `is_whole`, which
-        completes the answer, return those of all remaining tokens. Those of text after a stop string are never
-        returned.
+    def _deltas(self, token_id: int, text: str, *, is_whole: bool) -> list[Delta]:
+        """Return pieces of output; the first has the log-probabilities of the tokens that begin in `text`. With
+        `is_whole`, which completes the answer, it has those of all remaining tokens. Those of text after a stop string
+        are never returned.
         """
         self._shown += len(text)
-        reasoning = ""
-        if self._parser is not None:
-            text, reasoning = self._parse(self._parser, token_id, text)
-            if not (text or reasoning or self.finish_reason):
-                return None
+        parsed = [ParsedText(text)] if self._parser is None else self._parse(self._parser, token_id, text)
+        if not parsed:
+            if self.finish_reason is None:
+                return []
+            parsed = [ParsedText()]
         infos = self._infos
         begun = len(infos) if is_whole else sum(info.offset < self._shown for info in infos)
-        delta = Delta(self.index, text, self._tokens, tuple(infos[:begun]), reasoning)
+        first, *others = parsed
+        tokens, self._tokens = self._tokens, 0
+        deltas = [Delta(self.index, first.content, tokens, tuple(infos[:begun]), first.reasoning, first.calls)]
         del infos[:begun]
-        self._tokens = 0
-        return delta
+        deltas += [Delta(self.index, other.content, 0, (), other.reasoning, other.calls) for other in others]
+        return deltas
 
-    def _parse(self, parser: OutputParser, token_id: int, text: str) -> ParsedText:
+    def _parse(self, parser: OutputParser, token_id: int, text: str) -> list[ParsedText]:
+        was_reasoning = parser.is_reasoning
         parsed = parser.push(token_id, text)
+        if token_id >= 0 and (was_reasoning or parser.is_reasoning):
+            self.reasoning_tokens += 1
         if self.finish_reason is not None:
-            rest = parser.flush()
-            return ParsedText(parsed.content + rest.content, parsed.reasoning + rest.reasoning)
-        if parser.is_finished:
+            parsed += parser.flush()
+        elif parser.is_finished:
             self._parser = None
+        self._has_calls = self._has_calls or any(piece.calls for piece in parsed)
+        if self._has_calls and self.finish_reason == "stop":
+            self.finish_reason = "tool_calls"
         return parsed

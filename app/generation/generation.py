@@ -222,8 +222,7 @@ class Generation:
     def _on_token_event(self, choice: ChoiceOutput, event: TokenEvent) -> None:
         self._clock_token(choice)
         self._open(choice)
-        delta = choice.push(event)
-        if delta is not None:
+        for delta in choice.push(event):
             self.log.append(delta)
         if choice.is_finished:
             if event.finish is None:
@@ -252,7 +251,7 @@ class Generation:
         if choice.is_finished:
             return
         self._open(choice)
-        if (held := choice.abort()) is not None:
+        for held in choice.abort():
             self.log.append(held)
         self._on_choice_finished(choice)
 
@@ -263,7 +262,8 @@ class Generation:
             now = time.monotonic()
             self.timeline.close(now, is_read=self.log.readers > 0)
             spent = self.timeline.totals_ms(now)
-            self._close(Usage(len(self.request.prompt), self.completion_tokens, self.cached_tokens, spent))
+            reasoning = sum(choice.reasoning_tokens for choice in self._choices)
+            self._close(Usage(len(self.request.prompt), self.completion_tokens, self.cached_tokens, spent, reasoning))
         else:
             self._publish_status()
 

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from app.streams.stream_log import Encoder
+from app.text.answer_format import AnswerFormat
 from app.text.output_parser import OutputParser, parser_of_answer, parser_of_continuation
 from app.text.text_model import TextModel
+from app.text.tools.definitions import ToolUse
 from engine.types import SamplingParams, ServiceClass
 
 Turns = list[dict[str, Any]]  # of a conversation, as chat templates read them
@@ -19,10 +21,12 @@ Turns = list[dict[str, Any]]  # of a conversation, as chat templates read them
 class ChatPrompt:
     """Conversation that the chat template renders.
 
-    variables: further variables of the template. continue_final_message: the answer continues the last message.
+    variables: further variables of the template. tools: those that the answer may call. continue_final_message: the
+    answer continues the last message.
     """
 
     turns: Turns
+    tools: ToolUse | None = None
     variables: dict[str, Any] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -51,7 +55,9 @@ class GenerationRequest:
     prompt: a conversation, a text, or token ids. sampling: the fields of `SamplingParams` that the client has set; the
     checkpoint's recommendations replace missing ones. max_tokens: None for `default_max_tokens`, or if that is None
     too, as many as fit. service_class: None for the highest up to standard that the tenant may use. deadline_ms: from
-    arrival to the last token; None for the tenant's default. resume_seconds: time for which the answer continues
+    arrival to the last token; None for the tenant's default. answer_format: constraint on the content.
+    thinking_budget: maximum number of reasoning tokens, after which the block is closed. clips_max_tokens: reduce
+    `max_tokens` to the room that the context has left, instead of refusing the request. resume_seconds: time for which the answer continues
     without a reader. parameter_names: the protocol's names of engine parameters that it names differently.
     encoder: constructor of the encoder for readers that resume the stream; None if it cannot be resumed.
     """
@@ -68,6 +74,9 @@ class GenerationRequest:
     service_class: ServiceClass | None = None
     priority: int = 0
     deadline_ms: int | None = None
+    answer_format: AnswerFormat | None = None
+    thinking_budget: int | None = None
+    clips_max_tokens: bool = False
     stream_id: str | None = None
     resume_seconds: float = 0.0
     parameter_names: Mapping[str, str] = field(default_factory=dict)
@@ -81,7 +90,7 @@ class GenerationRequest:
     def token_limit(self, room: int) -> int:
         """Return the maximum number of tokens to generate, given the number that context and KV cache have left."""
         if self.max_tokens is not None:
-            return self.max_tokens
+            return min(self.max_tokens, room) if self.clips_max_tokens else self.max_tokens
         if self.default_max_tokens is None:
             return room
         return min(max(self.default_max_tokens, int(self.sampling.get("min_tokens", 0))), room)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -21,11 +22,21 @@ from app.streams.stream_log import (
     LogEntry,
     StreamLog,
     TokenInfo,
+    ToolCallPiece,
     Usage,
 )
 from engine.types import StatusEvent
 
 _encode = msgspec.json.Encoder().encode
+
+
+@dataclass
+class ToolCall:
+    """Complete tool call, or as much of it as there is. arguments: the text of a JSON object."""
+
+    id: str
+    name: str
+    arguments: str
 
 
 @dataclass
@@ -35,7 +46,16 @@ class ChoiceText:
     text: str = ""
     reasoning: str = ""
     infos: list[TokenInfo] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
     finish: str = "stop"
+
+    def add_calls(self, pieces: Iterable[ToolCallPiece]) -> None:
+        """Append pieces of tool calls."""
+        for piece in pieces:
+            if piece.index == len(self.calls):
+                self.calls.append(ToolCall(piece.id, piece.name, piece.arguments))
+            else:
+                self.calls[piece.index].arguments += piece.arguments
 
 
 @dataclass(frozen=True)
@@ -122,10 +142,11 @@ class OpenAIEncoder(ABC):
         totals: dict[str, Any] = {}
         for record in log.records:
             match record:
-                case Delta(choice, text, _, infos, reasoning):
+                case Delta(choice, text, _, infos, reasoning, calls):
                     choices[choice].text += text
                     choices[choice].reasoning += reasoning
                     choices[choice].infos += infos
+                    choices[choice].add_calls(calls)
                 case ChoiceFinished(choice, reason, _):
                     choices[choice].finish = _finish_reason(reason)
                 case Failure(message, code, param):
@@ -148,7 +169,7 @@ class OpenAIEncoder(ABC):
     def _record(self, log: StreamLog, item: LogEntry) -> bytes:
         match item.record:
             case Delta() as delta:  # the common case
-                has_content = delta.text or delta.reasoning or delta.infos
+                has_content = delta.text or delta.reasoning or delta.infos or delta.calls
                 return self._chunk(log, item.seq, delta.choice, self.delta(delta)) if has_content else b""
             case ChoiceStarted(choice):
                 opening = self.start()
@@ -209,6 +230,7 @@ def usage(record: Usage) -> dict[str, Any]:
         "completion_tokens": record.completion_tokens,
         "total_tokens": record.prompt_tokens + record.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": record.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": record.reasoning_tokens},
         "time_ms": record.time_ms,
     }
 

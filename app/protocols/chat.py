@@ -20,7 +20,7 @@ from app.protocols.common import (
     max_fields,
     only_value,
 )
-from app.streams.stream_log import Delta, TokenInfo
+from app.streams.stream_log import Delta, TokenInfo, ToolCallPiece
 
 MAX_MESSAGES = 4096  # of one conversation
 OPTIONAL_FIELDS = ("name", "reasoning_content")  # of a message, for the chat template
@@ -153,6 +153,14 @@ def turns(messages: Iterable[Message]) -> Turns:
     ]
 
 
+def _call_piece(piece: ToolCallPiece) -> dict[str, Any]:
+    """Return a piece of a tool call. Clients append its strings, so only the first piece has id, type and name."""
+    if not piece.id:
+        return {"index": piece.index, "function": {"arguments": piece.arguments}}
+    function = {"name": piece.name, "arguments": piece.arguments}
+    return {"index": piece.index, "id": piece.id, "type": "function", "function": function}
+
+
 class ChatEncoder(OpenAIEncoder):
     """Encoder of chat completions."""
 
@@ -166,18 +174,26 @@ class ChatEncoder(OpenAIEncoder):
         return {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
 
     def delta(self, delta: Delta) -> dict[str, Any]:
-        content = {"content": delta.text}
-        if delta.reasoning:
-            content = {"reasoning_content": delta.reasoning} | (content if delta.text else {})
+        content: dict[str, Any] = {"content": delta.text}
+        if delta.reasoning or delta.calls:
+            content = {"reasoning_content": delta.reasoning} if delta.reasoning else {}
+            content |= {"content": delta.text} if delta.text else {}
+            content |= {"tool_calls": [_call_piece(piece) for piece in delta.calls]} if delta.calls else {}
         return {"delta": content, "logprobs": self._logprobs(delta.infos)}
 
     def finished(self) -> dict[str, Any]:
         return {"delta": {}, "logprobs": None}
 
     def choice_body(self, content: ChoiceText) -> dict[str, Any]:
-        message = {"role": "assistant", "content": content.text, "refusal": None}
+        message: dict[str, Any] = {"role": "assistant", "content": content.text, "refusal": None}
         if content.reasoning:
             message["reasoning_content"] = content.reasoning
+        if content.calls:
+            message["content"] = content.text or None
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in content.calls
+            ]
         return {"message": message, "logprobs": self._logprobs(content.infos)}
 
     def _logprobs(self, infos: Sequence[TokenInfo]) -> dict[str, Any] | None:

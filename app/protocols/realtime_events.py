@@ -133,7 +133,7 @@ class ResponseEncoder:
             status = {"type": "carousel.status", "event_id": self._event_id(), "response_id": response.id}
             return (encode(status | status_view(item)),)
         match item.record:
-            case Delta(_, text, _, _, reasoning):
+            case Delta(text=text, reasoning=reasoning):
                 response.item.text += text
                 pieces = (b"carousel.reasoning.delta", reasoning), (b"response.output_text.delta", text)
                 return [self._text_event(kind, piece) for kind, piece in pieces if piece]

@@ -35,9 +35,20 @@ class TokenInfo(msgspec.Struct, frozen=True, gc=False):
     offset: int  # characters of the choice before it, excluding tokens without whole characters so far
 
 
+class ToolCallPiece(msgspec.Struct, frozen=True, gc=False):
+    """Piece of tool call `index` of a choice. Its first piece has the id and the name of the tool, later ones only more
+    `arguments`, which together are the text of a JSON object unless the answer was cut.
+    """
+
+    index: int
+    arguments: str = ""
+    id: str = ""
+    name: str = ""
+
+
 class Delta(msgspec.Struct, frozen=True, gc=False):
-    """Text of one choice: first `reasoning`, then the content `text`. `tokens` is the number of its tokens; `infos` is
-    empty unless log-probabilities were requested.
+    """Output of one choice: first `reasoning`, then the content `text`, then tool calls. `tokens` is the number of its
+    tokens; `infos` is empty unless log-probabilities were requested.
     """
 
     choice: int
@@ -45,10 +56,11 @@ class Delta(msgspec.Struct, frozen=True, gc=False):
     tokens: int
     infos: tuple[TokenInfo, ...] = ()
     reasoning: str = ""
+    calls: tuple[ToolCallPiece, ...] = ()
 
 
 class ChoiceFinished(msgspec.Struct, frozen=True):
-    """End of a choice. `stop` is the stop string that ended it, if any."""
+    """End of a choice. reason: stop, tool_calls, length or abort. stop: the stop string that ended it, if any."""
 
     choice: int
     reason: str
@@ -70,6 +82,7 @@ class Usage(msgspec.Struct, frozen=True):
     completion_tokens: int
     cached_tokens: int
     time_ms: Mapping[str, float] = {}
+    reasoning_tokens: int = 0  # of the completion tokens
 
 
 Record = ChoiceStarted | Delta | ChoiceFinished | Failure | Usage

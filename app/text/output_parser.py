@@ -1,9 +1,11 @@
-"""Separation of generated text into content and reasoning."""
+"""Separation of generated text into content, reasoning and tool calls."""
 
 from __future__ import annotations
 
 import enum
 from typing import NamedTuple, Protocol
+
+from app.streams.stream_log import ToolCallPiece
 
 OPEN = "<think>"
 CLOSE = "</think>"
@@ -11,10 +13,11 @@ MAX_LEADING_SPACE = 256  # characters of white space before a block; all of it i
 
 
 class ParsedText(NamedTuple):
-    """Text that can be shown. In the order of generation, the reasoning comes before the content."""
+    """Output that can be shown. In the order of generation: reasoning, content, tool calls."""
 
-    content: str
-    reasoning: str
+    content: str = ""
+    reasoning: str = ""
+    calls: tuple[ToolCallPiece, ...] = ()
 
 
 class _Stage(enum.Enum):
@@ -31,14 +34,18 @@ class OutputParser(Protocol):
     def is_finished(self) -> bool:
         """Return whether all further text is content, so that it need not be parsed."""
 
-    def push(self, token_id: int, text: str) -> ParsedText:
-        """Return the text that can be shown now.
+    @property
+    def is_reasoning(self) -> bool:
+        """Return whether the text so far ends in reasoning."""
+
+    def push(self, token_id: int, text: str) -> list[ParsedText]:
+        """Return the output that can be shown now, in the order of generation; possibly empty.
 
         text: the next piece, in which `token_id` is the newest token; possibly empty.
         """
 
-    def flush(self) -> ParsedText:
-        """Return held-back text at the end."""
+    def flush(self) -> list[ParsedText]:
+        """Return held-back output at the end."""
 
 
 class ThinkTagParser:
@@ -63,7 +70,12 @@ class ThinkTagParser:
         """Return whether the block has ended, or there is none."""
         return self._stage is _Stage.CONTENT
 
-    def push(self, token_id: int, text: str) -> ParsedText:
+    @property
+    def is_reasoning(self) -> bool:
+        """Return whether the block is open."""
+        return self._stage is _Stage.REASONING or (self._is_open and self._stage is _Stage.BEGINNING)
+
+    def push(self, token_id: int, text: str) -> list[ParsedText]:
         """Return the text that can be shown now; `token_id` is ignored."""
         self._held += text
         if self._stage is _Stage.BEGINNING:
@@ -79,13 +91,15 @@ class ThinkTagParser:
             self._held = self._held.lstrip()
             if self._held:
                 self._stage = _Stage.CONTENT
-        return ParsedText(self._take_held() if self._stage is _Stage.CONTENT else "", reasoning)
+        content = self._take_held() if self._stage is _Stage.CONTENT else ""
+        return [ParsedText(content, reasoning)] if content or reasoning else []
 
-    def flush(self) -> ParsedText:
+    def flush(self) -> list[ParsedText]:
         """Return held-back text at the end."""
-        held, is_beginning = self._take_held(), self._stage is _Stage.BEGINNING
-        is_reasoning = self._is_open if is_beginning else self._stage is _Stage.REASONING
-        return ParsedText("", held) if is_reasoning else ParsedText(held, "")
+        held = self._take_held()
+        if not held:
+            return []
+        return [ParsedText(reasoning=held) if self.is_reasoning else ParsedText(held)]
 
     def _take_reasoning(self) -> str:
         """Return the reasoning in the held text, and enter the next stage at a closing tag."""

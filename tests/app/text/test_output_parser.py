@@ -12,6 +12,7 @@ from app.text.output_parser import (
     CLOSE,
     MAX_LEADING_SPACE,
     OPEN,
+    ParsedText,
     ThinkTagParser,
     parser_of_answer,
     parser_of_continuation,
@@ -21,7 +22,7 @@ from app.text.output_parser import (
 def parse(pieces: list[str], *, is_open: bool = False) -> tuple[str, str]:
     """Return content and reasoning of a text that arrives in pieces."""
     parser = ThinkTagParser(is_open=is_open)
-    parsed = [*(parser.push(7, piece) for piece in pieces), parser.flush()]
+    parsed = [part for piece in pieces for part in parser.push(7, piece)] + parser.flush()
     return "".join(p.content for p in parsed), "".join(p.reasoning for p in parsed)
 
 
@@ -74,30 +75,36 @@ def test_no_split_changes_the_parts_and_no_text_is_lost(fragments: list[str], cu
 def test_a_flood_of_white_space_is_not_held_back(is_open: bool):
     """Searching all of it again with each token would take time that grows with its square."""
     parser = ThinkTagParser(is_open=is_open)
-    assert parser.push(1, " " * MAX_LEADING_SPACE) == ("", "")
-    shown = "" if is_open else " " * (MAX_LEADING_SPACE + 1)
-    assert parser.push(2, " ") == (shown, "") and parser.flush() == ("", "")
+    assert parser.push(1, " " * MAX_LEADING_SPACE) == []
+    shown = [] if is_open else [ParsedText(" " * (MAX_LEADING_SPACE + 1))]
+    assert parser.push(2, " ") == shown and parser.flush() == []
 
 
 def test_text_after_the_block_is_never_held_back():
     """The pipeline can then bypass the parser."""
     parser = ThinkTagParser()
-    assert parser.push(1, "<think>a</think>") == ("", "a") and not parser.is_finished
-    assert parser.push(2, "\nb") == ("b", "") and parser.is_finished
-    assert parser.push(3, "<think>") == ("<think>", "")
+    assert parser.push(1, "<think>a</think>") == [ParsedText(reasoning="a")] and not parser.is_finished
+    assert parser.push(2, "\nb") == [ParsedText("b")] and parser.is_finished
+    assert parser.push(3, "<think>") == [ParsedText("<think>")]
 
 
 @pytest.mark.parametrize(("prompt", "is_reasoning"), [("[assistant]<think>\n", True), ("[assistant]", False)])
 def test_an_answer_continues_the_tag_at_the_end_of_its_prompt(prompt: str, is_reasoning: bool):
     """Some templates open the block themselves (DeepSeek-R1)."""
-    assert parser_of_answer(prompt).push(1, "Hm.") == (("", "Hm.") if is_reasoning else ("Hm.", ""))
+    parsed = ParsedText(reasoning="Hm.") if is_reasoning else ParsedText("Hm.")
+    assert parser_of_answer(prompt).push(1, "Hm.") == [parsed]
 
 
 @pytest.mark.parametrize(
     ("message", "parts"),
-    [("<think>Hm", ("", "x")), ("", ("x", "")), ("<think>Hm</think>Yes", None), ("Yes", None)],
+    [
+        ("<think>Hm", ParsedText(reasoning="x")),
+        ("", ParsedText("x")),
+        ("<think>Hm</think>Yes", None),
+        ("Yes", None),
+    ],
 )
-def test_a_continued_message_keeps_its_stage(message: str, parts: tuple[str, str] | None):
+def test_a_continued_message_keeps_its_stage(message: str, parts: ParsedText | None):
     """An open block is continued, and no new one begins in a message that has content."""
     parser = parser_of_continuation(message)
-    assert parts is None if parser is None else parser.push(1, "x") == parts
+    assert parts is None if parser is None else parser.push(1, "x") == [parts]
