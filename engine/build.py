@@ -13,6 +13,7 @@ import torch
 
 from engine.canary import has_finite_answers
 from engine.config import DEFAULT_GPU_PAGE_SIZE, DEFAULT_PAGE_SIZE, EngineConfig
+from engine.constraints.compiler import ConstraintFactory
 from engine.engine import Engine
 from engine.errors import ConfigError
 from engine.execution.cache import KVCache
@@ -123,7 +124,7 @@ def build_engine(
     trial = Engine(continuous, info, Scheduler(continuous, make_policy(continuous, costs), **sizes), runner)
     if not has_finite_answers(trial):
         raise _not_finite(config, info.dtype)
-    return Engine(config, info, Scheduler(config, policy, **sizes), runner)
+    return Engine(config, info, Scheduler(config, policy, **sizes), runner, constraints=ConstraintFactory())
 
 
 def _record(runner: ModelRunner, kernels: Kernels, early_launch: bool, progress: Callable[[int, int], None]) -> None:

@@ -55,6 +55,17 @@ def _check_ids(request: Request, info: ModelInfo) -> None:
                 raise InvalidParameter(
                     f"{name}: token IDs must be between 0 and {info.vocab_size - 1}, got {token_id}", param=name
                 )
+    if (limit := sampling.reasoning_limit) is not None:
+        if limit.max_tokens < 0 or not limit.closing_ids or not limit.close_tag:
+            raise InvalidParameter(
+                f"reasoning_limit must have max_tokens of at least 0 and closing tokens, got {limit.max_tokens} and "
+                f"{len(limit.closing_ids)}",
+                param="reasoning_limit",
+            )
+        if not 0 <= min(limit.closing_ids) <= max(limit.closing_ids) < info.vocab_size:
+            raise InvalidParameter(
+                f"reasoning_limit: token IDs must be between 0 and {info.vocab_size - 1}", param="reasoning_limit"
+            )
     for token_id, bias in sampling.logit_bias.items():
         if not abs(bias) <= MAX_NUMBER:
             raise InvalidParameter(

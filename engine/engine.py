@@ -17,8 +17,9 @@ from engine.config import EngineConfig
 from engine.errors import InvalidParameter
 from engine.launch_lead import LaunchLead
 from engine.scheduling.batch import Batch, StepOutcome
+from engine.scheduling.constraint import ConstraintSource
 from engine.scheduling.scheduler import Scheduler
-from engine.types import EngineLoad, Event, ModelInfo, Request
+from engine.types import EngineLoad, Event, ModelInfo, Request, Vocabulary
 
 POSITION_REPORT_SECONDS = 0.2  # seconds
 
@@ -61,10 +62,13 @@ class Engine:
         scheduler: Scheduler,
         runner: Runner,
         clock: Callable[[], float] = time.monotonic,
+        constraints: ConstraintSource | None = None,
     ) -> None:
+        """constraints: None if no request may have any."""
         self.config = config
         self.info = info
         self.scheduler = scheduler
+        self.constraints = constraints
         self._runner = runner
         self._clock = clock
         self._positions_reported_at = 0.0
@@ -76,11 +80,20 @@ class Engine:
         self._busy_seconds = 0.0
 
     def submit(self, request: Request) -> None:
-        """Queue a request. Raises `RequestRefused` if it can never be served or its ID is in use."""
+        """Queue a request. Raises `RequestRefused` if it can never be served or its ID is in use.
+
+        Waits until its grammar is compiled (`ConstraintFactory.prepare`).
+        """
         check_request(request, self.info)
         if request.id in self.scheduler.requests:
             raise InvalidParameter(f"id must be unique, but request ID {request.id!r} is in use", param="id")
-        self.scheduler.submit(request, self._clock())
+        constraints = self.constraints.constraints(request) if self.constraints is not None else {}
+        self.scheduler.submit(request, self._clock(), constraints)
+
+    def use_vocabulary(self, vocabulary: Vocabulary) -> None:
+        """Set the model's tokens, which requests with constraints need."""
+        if self.constraints is not None:
+            self.constraints.use_vocabulary(vocabulary, self.info.vocab_size)
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
         """End a request or one of its choices; its slot and pages are free before the next step."""

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from engine.config import EngineConfig
-from engine.types import EngineLoad, Event, ModelInfo, Request, Snapshot
+from engine.types import EngineLoad, Event, ModelInfo, Request, Snapshot, Vocabulary
 
 MAX_FRAME_BYTES = 256 << 20  # bytes; a million-token prompt is about 5 MB
 
@@ -29,6 +29,12 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     """First message to an engine process, with its configuration."""
 
     config: EngineConfig
+
+
+class UseVocabulary(msgspec.Struct, frozen=True, tag="vocabulary"):
+    """Tokens of the model, sent before the first request with a constraint."""
+
+    vocabulary: Vocabulary
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
@@ -85,7 +91,7 @@ class StepResult(msgspec.Struct, frozen=True, tag="stepped"):
     snapshot: Snapshot | None = None
 
 
-ToEngine = Start | Submit | Abort | WatchSnapshots | Ping
+ToEngine = Start | UseVocabulary | Submit | Abort | WatchSnapshots | Ping
 FromEngine = LoadProgress | Ready | Failed | StepResult
 
 MessageT = TypeVar("MessageT")

@@ -66,6 +66,7 @@ class WaitReason(enum.StrEnum):
     FAIRNESS = "fairness"  # its tenant had more service than other waiting tenants of its class
     DEADLINE = "deadline"  # an earlier deadline goes first
     REQUEST_BODY = "body"  # the rest of the request body, which its client still has to send
+    GRAMMAR = "grammar"  # its grammar, which is compiled first
     TOKENIZATION = "texts"  # long texts of other requests, which are tokenized first
     READER = "reader"  # nothing: it is complete, but its reader has not read all of it
     BATCH = "batch"  # a batch is admitted as a whole, and this one is not complete
@@ -86,6 +87,30 @@ class Phase(enum.StrEnum):
     def state(self) -> str:
         """Return the phase as shown to users: queued, running, paused or ended."""
         return "running" if self in (Phase.PREFILL, Phase.DECODE, Phase.SWAPPING) else self.value
+
+
+class Vocabulary(msgspec.Struct, frozen=True):
+    """Tokens of a model, for constraints.
+
+    tokens: bytes of each token by id, empty for ids without text. special_ids: ids that are never part of a text.
+    eos_ids: ids that end a text.
+    """
+
+    tokens: tuple[bytes, ...]
+    special_ids: tuple[int, ...] = ()
+    eos_ids: tuple[int, ...] = ()
+
+
+class ReasoningLimit(msgspec.Struct, frozen=True):
+    """Maximum number of tokens in the reasoning block at the beginning of an answer, and the tokens that close it.
+
+    open_tag: opens the block; empty if the prompt has opened it. close_tag: closes it.
+    """
+
+    max_tokens: int
+    closing_ids: tuple[int, ...]
+    open_tag: bytes
+    close_tag: bytes
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -114,6 +139,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     # The code that builds the request replaces "no seed" by a random one.
     seed: Annotated[int, Bounds(0, 2**64 - 1)] = 0
     logprobs: int | None = None  # None = off, k = the chosen token's and the k best alternatives'
+    grammar: str | None = None  # that the text must satisfy; see `engine.constraints.grammars`
+    reasoning_limit: ReasoningLimit | None = None
 
     @property
     def has_penalties(self) -> bool:

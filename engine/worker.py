@@ -13,7 +13,11 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
+from typing import Any
+
+from msgspec.structs import replace
 
 from engine.config import EngineConfig
 from engine.engine import Engine
@@ -31,12 +35,13 @@ from engine.ipc import (
     StepResult,
     Submit,
     ToEngine,
+    UseVocabulary,
     WatchSnapshots,
 )
 from engine.log_queue import start_logging
 from engine.request_logging import log_request
 from engine.snapshot import snapshot
-from engine.types import EndEvent, Event, FinishReason, Request, Snapshot
+from engine.types import EndEvent, Event, FinishReason, Phase, Request, Snapshot, StatusEvent, WaitReason
 
 log = logging.getLogger("carousel.engine")
 
@@ -45,6 +50,7 @@ IDLE_SNAPSHOT_SECONDS = 2.0  # seconds between snapshots while idle
 HEARTBEAT_SECONDS = (
     1.0  # seconds after which the load is sent while requests exist although nothing has happened, as a sign of life
 )
+COMPILE_POLL_SECONDS = 0.002  # seconds between looks for compiled grammars
 MAX_LOG_FLUSH_SECONDS = 1.0  # maximum time for writing queued log lines when the process ends
 
 Builder = Callable[[EngineConfig, Callable[[str, int, int], None]], Engine]
@@ -61,6 +67,7 @@ class Worker:
         self._watched_at = 0.0
         self._sent_at = 0.0
         self._refusals: list[Event] = []
+        self._compiling: dict[str, tuple[Request, Future[Any]]] = {}  # requests whose grammars are being compiled
         self._should_prefault = True
 
     def run(self, early: list[ToEngine]) -> None:
@@ -75,6 +82,8 @@ class Worker:
             for message in self._channel.receive(self._poll_timeout()):
                 self._handle(message)
             self._heartbeat.beat()
+            if self._compiling:
+                self._submit_compiled()
             events: list[Event] = []
             if self._engine.seconds_to_step() == 0.0:
                 events = self._engine.step(self._send_step)
@@ -98,6 +107,8 @@ class Worker:
         if self._should_prefault:
             return 0.0
         seconds = self._engine.seconds_to_step()
+        if self._compiling:
+            return min(COMPILE_POLL_SECONDS, COMPILE_POLL_SECONDS if seconds is None else seconds)
         if seconds is not None:
             return min(seconds, HEARTBEAT_SECONDS)
         return IDLE_SNAPSHOT_SECONDS if self._is_watched else None
@@ -105,13 +116,11 @@ class Worker:
     def _handle(self, message: ToEngine) -> None:
         match message:
             case Submit(request):
-                try:
-                    self._engine.submit(request)
-                except RequestRefused as error:
-                    log_request(log, logging.INFO, request, "refused: %s", error)
-                    self._refusals += _refusal(request, error)
+                self._submit(request)
             case Abort(request_id, choice):
-                self._engine.abort(request_id, choice)
+                self._abort(request_id, choice)
+            case UseVocabulary(vocabulary):
+                self._engine.use_vocabulary(vocabulary)
             case Ping():
                 pass  # this turn of the loop counts a heartbeat
             case WatchSnapshots(on):
@@ -119,11 +128,55 @@ class Worker:
             case Start():
                 log.warning("a second start message was ignored")
 
+    def _submit(self, request: Request) -> None:
+        """Submit a request, or compile its grammar first; meanwhile steps go on."""
+        try:
+            compilation = self._engine.constraints.prepare(request) if self._engine.constraints is not None else None
+            if compilation is None:
+                self._engine.submit(request)
+        except RequestRefused as error:
+            log_request(log, logging.INFO, request, "refused: %s", error)
+            self._refusals += _refusal(request, error)
+            return
+        if compilation is not None:
+            self._compiling[request.id] = request, compilation
+            self._refusals += _compiling_status(request)
+
+    def _submit_compiled(self) -> None:
+        """Submit the requests whose grammars have been compiled, or refused."""
+        done = [request for request, compilation in self._compiling.values() if compilation.done()]
+        for request in done:
+            del self._compiling[request.id]
+            self._submit(request)
+
+    def _abort(self, request_id: str, choice: int | None) -> None:
+        """End a request or one of its choices."""
+        if request_id not in self._compiling:
+            self._engine.abort(request_id, choice)
+            return
+        request, compilation = self._compiling.pop(request_id)
+        ended = [index for index in request.choices if choice is None or index == choice]
+        for index in ended:
+            self._refusals += [
+                StatusEvent(request_id, index, Phase.ENDED, monotonic_time=time.monotonic()),
+                EndEvent(request_id, index, FinishReason.ABORT),
+            ]
+        if left := {index: request.output_so_far.get(index, ()) for index in request.choices if index not in ended}:
+            self._compiling[request_id] = replace(request, output_so_far=left), compilation
+
     def _take_snapshot(self, now: float) -> Snapshot | None:
         if not self._is_watched or now - self._watched_at < SNAPSHOT_SECONDS or not self._channel.is_drained:
             return None
         self._watched_at = now
         return snapshot(self._engine.scheduler, now)
+
+
+def _compiling_status(request: Request) -> list[Event]:
+    now = time.monotonic()
+    return [
+        StatusEvent(request.id, choice, Phase.QUEUED, cause=WaitReason.GRAMMAR, monotonic_time=now)
+        for choice in request.choices
+    ]
 
 
 def _refusal(request: Request, error: RequestRefused) -> list[Event]:

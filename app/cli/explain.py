@@ -25,6 +25,7 @@ CAUSE_TEXTS = {
     "restart": "engine restarted",
     "body": "request body incomplete",
     "texts": "long texts of other requests tokenized first",
+    "grammar": "grammar of the answer being compiled",
     "reader": "complete, not yet read by the client",
 }
 MECHANISM_TEXTS = {

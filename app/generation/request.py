@@ -57,9 +57,9 @@ class GenerationRequest:
     too, as many as fit. service_class: None for the highest up to standard that the tenant may use. deadline_ms: from
     arrival to the last token; None for the tenant's default. answer_format: constraint on the content.
     thinking_budget: maximum number of reasoning tokens, after which the block is closed. clips_max_tokens: reduce
-    `max_tokens` to the room that the context has left, instead of refusing the request. resume_seconds: time for which the answer continues
-    without a reader. parameter_names: the protocol's names of engine parameters that it names differently.
-    encoder: constructor of the encoder for readers that resume the stream; None if it cannot be resumed.
+    `max_tokens` to the room that the context has left, instead of refusing the request. resume_seconds: time for which
+    the answer continues without a reader. parameter_names: the protocol's names of engine parameters that it names
+    differently. encoder: constructor of the encoder for readers that resume the stream; None if it cannot be resumed.
     """
 
     prompt: ChatPrompt | str | Sequence[int]

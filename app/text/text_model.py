@@ -21,6 +21,7 @@ from app.text.checkpoint_files import TokenizerError, read_json
 from app.text.control_tokens import ControlTokens, TooManyControlTokens
 from app.text.generation_config import AUTO_CONFIG, NO_CONFIG, config_file, end_ids, sampling_defaults
 from app.text.tokenizer_files import load_tokenizer
+from engine.types import Vocabulary
 
 # ids; for fewer, decoding is faster than the overhead of the call that releases the interpreter lock
 MIN_BATCH_IDS = 4096
@@ -173,6 +174,14 @@ class TextModel:
             return bytes.fromhex(byte[1])
         first, both = (self.decode([token_id] * times, skip_special_tokens=False) for times in (1, 2))
         return both.removeprefix(first).encode()
+
+    def vocabulary(self) -> Vocabulary:
+        """Return the bytes of all tokens, for constraints. Takes a few microseconds per token."""
+        size = self.tokenizer.get_vocab_size(with_added_tokens=True)
+        highest = max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=size - 1)
+        special = [token_id for token_id, t in self.tokenizer.get_added_tokens_decoder().items() if t.special]
+        tokens = tuple(self.token_bytes(token_id) for token_id in range(highest + 1))
+        return Vocabulary(tokens, tuple(sorted(special)), tuple(sorted(self.eos_token_ids)))
 
     def may_continue_character(self, token_id: int) -> bool:
         """Return whether its bytes may continue a character that earlier tokens began; it may also have no text."""

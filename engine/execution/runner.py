@@ -23,6 +23,7 @@ from engine.execution.packing import pack, prompt_tokens
 from engine.execution.sampler import SampledTokens, Sampler, SamplerInputs
 from engine.execution.slots import Ints, SlotState
 from engine.execution.swap import PageSwapper
+from engine.execution.token_masks import PendingMasks, TokenMasks
 from engine.execution.transfer import HostCopy, to_device
 from engine.scheduling.batch import Batch, Sampled, StepOutcome
 from kernels.decoder import StepPass
@@ -54,6 +55,7 @@ class ModelRunner:
         # The last entry is the padding slot's.
         self._last_tokens = torch.zeros(slots + 1, dtype=torch.int64, device=model.device)
         self._sampler = Sampler(self._slots, kernels, model.vocab_size, model.device)
+        self._masks = TokenMasks(model.vocab_size, model.device)
         self._graphs: StepGraphs | None = None
         self._fused_step: StepPass | None = None
         self.fused_steps = 0  # steps that ran as one call
@@ -123,7 +125,8 @@ class ModelRunner:
     def _run_fused(self, fused_step: StepPass, batch: Batch) -> StepOutcome:
         """Run a step in one call; rows that need the full sampler are then sampled here, from logits of that call."""
         self.fused_steps += 1
-        rows = self._slots.needs_full_sampler(batch.sampled_slots)
+        masks = self._masks.start(batch.constraints) if batch.constraints else None
+        rows = self._full_sampler_rows(batch.sampled_slots, masks)
         if not len(rows):
             result = fused_step(batch.decodes, batch.chunks, ())
             return StepOutcome(tuple(map(Sampled, result.token_ids)), tuple(result.has_nan))
@@ -131,17 +134,24 @@ class ModelRunner:
         with torch.inference_mode():
             parameters = self._sampler.parameters(slots)  # before the step, which evicts them from the caches
             result = fused_step(batch.decodes, batch.chunks, rows.tolist())
-            tokens = self._sample(result.logits, parameters)
+            tokens = self._sample(result.logits, parameters, slots, masks)
         self._slots.advance(slots)
         sampled = list(map(Sampled, result.token_ids))
         for row, token in zip(rows.tolist(), tokens.read(tokens.tensors), strict=True):
             sampled[row] = token
         return StepOutcome(tuple(sampled), tuple(result.has_nan))
 
-    def _sample(self, logits: Tensor, parameters: SamplerInputs) -> SampledTokens:
-        """Sample logits[R, V] with the full sampler and store the slots' last tokens."""
-        tokens = self._sampler.sample(logits, parameters)
-        # The token of a row with NaN does not matter.
+    def _full_sampler_rows(self, slots: list[int], masks: PendingMasks | None) -> Ints:
+        """Return the rows of slots[R] that need the full sampler."""
+        rows = self._slots.needs_full_sampler(slots)
+        return rows if masks is None else np.union1d(rows, masks.rows_of(np.array(slots, np.int64)))
+
+    def _sample(
+        self, logits: Tensor, parameters: SamplerInputs, slots: Ints, masks: PendingMasks | None
+    ) -> SampledTokens:
+        """Sample logits[R, V] of slots[R] with the full sampler and store the slots' last tokens."""
+        tokens = self._sampler.sample(logits, parameters, masks.wait(slots) if masks is not None else None)
+        # The token of a row that fails does not matter.
         self._last_tokens.index_copy_(0, tokens.slots, tokens.token_ids.clamp(min=0))
         return tokens
 
@@ -150,15 +160,16 @@ class ModelRunner:
         """Replay the recorded part of a step, and launch the rest operation by operation."""
         sampled_parts: list[SampledTokens] = []
         has_nan: list[Tensor] = []  # for each row of the chunks, whether it has a NaN
+        masks = self._masks.start(batch.constraints) if batch.constraints else None
         rows = [chunk.length for chunk in batch.chunks]
         rest = batch
         if self._graphs:
             self._graphs.slots.apply(batch)
-            rest = self._replay(self._graphs, batch, sampled_parts, has_nan)
+            rest = self._replay(self._graphs, batch, sampled_parts, has_nan, masks)
             if not rest.chunks:
                 rows = [chunk.length - chunk.samples for chunk in batch.chunks]
         if rest.num_tokens:
-            self._compute(rest, sampled_parts, has_nan)
+            self._compute(rest, sampled_parts, has_nan, masks)
         tensors = [*has_nan, *(tensor for part in sampled_parts for tensor in part.tensors)]
         self._was_idle = self._last_results is None or self._last_results.is_complete
         self._last_results = HostCopy(tensors, self._model.device)
@@ -175,7 +186,12 @@ class ModelRunner:
         return True
 
     def _replay(
-        self, graphs: StepGraphs, batch: Batch, sampled_parts: list[SampledTokens], has_nan: list[Tensor]
+        self,
+        graphs: StepGraphs,
+        batch: Batch,
+        sampled_parts: list[SampledTokens],
+        has_nan: list[Tensor],
+        masks: PendingMasks | None,
     ) -> Batch:
         """Replay the whole step or only its decode rows, if there is a recording; return the rest.
 
@@ -193,10 +209,10 @@ class ModelRunner:
         if shape is None:
             return batch
         tokens, hidden, is_nan = graphs.run(shape, sampled, prompts)
-        if len(rows := self._slots.needs_full_sampler(slots)):
+        if len(rows := self._full_sampler_rows(slots, masks)):
             (row_index,) = to_device((rows,), self._model.device)
             logits = self._model.compute_logits(hidden[row_index])
-            resampled = self._sample(logits, self._sampler.parameters(sampled[rows]))
+            resampled = self._sample(logits, self._sampler.parameters(sampled[rows]), sampled[rows], masks)
             tokens = tokens.with_rows(rows, row_index, resampled)
         self._slots.advance(sampled)
         sampled_parts.append(tokens)
@@ -212,7 +228,9 @@ class ModelRunner:
             tiles = len(prompts.tiles)
         return graphs.find(rows, longest, self._slots.are_filtered(sampled), tiles) if rows else None
 
-    def _compute(self, batch: Batch, sampled_parts: list[SampledTokens], has_nan: list[Tensor]) -> None:
+    def _compute(
+        self, batch: Batch, sampled_parts: list[SampledTokens], has_nan: list[Tensor], masks: PendingMasks | None
+    ) -> None:
         """Launch a step operation by operation."""
         inputs = pack(batch, self._slots, self._last_tokens, self._cache.page_size)
         sampled = np.array(batch.sampled_slots, np.int64)
@@ -225,7 +243,7 @@ class ModelRunner:
             return
         if inputs.logit_rows is not None:
             hidden = hidden[inputs.logit_rows]
-        tokens = self._sample(self._model.compute_logits(hidden), parameters)
+        tokens = self._sample(self._model.compute_logits(hidden), parameters, sampled, masks)
         self._slots.advance(sampled)
         if self._graphs:
             self._graphs.slots.advance(tokens.slots)

@@ -7,7 +7,7 @@ own output (vLLM's `raw_logprobs`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from engine.execution.logit_edits import LogitEditMask, LogitEdits
 from engine.execution.slots import Ints, SlotState
+from engine.execution.token_masks import AllowedTokens
 from engine.execution.transfer import to_device
 from engine.scheduling.batch import Join, Sampled
 from engine.types import Alternative
@@ -52,13 +53,22 @@ class Sampler:
         sampling = SamplingTensors(record_bytes, positions)
         return SamplerInputs(slot_ids, sampling, self._edits.edits_for(slots), row_index, counts)
 
-    def sample(self, logits: Tensor, parameters: SamplerInputs) -> SampledTokens:
+    def sample(self, logits: Tensor, parameters: SamplerInputs, allowed: AllowedTokens | None = None) -> SampledTokens:
         """Sample a new token for each of the R rows of logits[R, V] (any float dtype).
 
-        Includes log-probabilities for rows that request them.
+        Includes log-probabilities for rows that request them. allowed: the tokens that constrained rows may sample.
         """
-        chosen = self._kernels.sample(self._edits.apply(logits, parameters.edits), parameters.sampling)
+        edited, is_empty = self._edits.apply(logits, parameters.edits), None
+        if allowed is not None:
+            edited, is_empty = allowed.apply(edited)
+        chosen = self._kernels.sample(edited, parameters.sampling)
         self._edits.append(parameters.edits, chosen)
+        sampled = self._with_log_probs(logits, chosen, parameters)
+        if allowed is None or is_empty is None:
+            return sampled
+        return replace(sampled, token_ids=allowed.mark_empty(chosen, is_empty))
+
+    def _with_log_probs(self, logits: Tensor, chosen: Tensor, parameters: SamplerInputs) -> SampledTokens:
         if not parameters.logprob_rows:
             return SampledTokens(parameters.slots, chosen)
         rows, num_alternatives = (

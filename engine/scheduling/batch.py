@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from engine.scheduling.constraint import Constraint
 from engine.types import Alternative, SamplingParams
 
 
@@ -51,6 +52,7 @@ class Batch:
     new_pages: tuple[tuple[int, int, int], ...] = ()  # (slot, index in its page table, page)
     decodes: tuple[int, ...] = ()  # slots in which only the last known token is not computed yet
     chunks: tuple[Chunk, ...] = ()
+    constraints: tuple[tuple[int, Constraint], ...] = ()  # of slots that sample a restricted token in this step
 
     @property
     def prompt_tokens(self) -> int:
@@ -76,7 +78,7 @@ class Batch:
 class Sampled(msgspec.Struct, frozen=True, gc=False):
     """One new token and, if requested, the log-probabilities at its position."""
 
-    token_id: int  # negative: no token, because the logits contained NaN
+    token_id: int  # NO_TOKEN_ALLOWED, or another negative number if the logits contained NaN: no token
     logprob: float | None = None
     top: tuple[Alternative, ...] = ()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 from engine.scheduling.batch import Batch, Chunk, Join
+from engine.scheduling.constraint import Constraint
 
 
 class BatchBuilder:
@@ -62,7 +63,13 @@ class BatchBuilder:
         self._joins.append(join)
         self.joined_slots.add(join.slot)
 
-    def build(self, step: int, decodes: Seq[int], chunks: Seq[Chunk]) -> Batch:
+    def build(
+        self,
+        step: int,
+        decodes: Seq[int],
+        chunks: Seq[Chunk],
+        constraints: tuple[tuple[int, Constraint], ...] = (),
+    ) -> Batch:
         """Return the step's batch and start collecting for the next one."""
         batch = Batch(
             step=step,
@@ -73,6 +80,7 @@ class BatchBuilder:
             new_pages=tuple(self._grown),
             decodes=tuple(decodes),
             chunks=tuple(chunks),
+            constraints=constraints,
         )
         self._clear()
         return batch

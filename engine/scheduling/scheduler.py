@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
+from collections.abc import Mapping
 
 from engine.config import EngineConfig
 from engine.scheduling.admission import Admission, AdmissionView, Preemption
 from engine.scheduling.batch import Batch, Chunk, Join, StepOutcome
 from engine.scheduling.batch_builder import BatchBuilder
 from engine.scheduling.budget import divide_step
+from engine.scheduling.constraint import NO_TOKEN_ALLOWED, Constraint
 from engine.scheduling.counters import ClassCounts, CumulativeCounters
 from engine.scheduling.deadlines import Deadlines
 from engine.scheduling.events import EventBuffer
@@ -38,6 +40,9 @@ from engine.types import (
 NAN_MESSAGE = (
     "the model computed NaN for this request, so its answer ends here; either float16 is too narrow for this model "
     "(use --dtype bfloat16 or float32), or the checkpoint is damaged"
+)
+NO_TOKEN_MESSAGE = (
+    "the answer ends here, because its format allows no further token together with min_tokens and the other parameters"
 )
 
 
@@ -63,11 +68,15 @@ class Scheduler:
         self._deadlines = Deadlines(self._least_seconds)
         self._swapped_in: list[Sequence] = []  # in the step that is being scheduled
         self._arrivals = 0
+        self._num_constrained = 0  # unfinished sequences with a constraint
 
     # Between steps ------------------------------------------------------------------------------------------------
 
-    def submit(self, request: Request, now: float) -> None:
-        """Queue `request`. The engine has checked that it fits context and pool, and that its ID is new."""
+    def submit(self, request: Request, now: float, constraints: Mapping[int, Constraint] | None = None) -> None:
+        """Queue `request`. The engine has checked that it fits context and pool, and that its ID is new.
+
+        constraints: by choice, each after the choice's output so far.
+        """
         size = self.config.tokens_per_page
         lead, *siblings = (
             Sequence(request, choice, self._arrivals, now, size, self.max_len) for choice in request.choices
@@ -79,6 +88,9 @@ class Scheduler:
             sibling.state, sibling.cause = State.WAITING_FOR_PROMPT, WaitReason.PROMPT
             sibling.prompt_leader = lead
         for sequence in self.requests[request.id]:
+            if constraints:
+                sequence.constraint = constraints[sequence.choice]
+                self._num_constrained += 1
             self._deadlines.watch(sequence)
         self.waiting.push(lead, now)
 
@@ -119,10 +131,13 @@ class Scheduler:
         step = self.counters["steps"]
         swapped_in = {s.slot for s in self._swapped_in}  # their pages arrive before the next step
         running = [s for s in self.running if s.slot not in swapped_in] if swapped_in else self.running
+        if self._num_constrained:  # a constraint needs the last token
+            running = [s for s in running if s.constraint is None or not s.has_token_in_flight]
         decodes, chunks, passed_over = divide_step(running, self.config, self.policy, step, now)
         self._events.budget_wait(passed_over, now)
         flight = self._count_as_computed(decodes, chunks, now)
-        batch = self.batch_builder.build(step, [s.slot for s in decodes if s.slot is not None], chunks)
+        slots = [s.slot for s in decodes if s.slot is not None]
+        batch = self.batch_builder.build(step, slots, chunks, self._constraints(flight.sampled))
         if not batch.is_empty:
             self.steps_in_flight.append(flight)
         return batch
@@ -134,7 +149,7 @@ class Scheduler:
         since the launch are handled.
         """
         flight = self.steps_in_flight.popleft()
-        self._fail_nan(flight, outcome, now)
+        self._fail_broken(flight, outcome, now)
         for sequence, table, computed in flight.to_publish:
             self._publish(sequence, table, computed, now)
         for sequence in flight.new_phases:
@@ -150,6 +165,8 @@ class Scheduler:
                 continue
             token_id, tokens = sampled.token_id, sequence.tokens
             tokens.append(token_id)
+            if sequence.constraint is not None:
+                sequence.constraint.consume(token_id)
             finish = None
             if len(tokens) >= sequence.max_len or token_id in sequence.stop_ids:
                 finish = sequence.finish_reason(token_id)
@@ -217,6 +234,13 @@ class Scheduler:
         flight, outgrown = count_as_computed(decodes, chunked, swapped_in, self.counters, self.config.tokens_per_page)
         self.needing_page += outgrown
         return flight
+
+    def _constraints(self, sampled: list[Sequence]) -> tuple[tuple[int, Constraint], ...]:
+        """Return the active constraints of sequences that sample a token, by slot."""
+        if not self._num_constrained:
+            return ()
+        pairs = ((s.slot, s.constraint) for s in sampled)
+        return tuple((slot, c) for slot, c in pairs if slot is not None and c is not None and c.is_active)
 
     def _least_seconds(self, sequence: Sequence) -> float:
         """Return `StepTimeModel.min_seconds_left`, given the current contents of the prefix cache."""
@@ -347,18 +371,28 @@ class Scheduler:
         self.policy.slot_released(sequence)
         sequence.slot = None
 
-    def _fail_nan(self, flight: StepInFlight, outcome: StepOutcome, now: float) -> None:
-        """Fail sequences for which the model computed NaN, before any page of this step can be found.
+    def _fail_broken(self, flight: StepInFlight, outcome: StepOutcome, now: float) -> None:
+        """Fail sequences without a token, before any page of this step can be found.
+
+        The model computed NaN for them, or their constraints allow no token.
 
         A NaN may have spoiled the keys and values of earlier tokens too, if they were computed in the same tile.
         """
-        failed = [s for s, token in zip(flight.sampled, outcome.sampled, strict=True) if token.token_id < 0]
+        pairs = [pair for pair in zip(flight.sampled, outcome.sampled, strict=True) if pair[1].token_id < 0]
+        failed = [sequence for sequence, token in pairs if token.token_id != NO_TOKEN_ALLOWED]
         if outcome.has_nan:
             failed += (s for s, is_broken in zip(flight.chunked, outcome.has_nan, strict=True) if is_broken)
         for sequence in failed:
-            if sequence.state is not State.FINISHED:
-                self._events.end(sequence, now, FinishReason.ERROR, NAN_MESSAGE, "not_a_number")
-                self._finish(sequence, now)
+            self._fail(sequence, now, NAN_MESSAGE, "not_a_number")
+        for sequence, _ in pairs:
+            why = sequence.constraint.error if sequence.constraint is not None else ""
+            self._fail(sequence, now, why or NO_TOKEN_MESSAGE, "no_token_allowed")
+
+    def _fail(self, sequence: Sequence, now: float, message: str, code: str) -> None:
+        """End a sequence with an error, unless it has ended."""
+        if sequence.state is not State.FINISHED:
+            self._events.end(sequence, now, FinishReason.ERROR, message, code)
+            self._finish(sequence, now)
 
     def _finish(self, sequence: Sequence, now: float) -> None:
         """Remove a sequence in any state and release its resources."""
@@ -368,6 +402,8 @@ class Scheduler:
             self.waiting.remove(sequence)
         self.kv_manager.release_host(sequence)
         sequence.state = State.FINISHED
+        self._num_constrained -= sequence.constraint is not None
+        sequence.constraint = None
         self._deadlines.forget(sequence)
         self._release_siblings(sequence, now)
         choices = self.requests[sequence.request.id]

@@ -6,6 +6,7 @@ import enum
 from collections.abc import Iterator
 from typing import Any
 
+from engine.scheduling.constraint import Constraint
 from engine.scheduling.pages import chain_next, chain_start
 from engine.types import FinishReason, Phase, PreemptionMode, Request, ServiceClass, WaitReason
 
@@ -36,6 +37,7 @@ class Sequence:
         "arrival",
         "cause",
         "choice",
+        "constraint",
         "generated_at_wait",
         "host_pages",
         "max_computed",
@@ -89,6 +91,7 @@ class Sequence:
         self.mechanism: PreemptionMode | None = None
         self.policy_state: Any = None  # created, read and changed by the policy alone
         self.reported_position = 0  # queue position last reported to its client
+        self.constraint: Constraint | None = None  # of the next token
         self.prompt_leader: Sequence | None = None  # the choice that computes the prompt for this one
         self.siblings: list[Sequence] = []  # choices held back until this one has computed the prompt
         self._page_size = page_size

@@ -15,6 +15,7 @@ export const CAUSE_TEXTS = /** @type {Record<string, string>} */ ({
   batch: "batch not complete",
   restart: "engine restarted",
   body: "request body incomplete",
+  grammar: "grammar of the answer being compiled",
   texts: "long texts of other requests tokenized first",
   reader: "complete, not yet read by the client",
 });

@@ -11,6 +11,7 @@ from torch import Tensor
 from engine.execution.graphs import MAX_PROMPT_ROWS, Shape
 from engine.execution.runner import ModelRunner
 from engine.execution.sampler import SampledTokens
+from engine.execution.token_masks import PendingMasks
 from engine.scheduling.batch import Batch
 
 
@@ -31,9 +32,15 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[Shape]:
 
     compute = ModelRunner._compute
 
-    def only_prompts(runner: ModelRunner, batch: Batch, drawn: list[SampledTokens], broken: list[Tensor]) -> None:
+    def only_prompts(
+        runner: ModelRunner,
+        batch: Batch,
+        sampled_parts: list[SampledTokens],
+        has_nan: list[Tensor],
+        masks: PendingMasks | None,
+    ) -> None:
         assert not batch.decodes and batch.num_tokens > MAX_PROMPT_ROWS
-        compute(runner, batch, drawn, broken)
+        compute(runner, batch, sampled_parts, has_nan, masks)
 
     monkeypatch.setattr("engine.build._capture", lambda config, device: capture)
     monkeypatch.setattr(ModelRunner, "runs_ahead", True)

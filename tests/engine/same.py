@@ -7,6 +7,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from app.text.text_model import TextModel
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.engine import Engine
@@ -20,12 +21,15 @@ Texts = dict[tuple[str, int], list[Any]]  # by request and choice
 def make_engine(model: Path, **options) -> Engine:
     """Build a CPU engine, in float32 by default."""
     defaults = {"max_num_seqs": 64, "max_num_batched_tokens": 512, "page_size": 16, "device": "cpu", "dtype": "float32"}
-    return build_engine(EngineConfig(model=str(model), **(defaults | options)))
+    engine = build_engine(EngineConfig(model=str(model), **(defaults | options)))
+    if (model / "tokenizer.json").exists():
+        engine.use_vocabulary(TextModel.load(model).vocabulary())
+    return engine
 
 
 def requests(prompts: Iterable[Iterable[int]], max_tokens: int, stop: Iterable[int] = ()) -> list[Request]:
     """Return requests, half greedy and half seeded, over all classes and with every kind of sampling parameter."""
-    built = []
+    built: list[Request] = []
     for i, prompt in enumerate(prompts):
         sampling = SamplingParams(
             max_tokens=max_tokens,

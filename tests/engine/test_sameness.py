@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import json
+import re
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -13,7 +16,7 @@ from app.text.text_model import TextModel
 from engine.execution.graphs import Shape
 from engine.execution.runner import ModelRunner
 from engine.scheduling.sequence import Sequence
-from engine.types import PreemptionMode, TokenEvent
+from engine.types import PreemptionMode, ReasoningLimit, TokenEvent
 from tests.engine.same import Texts, alone, make_engine, requests, run
 from tests.kernels.conftest import cpu_kernels
 
@@ -45,7 +48,35 @@ def stream_requests(text: TextModel):
         system = [{"role": "system", "content": "You are a helpful assistant. Answer briefly."}] if i % 4 else []
         turn = {"role": "user", "content": f"{TURNS[i % len(TURNS)]}{' Please.' * (i // len(TURNS))}"}
         prompts.append(text.encode(text.render_chat([*system, turn]), add_special_tokens=False))
-    return requests(prompts, TOKENS, text.eos_token_ids)
+    built = requests(prompts, TOKENS, text.eos_token_ids)
+    for i, constraint in enumerate(constraints(text)):
+        for j in range(3 + 2 * i, STREAMS, 16):
+            built[j] = replace(built[j], sampling=replace(built[j].sampling, **constraint))
+    return built
+
+
+def constraints(text: TextModel) -> list[dict[str, Any]]:
+    """Return sampling parameters that constrain a text: grammars, a limit of reasoning, and both."""
+    schema = {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 12},
+            "sizes": {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 4},
+        },
+        "required": ["name", "sizes"],
+        "additionalProperties": False,
+        "x-guidance": {"whitespace_pattern": " ?"},
+    }
+    json_grammar = f"start: %json {json.dumps(schema)}"
+    thinking = 'start: /(.|\\n)*/ "</think>" /[a-z ]+[.]/'
+    closing = tuple(text.encode("</think>", add_special_tokens=False))
+    limit = ReasoningLimit(max_tokens=9, closing_ids=closing, open_tag=b"", close_tag=b"</think>")
+    return [
+        {"grammar": json_grammar},
+        {"grammar": "start: /[0-9]{3,12} (yes|no), [A-Z][a-z]*/"},
+        {"reasoning_limit": limit},
+        {"grammar": thinking, "reasoning_limit": limit},
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +89,28 @@ def test_the_solo_texts_differ_from_each_other(solo: Texts):
     """Seeds and prompts lead to many different texts, so comparing them is meaningful."""
     assert len(solo) == STREAMS
     assert len({tuple(tokens) for tokens in solo.values()}) > STREAMS // 3
+
+
+@pytest.mark.slow
+def test_the_solo_texts_satisfy_their_constraints(text: TextModel, stream_requests, solo: Texts):
+    """Grammars are followed, complete JSON is valid, and reasoning is closed after its limit."""
+    complete = 0
+    for request in stream_requests:
+        tokens = solo[request.id, 0]
+        answer = text.decode(tokens)
+        if request.sampling.reasoning_limit is not None:
+            assert len(text.encode(answer.partition("</think>")[0], add_special_tokens=False)) <= 12
+            assert "</think>" in answer
+        elif (request.sampling.grammar or "").startswith("start: %json"):
+            if tokens[-1] in request.sampling.stop_token_ids:
+                value = json.loads(answer)
+                assert list(value) == ["name", "sizes"] and 2 <= len(value["sizes"]) <= 4
+                complete += 1
+            else:
+                assert answer.lstrip().startswith("{") and len(tokens) == TOKENS
+        elif request.sampling.grammar is not None:
+            assert re.match("[0-9]+", answer)
+    assert complete
 
 
 @pytest.mark.slow

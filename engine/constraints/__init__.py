@@ -1,0 +1,1 @@
+"""Restrictions of a sequence's next token: grammars and reasoning limits."""

@@ -1,0 +1,84 @@
+"""Process that compiles grammars to find out whether they can be used: `python -m engine.constraints.checks`.
+
+Reads frames from standard input, the vocabulary first and then grammars, and answers each with a `Verdict`. Its memory
+is limited; its parent limits the time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import sys
+from typing import BinaryIO
+
+import msgspec
+
+from engine.errors import InvalidParameter
+from engine.types import Vocabulary
+
+LENGTH = struct.Struct("<I")  # of a frame, before its content
+MAX_MEMORY_BYTES = 2 << 30  # address space
+NICENESS = 10  # so that steps of the engine go first
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """Result of a check: why a grammar cannot be used; empty if it can."""
+
+    error: str = ""
+
+
+def frame(content: bytes) -> bytes:
+    """Return a frame."""
+    return LENGTH.pack(len(content)) + content
+
+
+def _read(stream: BinaryIO) -> bytes | None:
+    """Return the content of the next frame; None at the end."""
+    head = stream.read(LENGTH.size)
+    return stream.read(LENGTH.unpack(head)[0]) if len(head) == LENGTH.size else None
+
+
+def _limit() -> None:
+    with contextlib.suppress(ImportError, OSError, ValueError, AttributeError):  # not on every system
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        os.nice(NICENESS)
+
+
+def main() -> None:
+    """Answer until standard input ends."""
+    from engine.constraints.grammars import GrammarTokenizer
+
+    _limit()
+    first = _read(sys.stdin.buffer)
+    if first is None:
+        return
+    refusal = ""
+    tokenizer = None
+    try:
+        tokenizer = GrammarTokenizer(msgspec.msgpack.decode(first, type=Vocabulary))
+    except InvalidParameter as error:
+        refusal = str(error)
+    _answer(Verdict())
+    while (grammar := _read(sys.stdin.buffer)) is not None:
+        error_text = refusal
+        try:
+            if tokenizer is not None:
+                tokenizer.compile(grammar.decode())
+        except InvalidParameter as error:
+            error_text = str(error)
+        except MemoryError:
+            error_text = "it needs too much memory to compile; simplify it"
+        _answer(Verdict(error_text))
+
+
+def _answer(verdict: Verdict) -> None:
+    sys.stdout.buffer.write(frame(msgspec.msgpack.encode(verdict)))
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()

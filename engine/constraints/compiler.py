@@ -1,0 +1,93 @@
+"""Compilation of grammars in a thread, cached by content."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from llguidance import LLMatcher
+
+from engine.constraints.constraint import GrammarConstraint, ReasoningConstraint
+from engine.constraints.grammars import GrammarTokenizer
+from engine.errors import InvalidParameter
+from engine.scheduling.constraint import Constraint
+from engine.types import Request, Vocabulary
+
+MAX_CACHED = 64  # grammars
+MAX_CACHED_CHARACTERS = 4 << 20  # of their texts together
+NICENESS = 10  # of the compiling thread, so that steps go first
+
+
+class ConstraintFactory:
+    """Constraints of requests, with a cache of compiled grammars. All methods are for the engine's thread."""
+
+    def __init__(self) -> None:
+        self._vocabulary: Vocabulary | None = None
+        self._tokenizer: Future[GrammarTokenizer] | None = None
+        self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+        self._thread = ThreadPoolExecutor(1, "grammars", _lower_priority)
+
+    def use_vocabulary(self, vocabulary: Vocabulary, vocab_size: int) -> None:
+        """Set the tokens of the model. vocab_size: number of logits; further ones are no tokens."""
+        padding = (b"",) * (vocab_size - len(vocabulary.tokens))
+        self._vocabulary = Vocabulary((*vocabulary.tokens, *padding), vocabulary.special_ids, vocabulary.eos_ids)
+        self._tokenizer = self._thread.submit(GrammarTokenizer, self._vocabulary)
+        self._compiled.clear()
+
+    def prepare(self, request: Request) -> Future[LLMatcher] | None:
+        """Begin to compile the grammar of a request. Returns None if it has none or it is compiled already."""
+        grammar = request.sampling.grammar
+        if grammar is None:
+            return None
+        compiled = self._compile(grammar)
+        return None if compiled.done() else compiled
+
+    def constraints(self, request: Request) -> dict[int, Constraint]:
+        """Return the constraint of each choice of a request, after its output so far.
+
+        Waits for the compilation of a grammar that `prepare` has not compiled. Raises `InvalidParameter`.
+        """
+        sampling = request.sampling
+        if sampling.grammar is None and sampling.reasoning_limit is None:
+            return {}
+        matcher = None if sampling.grammar is None else self._compile(sampling.grammar).result()
+        constraints: dict[int, Constraint] = {}
+        for choice in request.choices:
+            constraint: Constraint | None = None if matcher is None else GrammarConstraint(matcher.deep_copy())
+            if sampling.reasoning_limit is not None:
+                if self._vocabulary is None:
+                    raise _no_vocabulary("reasoning_limit")
+                constraint = ReasoningConstraint(sampling.reasoning_limit, self._vocabulary.tokens, constraint)
+            assert constraint is not None
+            for token_id in request.output_so_far.get(choice, ()):
+                constraint.consume(token_id)
+            constraints[choice] = constraint
+        return constraints
+
+    def _compile(self, grammar: str) -> Future[LLMatcher]:
+        """Return the compiled grammar or its compilation, and make it the most recently used one."""
+        if self._tokenizer is None:
+            raise _no_vocabulary("grammar")
+        compiled = self._compiled.get(grammar)
+        if compiled is None or (compiled.done() and compiled.exception() is not None):
+            tokenizer = self._tokenizer
+            compiled = self._thread.submit(lambda: tokenizer.result().compile(grammar))
+            self._compiled[grammar] = compiled
+        self._compiled.move_to_end(grammar)
+        while len(self._compiled) > MAX_CACHED or (
+            len(self._compiled) > 1 and sum(map(len, self._compiled)) > MAX_CACHED_CHARACTERS
+        ):
+            self._compiled.popitem(last=False)
+        return compiled
+
+
+def _no_vocabulary(param: str) -> InvalidParameter:
+    return InvalidParameter(f"{param} needs the engine to know the model's vocabulary", param=param)
+
+
+def _lower_priority() -> None:
+    with contextlib.suppress(OSError, AttributeError):  # not on every system; the order of threads is then its own
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
