@@ -60,13 +60,15 @@ def error_body(status: int, message: str, param: str | None = None, code: str | 
 
 
 # errors for which a retry would give the same result
-NON_RETRYABLE_CODES = frozenset({"deadline_exceeded", "engine_died", "not_a_number"})
+NON_RETRYABLE_CODES = frozenset({"deadline_exceeded", "engine_died", "not_a_number", "no_token_allowed"})
 
 
 def failure_status(code: str) -> int:
     """Return the HTTP status of a request that failed while it ran: 503 if a retry may succeed, 504 for a missed
-    deadline.
+    deadline, 400 for parameters that contradict each other.
     """
     if code == "deadline_exceeded":
         return 504
+    if code == "no_token_allowed":
+        return 400
     return 503 if code in ("engine_unavailable", "server_shutdown", "abandoned") else 500

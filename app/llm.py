@@ -30,8 +30,8 @@ from app.errors import ApiError
 from app.generation.request import GenerationRequest
 from app.options import resolve
 from app.protocols.chat import ChatRequest
-from app.protocols.common import validate
 from app.protocols.completions import CompletionRequest
+from app.protocols.schema import validate
 from app.server import create_service
 from app.service import Service
 from app.settings import Settings
@@ -181,6 +181,8 @@ class LLM:
     async def _stop(self) -> None:
         self._is_closed = True
         await self._client.stop()
+        if hasattr(self, "_service"):
+            await self._service.grammars.close()
         waiting = asyncio.all_tasks() - {asyncio.current_task()}
         for task in waiting:
             task.cancel()

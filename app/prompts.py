@@ -13,15 +13,16 @@ from app.admission.thread_queue import ThreadQueue
 from app.errors import ApiError
 from app.generation.request import ChatPrompt, GenerationRequest
 from app.http.json_body import MAX_INLINE_BYTES, check_structure
-from app.protocols.common import Schema, parse
+from app.protocols.schema import Schema, parse
 from app.streams.timeline import IntakeTimeline
+from app.text.answer_format import InvalidFormat, Reasoning
 from app.text.chat_template import MessagesRefused, ReservedVariable
-from app.text.output_parser import OutputParser
+from app.text.output_parser import CLOSE, OPEN, OutputParser
 from app.text.text_model import TextModel
 from app.text.tokenize_queue import TokenizeQueue
 from engine.errors import ContextExceeded, RequestRefused
 from engine.host import num_cores
-from engine.types import ModelInfo, ServiceClass
+from engine.types import ModelInfo, ReasoningLimit, ServiceClass
 
 MAX_INLINE_TURNS = 64  # of a conversation that is rendered on the event loop; a template takes about 20 us per turn
 CHARACTERS_PER_TOKEN = 16  # characters per token of the context in the longest text that /tokenize accepts
@@ -35,6 +36,34 @@ def with_names(error: RequestRefused, names: Mapping[str, str]) -> ApiError:
     if "max_tokens" in names:
         message = message.replace("max_tokens", names["max_tokens"])
     return ApiError(400, message, param=names.get(error.param or "", error.param), code=error.code)
+
+
+def _grammar(request: GenerationRequest, reasoning: Reasoning) -> str | None:
+    """Return the grammar of a request's answer. Raises `ApiError` (400) for a format that cannot be enforced."""
+    form = request.answer_format
+    if form is None:
+        return None
+    if request.ignore_eos:
+        raise ApiError(
+            400, f"ignore_eos cannot be combined with {form.param}", param="ignore_eos", code="invalid_value"
+        )
+    try:
+        return form.grammar(reasoning)
+    except InvalidFormat as error:
+        raise ApiError(400, f"{form.param}: {error}", param=form.param, code="invalid_value") from None
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedPrompt:
+    """Token ids of a request's prompt, and what depends on its rendered text.
+
+    parser: constructor of the choices' output parsers. grammar, reasoning_limit: constraints of the answer.
+    """
+
+    ids: list[int]
+    parser: Callable[[], OutputParser | None] = lambda: None
+    grammar: str | None = None
+    reasoning_limit: ReasoningLimit | None = None
 
 
 @dataclass
@@ -54,18 +83,35 @@ class Prompts:
 
     async def prepare(
         self, request: GenerationRequest, service_class: ServiceClass, intake: IntakeTimeline
-    ) -> tuple[list[int], Callable[[], OutputParser | None]]:
-        """Return the token ids of a request's prompt, and a constructor of its choices' output parsers. Raises
-        `ApiError`.
-        """
+    ) -> PreparedPrompt:
+        """Return a request's prompt, tokenized in turn. Raises `ApiError`."""
         prompt = request.prompt
         if isinstance(prompt, ChatPrompt):
             text = await self.render(prompt)
             ids = await self._encode(text, service_class, False, intake, request.parameter_names)
-            return ids, partial(prompt.parser, text)
+            reasoning = self._reasoning(prompt, text)
+            limit = self._reasoning_limit(request.thinking_budget, reasoning)
+            return PreparedPrompt(ids, partial(prompt.parser, text), _grammar(request, reasoning), limit)
         if isinstance(prompt, str):
             prompt = await self._encode(prompt, service_class, True, intake, request.parameter_names)
-        return list(prompt), lambda: None
+        return PreparedPrompt(list(prompt), grammar=_grammar(request, Reasoning.NEVER))
+
+    def _reasoning(self, prompt: ChatPrompt, rendered: str) -> Reasoning:
+        """Return the reasoning that may come before the content of an answer."""
+        if not self.text.writes_reasoning:
+            return Reasoning.NEVER
+        parser = prompt.parser(rendered)
+        if parser is None or rendered.rstrip().endswith(CLOSE):
+            return Reasoning.NEVER
+        return Reasoning.OPEN if parser.is_reasoning else Reasoning.POSSIBLE
+
+    def _reasoning_limit(self, budget: int | None, reasoning: Reasoning) -> ReasoningLimit | None:
+        """Return a limit of `budget` tokens, if there is a budget and the answer may reason."""
+        if budget is None or reasoning is Reasoning.NEVER:
+            return None
+        open_tag = b"" if reasoning is Reasoning.OPEN else OPEN.encode()
+        closing = self.text.encode(f"\n{CLOSE}\n\n", add_special_tokens=False)
+        return ReasoningLimit(budget, tuple(closing), open_tag, CLOSE.encode())
 
     async def parse(self, schema: type[Schema], body: bytes, intake: IntakeTimeline | None = None) -> Schema:
         """Return `body` as `schema`. Raises `ApiError` (400) that names the first wrong field."""

@@ -95,6 +95,7 @@ def create_app(
         finally:
             lag.stop()
             await client.stop()
+            await service.grammars.close()
             await asyncio.to_thread(service.close)
 
     app = Starlette(

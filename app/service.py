@@ -20,6 +20,7 @@ from app.admission.refused_keys import RefusedKeys
 from app.admission.tenants import LIMIT_OPTIONS, TIER_OF_CLASS, Tenant
 from app.admission.websocket_limits import WebSocketLimits
 from app.engine_client.client import EngineClient, EngineState, EngineUnavailable
+from app.engine_client.grammar_checker import GrammarChecker
 from app.errors import ApiError
 from app.generation.generation import Generation
 from app.generation.registry import StreamRegistry
@@ -28,14 +29,13 @@ from app.observe.energy import Energy
 from app.observe.live_feed import LiveFeed
 from app.observe.metrics import Metrics
 from app.options import check_keys
-from app.prompts import Prompts, with_names
+from app.prompts import PreparedPrompt, Prompts, with_names
 from app.settings import Settings, SettingsError
 from app.streams.stream_log import StreamLog
 from app.streams.timeline import IntakeTimeline
-from app.text.output_parser import OutputParser
 from app.text.text_model import TextModel
 from engine.errors import RequestRefused
-from engine.types import ModelInfo, Request, ServiceClass
+from engine.types import ModelInfo, Request, ServiceClass, WaitReason
 
 if TYPE_CHECKING:
     from app.observe.metering import Metering
@@ -64,6 +64,7 @@ class Service:
     started: int  # Unix time, shown to clients
     draining: bool = False  # the server is stopping: new requests are refused
     prompts: Prompts = field(init=False)
+    grammars: GrammarChecker = field(init=False)
     live: LiveFeed = field(init=False)
     pacer: EventPacer = field(default_factory=EventPacer)
     limits: RateLimits = field(init=False)
@@ -73,6 +74,7 @@ class Service:
 
     def __post_init__(self) -> None:
         self.prompts = Prompts(self.text, lambda: self.info)
+        self.grammars = GrammarChecker(self.text.vocabulary)
         defaults = {limit: getattr(self.settings, limit) for limit in LIMIT_OPTIONS}
         self.limits = RateLimits(defaults, time.monotonic)
         self.websockets = WebSocketLimits(self.settings.max_websockets, time.monotonic)
@@ -143,20 +145,31 @@ class Service:
         """
         self.check_model(request.model)
         service_class = self.admit(tenant, request.service_class)
-        prompt, parser = await self.prompts.prepare(request, service_class, intake)
-        return self._start(request, prompt, parser, tenant, service_class, intake)
+        prompt = await self.prompts.prepare(request, service_class, intake)
+        await self._check_constraints(request, prompt, tenant, intake)
+        return self._start(request, prompt, tenant, service_class, intake)
+
+    async def _check_constraints(
+        self, request: GenerationRequest, prompt: PreparedPrompt, tenant: Tenant, intake: IntakeTimeline
+    ) -> None:
+        """Compile a request's grammar, and give the engine the vocabulary that constraints need. Raises `ApiError`."""
+        if prompt.grammar is not None:
+            began, form = time.monotonic(), request.answer_format
+            await self.grammars.check(prompt.grammar, tenant.id, form.param if form is not None else "grammar")
+            intake.record_wait(began, time.monotonic(), WaitReason.GRAMMAR)
+        if prompt.grammar is not None or prompt.reasoning_limit is not None:
+            self.client.use_vocabulary(await self.grammars.vocabulary())
 
     def _start(
         self,
         request: GenerationRequest,
-        prompt: list[int],
-        parser: Callable[[], OutputParser | None],
+        prompt: PreparedPrompt,
         tenant: Tenant,
         service_class: ServiceClass,
         intake: IntakeTimeline,
     ) -> Generation:
-        self.admit(tenant, service_class, len(prompt), request.n)
-        queued = self._engine_request(request, tuple(prompt), tenant, service_class, intake)
+        self.admit(tenant, service_class, len(prompt.ids), request.n)
+        queued = self._engine_request(request, prompt, tenant, service_class, intake)
         try:
             self.client.check(queued)  # before anything is created from its tokens
         except RequestRefused as error:
@@ -164,7 +177,7 @@ class Service:
             raise with_names(error, request.parameter_names) from None
         except EngineUnavailable:
             raise ApiError(503, ENGINE_UNAVAILABLE, code="engine_unavailable", headers={"Retry-After": "2"}) from None
-        head = AnswerHead(self.settings.model_name, TIER_OF_CLASS[service_class], self.text, len(prompt))
+        head = AnswerHead(self.settings.model_name, TIER_OF_CLASS[service_class], self.text, len(prompt.ids))
         generation = Generation(
             queued,
             self.text,
@@ -173,7 +186,7 @@ class Service:
             request.encoder(head) if request.encoder is not None else None,
             self.client,
             intake,
-            parser=parser,
+            parser=prompt.parser,
             continues_prompt=request.continues_prompt,
             grace=min(request.resume_seconds, MAX_RESUME_SECONDS),
             on_start=self._started,
@@ -181,8 +194,8 @@ class Service:
             on_token=self.metrics.token_batch(service_class, tenant.name).add_token,
         )
         self.client.submit(queued, generation.handle_event)
-        self.admission.add_waiting(tenant.id, service_class, len(prompt))
-        self.limits.enter(tenant, request.n, len(prompt))
+        self.admission.add_waiting(tenant.id, service_class, len(prompt.ids))
+        self.limits.enter(tenant, request.n, len(prompt.ids))
         self.registry.add(generation)
         generation.start_deadline_timer()
         return generation
@@ -190,19 +203,22 @@ class Service:
     def _engine_request(
         self,
         request: GenerationRequest,
-        prompt: tuple[int, ...],
+        prompt: PreparedPrompt,
         tenant: Tenant,
         service_class: ServiceClass,
         intake: IntakeTimeline,
     ) -> Request:
         """Return the request for the engine."""
         info = self.info
-        room = max(1, min(info.max_model_len, info.num_pages * info.page_size) - len(prompt))
+        room = max(1, min(info.max_model_len, info.num_pages * info.page_size) - len(prompt.ids))
+        sampling = request.sampling_params(room, self.text.eos_token_ids, self.text.sampling_defaults)
+        if prompt.grammar is not None or prompt.reasoning_limit is not None:
+            sampling = msgspec.structs.replace(sampling, grammar=prompt.grammar, reasoning_limit=prompt.reasoning_limit)
         deadline_ms = tenant.deadline_ms if request.deadline_ms is None else request.deadline_ms
         return Request(
             id=request.stream_id or new_stream_id(),
-            prompt=prompt,
-            sampling=request.sampling_params(room, self.text.eos_token_ids, self.text.sampling_defaults),
+            prompt=tuple(prompt.ids),
+            sampling=sampling,
             service_class=service_class,
             priority=request.priority,
             n=request.n,

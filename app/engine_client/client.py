@@ -21,8 +21,8 @@ from app.engine_client.in_flight import InFlight, Sink
 from app.engine_client.restart_policy import MAX_FAILED_STARTS, RestartPolicy
 from engine.checks import check_request
 from engine.config import EngineConfig
-from engine.ipc import Abort, FromEngine, LoadProgress, Ping, Ready, StepResult, Submit, WatchSnapshots
-from engine.types import EngineLoad, ModelInfo, Request, Snapshot
+from engine.ipc import Abort, FromEngine, LoadProgress, Ping, Ready, StepResult, Submit, UseVocabulary, WatchSnapshots
+from engine.types import EngineLoad, ModelInfo, Request, Snapshot, Vocabulary
 from engine.worker import Builder
 
 log = logging.getLogger("carousel.client")
@@ -78,6 +78,7 @@ class EngineClient:
         self.info: ModelInfo | None = None
         self.load: EngineLoad | None = None
         self.restarts = 0
+        self._vocabulary: Vocabulary | None = None  # set for the first request with a constraint
         self._build = build
         self._logs = logs
         self._restart_interval = restart_interval
@@ -144,6 +145,12 @@ class EngineClient:
             and self._is_heartbeat_due
             and time.monotonic() - self._last_message_at > STALL_SECONDS
         )
+
+    def use_vocabulary(self, vocabulary: Vocabulary) -> None:
+        """Give the engine, and each later one, the model's tokens. Further calls do nothing."""
+        if self._vocabulary is None:
+            self._vocabulary = vocabulary
+            self._engine.send(UseVocabulary(vocabulary))
 
     def check(self, request: Request) -> None:
         """Raise `RequestRefused` for a request that can never be served, and `EngineUnavailable` without an engine."""
@@ -277,6 +284,8 @@ class EngineClient:
             self._note_progress()
             # keep the number of pages: an admitted request may need all of them
             await self._engine.start(replace(self.config, num_pages=self.info.num_pages) if self.info else self.config)
+            if self._vocabulary is not None:
+                self._engine.send(UseVocabulary(self._vocabulary))
             self.restarts += 1
         except Exception as error:  # no process, thread or descriptor was available; a retry may succeed
             self._on_lost(f"no engine could be started: {error}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import socket
 import subprocess
@@ -13,11 +12,9 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import cast
 
-import engine
-from app.child_environment import child_environment
+from app.child_environment import module_environment
 from engine.config import EngineConfig
 from engine.heartbeat import Heartbeat
 from engine.ipc import API_DECODER, Failed, FrameReader, FromEngine, Start, ToEngine, encode
@@ -192,9 +189,7 @@ class _Channel(asyncio.Protocol):
 
 def _spawn(sock: socket.socket, heartbeat: Heartbeat, logs: tuple[str, str]) -> subprocess.Popen[bytes]:
     """Start the engine in a new interpreter, with the same import paths as this one from any folder."""
-    path = str(Path(engine.__file__).resolve().parent.parent)
-    paths = [path, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    environment = {**ENGINE_ENVIRONMENT_DEFAULTS, **child_environment(), "PYTHONPATH": os.pathsep.join(paths)}
+    environment = {**ENGINE_ENVIRONMENT_DEFAULTS, **module_environment()}
     return subprocess.Popen(
         [sys.executable, "-m", "engine.worker", str(sock.fileno()), str(heartbeat.fileno()), *logs],
         pass_fds=[sock.fileno(), heartbeat.fileno()],

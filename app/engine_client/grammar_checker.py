@@ -8,19 +8,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import logging
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
 
 import msgspec
 
-from app.child_environment import child_environment
+from app.child_environment import module_environment
 from app.errors import ApiError
 from engine.constraints.checks import LENGTH, Verdict, frame
 from engine.types import Vocabulary
-
-log = logging.getLogger("carousel.grammars")
 
 MAX_COMPILE_SECONDS = 1.0
 START_SECONDS = 30.0  # until the process has read the vocabulary
@@ -102,7 +99,7 @@ class GrammarChecker:
                 await self._kill()
                 if isinstance(error, TimeoutError):
                     return f"it takes more than {MAX_COMPILE_SECONDS:g} s to compile; simplify it"
-                return "it needs too much memory to compile; simplify it"
+                return "it is too large or too deep to compile; simplify it"
             except asyncio.CancelledError:
                 await self._kill()
                 raise
@@ -114,7 +111,7 @@ class GrammarChecker:
             "engine.constraints.checks",
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            env=module_environment(child_environment()),
+            env=module_environment(),
             start_new_session=True,  # Ctrl-C in the terminal is handled by this process
         )
         await self._send(msgspec.msgpack.encode(vocabulary))

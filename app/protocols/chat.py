@@ -10,16 +10,8 @@ from pydantic import Field
 from app.errors import ApiError
 from app.generation.request import ChatPrompt, GenerationRequest, Turns
 from app.protocols.answers import ChoiceText, OpenAIEncoder
-from app.protocols.common import (
-    MAX_CONTENT_PARTS,
-    EmptyList,
-    FalseOnly,
-    SamplingFields,
-    Strict,
-    Unsupported,
-    max_fields,
-    only_value,
-)
+from app.protocols.common import SamplingFields, reasoning_variables
+from app.protocols.schema import MAX_CONTENT_PARTS, EmptyList, FalseOnly, Strict, Unsupported, max_fields, only_value
 from app.streams.stream_log import Delta, TokenInfo, ToolCallPiece
 
 MAX_MESSAGES = 4096  # of one conversation
@@ -66,7 +58,6 @@ class ChatRequest(SamplingFields):
     max_completion_tokens: int | None = Field(None, ge=1, lt=2**31)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    response_format: Annotated[dict[str, Any], only_value({"type": "text"})] | None = None
     chat_template_kwargs: TemplateVariables | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -78,7 +69,8 @@ class ChatRequest(SamplingFields):
     modalities: Annotated[list[str], only_value(["text"])] | None = None
     audio: Unsupported = None
     prediction: Unsupported = None
-    reasoning_effort: Unsupported = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    thinking_token_budget: int | None = Field(None, ge=0, lt=2**31)
     verbosity: Unsupported = None
     web_search_options: Unsupported = None
 
@@ -114,7 +106,7 @@ class ChatRequest(SamplingFields):
         """Return the conversation for the chat template."""
         return ChatPrompt(
             turns=turns(self.messages),
-            variables=self.chat_template_kwargs,
+            variables=reasoning_variables(self.reasoning_effort) | (self.chat_template_kwargs or {}),
             add_generation_prompt=self.add_generation_prompt is not False,
             continue_final_message=bool(self.continue_final_message),
         )
@@ -128,6 +120,7 @@ class ChatRequest(SamplingFields):
             max_tokens=self.max_completion_tokens or self.max_tokens,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             names={"prompt": "messages", "max_tokens": limit},
+            thinking_budget=self.thinking_token_budget,
             resume_seconds=resume_seconds,
         )
 

@@ -2,90 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 
 from app.admission.tenants import TIERS
 from app.errors import ApiError
 from app.generation.request import AnswerHead, ChatPrompt, GenerationRequest
-from app.http.json_body import decode_json
 from app.protocols.answers import OpenAIEncoder, UsageReports
+from app.protocols.formats import ResponseFormat, StructuredOutputs
+from app.protocols.schema import DeadlineMs, FalseOnly, Metadata, StopString, Strict, TokenIds, max_fields
+from app.text.answer_format import AnswerFormat
 from engine.types import SamplingParams, ServiceClass
-
-MAX_STOP_LENGTH = 1024  # characters
-MAX_NAME_CHARACTERS = 80  # of a field, in an error message
-
-# Validation of lists stops at the first wrong item: a megabyte of wrong ones would otherwise become a gigabyte of error
-# objects. Maximum lengths bound the time of a validation.
-TokenIds = Annotated[list[int], Field(fail_fast=True, max_length=1 << 17)]
-MAX_CONTENT_PARTS = 4096  # of all messages together
-
-DeadlineMs = Annotated[int, Field(ge=1, lt=2**31)]  # from arrival to the last token
-
-
-def max_fields(items: int) -> BeforeValidator:
-    """Return a validator that refuses objects with more fields before any is validated, because each wrong field would
-    become an error object.
-    """
-
-    def check(value: Any) -> Any:
-        if isinstance(value, dict) and len(value) > items:
-            raise PydanticCustomError(
-                "too_long", "at most {items} fields, got {given}", {"items": items, "given": len(value)}
-            )
-        return value
-
-    return BeforeValidator(check)
-
-
-Metadata = Annotated[dict[str, str], max_fields(64)]
-
-StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
-
-
-class Strict(BaseModel):
-    """Schema with exact types and without unknown fields, which are refused by name."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-    def check(self) -> None:
-        """Raise `ApiError` for values that are wrong in combination; `parse` calls it."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _one_unknown_is_enough(cls, fields: Any) -> Any:
-        """Keep only one unknown field: each would become an error object, and a megabyte of them would block the event
-        loop for seconds. Unknown fields with null count as left out, as some clients send them.
-        """
-        known = cls.model_fields
-        if not isinstance(fields, dict) or fields.keys() <= known.keys():
-            return fields
-        first = next((name for name in fields if name not in known and fields[name] is not None), None)
-        unknown = {} if first is None else {first: fields[first]}
-        return {name: fields[name] for name in known if name in fields} | unknown
-
-
-# A known but unsupported field: null counts as left out, as some clients send it; any other value is refused.
-Unsupported: TypeAlias = None
-
-
-def only_value(supported: Any) -> AfterValidator:
-    """Return a validator that accepts a single supported value and refuses others as unsupported, not invalid."""
-
-    def check(value: Any) -> Any:
-        if value != supported:
-            raise PydanticCustomError("unsupported", "only {done} is supported", {"done": json.dumps(supported)})
-        return value
-
-    return AfterValidator(check)
-
-
-FalseOnly = Annotated[bool, only_value(False)]
-EmptyList = Annotated[list[Any], only_value([])]
 
 
 class StreamOptions(Strict):
@@ -126,6 +55,8 @@ class SamplingFields(TextRequest):
     ignore_eos: bool | None = None
     n: int | None = Field(None, ge=1, le=16)
     stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
     priority: int | None = Field(None, ge=-(2**31), lt=2**31)
     deadline_ms: DeadlineMs | None = None
@@ -138,6 +69,7 @@ class SamplingFields(TextRequest):
 
     def check(self) -> None:
         """Check values that are wrong in combination. Raises `ApiError`."""
+        self.answer_format()
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options needs stream: true", param="stream_options", code="invalid_value")
 
@@ -147,6 +79,20 @@ class SamplingFields(TextRequest):
         if self.stop is None:
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def answer_format(self) -> AnswerFormat | None:
+        """Return the format of the answer. Raises `ApiError` (400) for fields that contradict each other."""
+        by_response_format = self.response_format.answer_format() if self.response_format is not None else None
+        if self.structured_outputs is None:
+            return by_response_format
+        if by_response_format is not None:
+            raise ApiError(
+                400,
+                "response_format and structured_outputs cannot be combined",
+                param="structured_outputs",
+                code="invalid_value",
+            )
+        return self.structured_outputs.answer_format()
 
     @property
     def requested_class(self) -> ServiceClass | None:
@@ -174,6 +120,7 @@ class SamplingFields(TextRequest):
         default_max_tokens: int | None = None,
         logprobs: int | None,
         names: Mapping[str, str] | None = None,
+        thinking_budget: int | None = None,
         resume_seconds: float,
     ) -> GenerationRequest:
         """Return the request with this protocol's prompt, limits and encoder. names: see `GenerationRequest`."""
@@ -196,6 +143,8 @@ class SamplingFields(TextRequest):
             service_class=self.requested_class,
             priority=self.priority or 0,
             deadline_ms=self.deadline_ms,
+            answer_format=self.answer_format(),
+            thinking_budget=thinking_budget,
             resume_seconds=resume_seconds,
             parameter_names=names or {},
             encoder=encoder_for,
@@ -210,6 +159,13 @@ SAMPLING_NAMES = tuple(
 )
 
 
+def reasoning_variables(effort: str | None) -> dict[str, Any]:
+    """Return the template variables for a reasoning effort: `none` turns reasoning off where the template can."""
+    if effort is None:
+        return {}
+    return {"enable_thinking": False, "thinking": False} if effort == "none" else {"reasoning_effort": effort}
+
+
 def _bias(bias: dict[str, float]) -> dict[int, float]:
     result: dict[int, float] = {}
     for key, value in bias.items():
@@ -217,59 +173,3 @@ def _bias(bias: dict[str, float]) -> dict[int, float]:
             raise ApiError(400, f"logit_bias: {key[:80]!r} is not a token id", param="logit_bias", code="invalid_value")
         result[int(key)] = value
     return result
-
-
-Schema = TypeVar("Schema", bound=Strict)
-
-
-def parse(schema: type[Schema], body: bytes) -> Schema:
-    """Return `body` as `schema`. Raises `ApiError` (400) that names the first field that is wrong."""
-    return validate(schema, decode_json(body))
-
-
-def validate(schema: type[Schema], fields: Any) -> Schema:
-    """Return decoded JSON as `schema`. Raises `ApiError` (400) that names the first field that is wrong."""
-    try:
-        requested = schema.model_validate(fields)
-    except ValidationError as error:
-        raise refusal(error) from None
-    requested.check()
-    return requested
-
-
-def refusal(error: ValidationError, is_tagged: bool = False) -> ApiError:
-    """Return the first problem of a validation as an error for the client.
-
-    is_tagged: the schema is one of several that a tag selects; the parameter is then the whole path after the tag
-    instead of its first field.
-    """
-    kind, path, message = _problem(error)
-    path = path[1:] if is_tagged else path
-    where = ".".join(path)
-    param = (where if is_tagged else path[0]) if path else None
-    if kind in ("extra_forbidden", "none_required", "unsupported"):
-        more = f", {message}" if kind == "unsupported" else ""
-        return ApiError(400, f"unsupported parameter: {where}{more}", param=param, code="unsupported_parameter")
-    return ApiError(400, f"{where}: {message}" if path else message, param=param, code="invalid_value")
-
-
-def _problem(error: ValidationError) -> tuple[str, list[str], str]:
-    """Return type, path and message of the first problem. For a field with alternative types, choose the alternative
-    that matches best: if a list is too long or wrong inside, report that instead of the fact that it is no string.
-    """
-    problems = error.errors(include_url=False, include_context=False, include_input=False)
-    same_field = [problem for problem in problems if problem["loc"][:1] == problems[0]["loc"][:1]]
-    nearest = max(
-        same_field,
-        key=lambda problem: (problem["type"] == "too_long", len(problem["loc"]), not problem["type"].endswith("_type")),
-    )
-    path = nearest["loc"]
-    # An unknown field may have any name, even that of a type.
-    unknown = path[-1:] if nearest["type"] == "extra_forbidden" else ()
-    known = [part for part in path[: len(path) - len(unknown)] if not _is_alternative(part)]
-    return nearest["type"], [str(part)[:MAX_NAME_CHARACTERS] for part in (*known, *unknown)], nearest["msg"]
-
-
-def _is_alternative(part: int | str) -> bool:
-    """Return whether a part of a path is one of several alternative types of a field rather than a field."""
-    return isinstance(part, str) and ("[" in part or part.startswith("constrained-") or part in ("str", "int"))

@@ -10,7 +10,8 @@ from pydantic import Field
 from app.errors import ApiError
 from app.generation.request import GenerationRequest
 from app.protocols.answers import ChoiceText, OpenAIEncoder
-from app.protocols.common import MAX_CONTENT_PARTS, FalseOnly, SamplingFields, TokenIds, only_value
+from app.protocols.common import SamplingFields
+from app.protocols.schema import MAX_CONTENT_PARTS, FalseOnly, TokenIds, only_value
 from app.streams.stream_log import Delta, TokenInfo
 
 DEFAULT_MAX_TOKENS = 16

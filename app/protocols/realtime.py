@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 from app.errors import ApiError
 from app.generation.request import ChatPrompt, GenerationRequest, Turns
 from app.http.json_body import check_structure, decode_json
-from app.protocols.common import MAX_CONTENT_PARTS, DeadlineMs, Metadata, Strict, refusal
+from app.protocols.schema import MAX_CONTENT_PARTS, DeadlineMs, Metadata, Strict, refusal
 from engine.types import ServiceClass
 
 MAX_ITEMS = 1024  # of a conversation

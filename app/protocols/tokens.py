@@ -8,7 +8,7 @@ from pydantic import Field
 
 from app.errors import ApiError
 from app.protocols.chat import MAX_MESSAGES, Message, check_parts
-from app.protocols.common import Strict, TokenIds
+from app.protocols.schema import Strict, TokenIds
 
 
 class TokenizeRequest(Strict):

@@ -20,6 +20,7 @@ from app.text.chat_template import ChatTemplate, InvalidTemplate, MessagesRefuse
 from app.text.checkpoint_files import TokenizerError, read_json
 from app.text.control_tokens import ControlTokens, TooManyControlTokens
 from app.text.generation_config import AUTO_CONFIG, NO_CONFIG, config_file, end_ids, sampling_defaults
+from app.text.output_parser import CLOSE
 from app.text.tokenizer_files import load_tokenizer
 from engine.types import Vocabulary
 
@@ -76,6 +77,11 @@ class TextModel:
     def has_chat_template(self) -> bool:
         """Return whether the model supports conversations."""
         return self._template is not None
+
+    @property
+    def writes_reasoning(self) -> bool:
+        """Return whether the chat template knows reasoning in think tags."""
+        return self._template is not None and CLOSE in self._template.literal_text
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of `text`; by default with the tokenizer's own additions (such as a begin token)."""

@@ -10,15 +10,21 @@ import contextlib
 import os
 import struct
 import sys
-from typing import BinaryIO
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 
 from engine.errors import InvalidParameter
 from engine.types import Vocabulary
 
+if TYPE_CHECKING:
+    from engine.constraints.grammars import GrammarTokenizer
+
 LENGTH = struct.Struct("<I")  # of a frame, before its content
 MAX_MEMORY_BYTES = 2 << 30  # address space
+STACK_BYTES = 2 << 20
 NICENESS = 10  # so that steps of the engine go first
 
 
@@ -63,11 +69,18 @@ def main() -> None:
     except InvalidParameter as error:
         refusal = str(error)
     _answer(Verdict())
+    # The engine compiles in a thread of the default size. A grammar that is too deep for it must fail here first.
+    threading.stack_size(STACK_BYTES)
+    with ThreadPoolExecutor(1) as thread:
+        _answer_all(tokenizer, refusal, thread)
+
+
+def _answer_all(tokenizer: GrammarTokenizer | None, refusal: str, thread: ThreadPoolExecutor) -> None:
     while (grammar := _read(sys.stdin.buffer)) is not None:
         error_text = refusal
         try:
             if tokenizer is not None:
-                tokenizer.compile(grammar.decode())
+                thread.submit(tokenizer.compile, grammar.decode()).result()
         except InvalidParameter as error:
             error_text = str(error)
         except MemoryError:

@@ -7,6 +7,7 @@ grammars.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -15,15 +16,25 @@ from engine.errors import InvalidParameter
 from engine.types import Vocabulary
 
 LIMITS = LLParserLimits(
-    max_items_in_row=2_000,
+    max_items_in_row=20_000,
     initial_lexer_fuel=1_000_000,  # of a compilation; 50,000 a millisecond
     step_lexer_fuel=100_000,  # of a mask; 14,000 a millisecond
-    step_max_items=20_000,  # of a mask; 20,000 a millisecond
+    step_max_items=50_000,  # of a mask; 20,000 a millisecond
     max_lexer_states=50_000,  # 2 kB each
     max_grammar_size=200_000,  # symbols
     verbose_errors=False,
 )
 MAX_MESSAGE_CHARACTERS = 400
+NO_TEXT_MESSAGE = "no text satisfies it"
+_EXCERPT = re.compile(r"\n\s*\d+ \|.*", re.DOTALL)  # numbered lines of the grammar, and a mark below the position
+_PREFIX = re.compile(r"^at \d+\(\d+\): ")  # a position in a grammar that its author has not seen
+_WORDING = (
+    ("failed to compile JSON schema: ", ""),
+    ("Unimplemented keys: ", "unsupported keywords: "),
+    ("is not present in a registry and retrieving it failed: Default retriever does not fetch resources",
+     "cannot be referenced, only parts of the same schema can"),
+    ("json-schema:///", ""),
+)  # fmt: skip
 
 
 class GrammarTokenizer:
@@ -45,7 +56,7 @@ class GrammarTokenizer:
         """
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
         if not matcher.is_error() and not any(matcher.compute_bitmask()):
-            raise InvalidParameter("no text satisfies the grammar", param="grammar")
+            raise InvalidParameter(NO_TEXT_MESSAGE, param="grammar")
         if matcher.is_error():  # of the grammar or of its first mask
             raise InvalidParameter(error_message(matcher), param="grammar")
         return matcher
@@ -65,8 +76,13 @@ class GrammarTokenizer:
 
 
 def error_message(matcher: LLMatcher) -> str:
-    """Return the error of a matcher in one line, without the grammar's text."""
-    message = " ".join(matcher.get_error().split())
+    """Return the error of a matcher in one line, without excerpts of the grammar."""
+    text = _EXCERPT.sub("", matcher.get_error()).replace("<non-verbose/>", "")
+    message = _PREFIX.sub("", " ".join(text.split()))
+    if message in ("NoExtension", "NoExtensionBias"):
+        return NO_TEXT_MESSAGE
+    for theirs, ours in _WORDING:
+        message = message.replace(theirs, ours)
     return message if len(message) <= MAX_MESSAGE_CHARACTERS else f"{message[:MAX_MESSAGE_CHARACTERS]}..."
 
 

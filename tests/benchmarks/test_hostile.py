@@ -12,7 +12,7 @@ from websockets.streams import StreamReader
 
 from app.errors import ApiError
 from app.http.json_body import check_structure
-from app.protocols.common import parse
+from app.protocols.schema import parse
 from app.protocols.tokens import DetokenizeRequest
 from benchmarks import hostile_clients as clients
 from benchmarks.hostile import lag_bucket, lag_counts, measure, misses, ratio

@@ -6,9 +6,10 @@ import pytest
 
 from app.generation.request import GenerationRequest
 from app.protocols.chat import ChatRequest
-from app.protocols.common import SAMPLING_NAMES, TextRequest, validate
+from app.protocols.common import SAMPLING_NAMES, TextRequest
 from app.protocols.completions import CompletionRequest
 from app.protocols.realtime import ResponseFields, SessionFields, generation_request
+from app.protocols.schema import validate
 from engine.types import SamplingParams, ServiceClass
 
 EOS = frozenset({2})

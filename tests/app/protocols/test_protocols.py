@@ -10,9 +10,9 @@ from pydantic import ValidationError
 
 from app.errors import ApiError
 from app.protocols.chat import ChatRequest
-from app.protocols.common import MAX_NAME_CHARACTERS, Strict, parse
 from app.protocols.completions import CompletionRequest
 from app.protocols.realtime import EventRefused, ResponseCreate, parse_event
+from app.protocols.schema import MAX_NAME_CHARACTERS, Strict, parse
 from app.text.chat_template import ChatTemplate
 
 MANY_FIELDS = {f"k{number}": 1 for number in range(5000)}

@@ -18,7 +18,7 @@ import pytest
 from app.cli.serve import SWITCH_SECONDS
 from app.engine_client.client import EngineClient
 from app.protocols.chat import MAX_MESSAGES
-from app.protocols.common import MAX_CONTENT_PARTS
+from app.protocols.schema import MAX_CONTENT_PARTS
 from app.server import create_app
 from app.settings import Settings
 from app.text.text_model import TextModel

@@ -1,0 +1,139 @@
+"""Schemas of request bodies: exact types, refusals that name the first wrong field, and validation in bounded time."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, TypeAlias, TypeVar
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+from app.errors import ApiError
+from app.http.json_body import decode_json
+
+MAX_STOP_LENGTH = 1024  # characters
+MAX_NAME_CHARACTERS = 80  # of a field, in an error message
+
+# Validation of lists stops at the first wrong item: a megabyte of wrong ones would otherwise become a gigabyte of error
+# objects. Maximum lengths bound the time of a validation.
+TokenIds = Annotated[list[int], Field(fail_fast=True, max_length=1 << 17)]
+MAX_CONTENT_PARTS = 4096  # of all messages together
+
+DeadlineMs = Annotated[int, Field(ge=1, lt=2**31)]  # from arrival to the last token
+
+
+def max_fields(items: int) -> BeforeValidator:
+    """Return a validator that refuses objects with more fields before any is validated, because each wrong field would
+    become an error object.
+    """
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > items:
+            raise PydanticCustomError(
+                "too_long", "at most {items} fields, got {given}", {"items": items, "given": len(value)}
+            )
+        return value
+
+    return BeforeValidator(check)
+
+
+Metadata = Annotated[dict[str, str], max_fields(64)]
+
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+
+
+class Strict(BaseModel):
+    """Schema with exact types and without unknown fields, which are refused by name."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    def check(self) -> None:
+        """Raise `ApiError` for values that are wrong in combination; `parse` calls it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_unknown_is_enough(cls, fields: Any) -> Any:
+        """Keep only one unknown field: each would become an error object, and a megabyte of them would block the event
+        loop for seconds. Unknown fields with null count as left out, as some clients send them.
+        """
+        known = cls.model_fields
+        if not isinstance(fields, dict) or fields.keys() <= known.keys():
+            return fields
+        first = next((name for name in fields if name not in known and fields[name] is not None), None)
+        unknown = {} if first is None else {first: fields[first]}
+        return {name: fields[name] for name in known if name in fields} | unknown
+
+
+# A known but unsupported field: null counts as left out, as some clients send it; any other value is refused.
+Unsupported: TypeAlias = None
+
+
+def only_value(supported: Any) -> AfterValidator:
+    """Return a validator that accepts a single supported value and refuses others as unsupported, not invalid."""
+
+    def check(value: Any) -> Any:
+        if value != supported:
+            raise PydanticCustomError("unsupported", "only {done} is supported", {"done": json.dumps(supported)})
+        return value
+
+    return AfterValidator(check)
+
+
+FalseOnly = Annotated[bool, only_value(False)]
+EmptyList = Annotated[list[Any], only_value([])]
+
+
+Schema = TypeVar("Schema", bound=Strict)
+
+
+def parse(schema: type[Schema], body: bytes) -> Schema:
+    """Return `body` as `schema`. Raises `ApiError` (400) that names the first field that is wrong."""
+    return validate(schema, decode_json(body))
+
+
+def validate(schema: type[Schema], fields: Any) -> Schema:
+    """Return decoded JSON as `schema`. Raises `ApiError` (400) that names the first field that is wrong."""
+    try:
+        requested = schema.model_validate(fields)
+    except ValidationError as error:
+        raise refusal(error) from None
+    requested.check()
+    return requested
+
+
+def refusal(error: ValidationError, is_tagged: bool = False) -> ApiError:
+    """Return the first problem of a validation as an error for the client.
+
+    is_tagged: the schema is one of several that a tag selects; the parameter is then the whole path after the tag
+    instead of its first field.
+    """
+    kind, path, message = _problem(error)
+    path = path[1:] if is_tagged else path
+    where = ".".join(path)
+    param = (where if is_tagged else path[0]) if path else None
+    if kind in ("extra_forbidden", "none_required", "unsupported"):
+        more = f", {message}" if kind == "unsupported" else ""
+        return ApiError(400, f"unsupported parameter: {where}{more}", param=param, code="unsupported_parameter")
+    return ApiError(400, f"{where}: {message}" if path else message, param=param, code="invalid_value")
+
+
+def _problem(error: ValidationError) -> tuple[str, list[str], str]:
+    """Return type, path and message of the first problem. For a field with alternative types, choose the alternative
+    that matches best: if a list is too long or wrong inside, report that instead of the fact that it is no string.
+    """
+    problems = error.errors(include_url=False, include_context=False, include_input=False)
+    same_field = [problem for problem in problems if problem["loc"][:1] == problems[0]["loc"][:1]]
+    nearest = max(
+        same_field,
+        key=lambda problem: (problem["type"] == "too_long", len(problem["loc"]), not problem["type"].endswith("_type")),
+    )
+    path = nearest["loc"]
+    # An unknown field may have any name, even that of a type.
+    unknown = path[-1:] if nearest["type"] == "extra_forbidden" else ()
+    known = [part for part in path[: len(path) - len(unknown)] if not _is_alternative(part)]
+    return nearest["type"], [str(part)[:MAX_NAME_CHARACTERS] for part in (*known, *unknown)], nearest["msg"]
+
+
+def _is_alternative(part: int | str) -> bool:
+    """Return whether a part of a path is one of several alternative types of a field rather than a field."""
+    return isinstance(part, str) and ("[" in part or part.startswith("constrained-") or part in ("str", "int"))
