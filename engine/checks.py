@@ -19,6 +19,7 @@ def _check_numbers(request: Request, info: ModelInfo) -> None:
     for name, bounds in SAMPLING_BOUNDS.items():
         _check_bounds(name, getattr(sampling, name), bounds)
     _check_bounds("logprobs", sampling.logprobs or 0, Bounds(0, info.vocab_size))
+    _check_bounds("prompt_logprobs", sampling.prompt_logprobs or 0, Bounds(0, info.vocab_size))
     if sampling.max_tokens < 1:
         raise InvalidParameter(f"max_tokens must be at least 1, got {sampling.max_tokens}", param="max_tokens")
     if not 0 <= sampling.min_tokens <= sampling.max_tokens:

@@ -139,6 +139,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     # The code that builds the request replaces "no seed" by a random one.
     seed: Annotated[int, Bounds(0, 2**64 - 1)] = 0
     logprobs: int | None = None  # None = off, k = the chosen token's and the k best alternatives'
+    # None = off, k = those of the prompt's tokens after the first, and the k best alternatives'
+    prompt_logprobs: int | None = None
     grammar: str | None = None  # that the text must satisfy; see `engine.constraints.grammars`
     reasoning_limit: ReasoningLimit | None = None
 
@@ -203,6 +205,22 @@ class TokenEvent(msgspec.Struct, frozen=True, array_like=True, tag="token", gc=F
     top: tuple[Alternative, ...] = ()
 
 
+class PromptToken(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Log-probability of a token of the prompt, given the tokens before it, and the best alternatives'."""
+
+    logprob: float
+    top: tuple[Alternative, ...] = ()
+
+
+class PromptEvent(msgspec.Struct, frozen=True, array_like=True, tag="prompt"):
+    """Log-probabilities of the prompt from token `start` on. Repeated after a recomputation, with the same values."""
+
+    request_id: str
+    choice: int
+    start: int
+    tokens: tuple[PromptToken, ...]
+
+
 class EndEvent(msgspec.Struct, frozen=True, array_like=True, tag="end"):
     """End of a choice without a token: it was aborted, refused or failed."""
 
@@ -236,7 +254,7 @@ class StatusEvent(msgspec.Struct, frozen=True, array_like=True, tag="status"):
         return self.phase.state
 
 
-Event = TokenEvent | EndEvent | StatusEvent
+Event = TokenEvent | EndEvent | StatusEvent | PromptEvent
 
 
 class PageCounts(msgspec.Struct, frozen=True, array_like=True):

@@ -16,7 +16,17 @@ from collections.abc import Callable, Set
 from msgspec.structs import replace
 
 from engine.request_logging import log_request
-from engine.types import EndEvent, Event, FinishReason, Phase, Request, StatusEvent, TokenEvent, WaitReason
+from engine.types import (
+    EndEvent,
+    Event,
+    FinishReason,
+    Phase,
+    PromptEvent,
+    Request,
+    StatusEvent,
+    TokenEvent,
+    WaitReason,
+)
 
 log = logging.getLogger("carousel.in_flight")
 
@@ -89,6 +99,8 @@ class InFlightRequest:
                 del self.output[choice]
         elif isinstance(event, EndEvent):
             del self.output[choice]
+        elif isinstance(event, PromptEvent):
+            self._has_reported = True
         elif event.state == "running":
             self._has_reported = True
             self._running.add(choice)

@@ -20,6 +20,12 @@ from engine.execution.device_slots import DeviceSlots
 from engine.execution.graphs import Capture, PromptTokens, Shape, StepGraphs
 from engine.execution.models.interface import Model
 from engine.execution.packing import pack, prompt_tokens
+from engine.execution.prompt_logprobs import (
+    PromptLogProbs,
+    has_prompt_logprobs,
+    prompt_log_probs,
+    read_prompt_tokens,
+)
 from engine.execution.sampler import SampledTokens, Sampler, SamplerInputs
 from engine.execution.slots import Ints, SlotState
 from engine.execution.swap import PageSwapper
@@ -101,7 +107,7 @@ class ModelRunner:
         if self._swap.is_swapping_in or batch.swap_out or batch.copies or batch.swap_in or batch.joins:
             self._prepare(batch)
         self._slots.apply(batch)
-        if self._fused_step:
+        if self._fused_step and not has_prompt_logprobs(batch):
             outcome = self._run_fused(self._fused_step, batch)
             return lambda: outcome
         return self._launch(batch)
@@ -159,21 +165,27 @@ class ModelRunner:
     def _launch(self, batch: Batch) -> Callable[[], StepOutcome]:
         """Replay the recorded part of a step, and launch the rest operation by operation."""
         sampled_parts: list[SampledTokens] = []
+        prompt_parts: list[PromptLogProbs] = []
         has_nan: list[Tensor] = []  # for each row of the chunks, whether it has a NaN
         masks = self._masks.start(batch.constraints) if batch.constraints else None
         rows = [chunk.length for chunk in batch.chunks]
         rest = batch
         if self._graphs:
             self._graphs.slots.apply(batch)
-            rest = self._replay(self._graphs, batch, sampled_parts, has_nan, masks)
+            apart = batch.chunks if has_prompt_logprobs(batch) else ()  # recordings do not return their hidden states
+            recordable = replace(batch, chunks=()) if apart else batch
+            rest = self._replay(self._graphs, recordable, sampled_parts, has_nan, masks)
+            if apart:
+                rest = replace(rest, chunks=apart)
             if not rest.chunks:
                 rows = [chunk.length - chunk.samples for chunk in batch.chunks]
         if rest.num_tokens:
-            self._compute(rest, sampled_parts, has_nan, masks)
+            prompt_parts = self._compute(rest, sampled_parts, has_nan, masks)
         tensors = [*has_nan, *(tensor for part in sampled_parts for tensor in part.tensors)]
+        tensors += [tensor for part in prompt_parts for tensor in part.tensors]
         self._was_idle = self._last_results is None or self._last_results.is_complete
         self._last_results = HostCopy(tensors, self._model.device)
-        return _PendingStep(self._last_results, sampled_parts, tuple(rows) if has_nan else ())
+        return _PendingStep(self._last_results, sampled_parts, tuple(rows) if has_nan else (), prompt_parts)
 
     def prefault_pages(self, pages: int) -> bool:
         """See `engine.engine.Runner`. A GPU's cache is backed by memory from the beginning."""
@@ -230,8 +242,8 @@ class ModelRunner:
 
     def _compute(
         self, batch: Batch, sampled_parts: list[SampledTokens], has_nan: list[Tensor], masks: PendingMasks | None
-    ) -> None:
-        """Launch a step operation by operation."""
+    ) -> list[PromptLogProbs]:
+        """Launch a step operation by operation. Returns the requested log-probabilities of prompt tokens."""
         inputs = pack(batch, self._slots, self._last_tokens, self._cache.page_size)
         sampled = np.array(batch.sampled_slots, np.int64)
         # Before the forward pass, which evicts the slots' parameters from the caches.
@@ -239,8 +251,9 @@ class ModelRunner:
         hidden = self._model.forward(inputs, self._cache, self._kernels)
         if batch.chunks:  # check all rows: after a NaN, rows beyond a sliding window are finite again
             has_nan.append(hidden[len(batch.decodes) :].amax(dim=1).isnan())  # the maximum of a row with NaN is NaN
+        prompt_parts = prompt_log_probs(batch, self._slots, hidden, self._model, self._kernels)
         if parameters is None:
-            return
+            return prompt_parts
         if inputs.logit_rows is not None:
             hidden = hidden[inputs.logit_rows]
         tokens = self._sample(self._model.compute_logits(hidden), parameters, sampled, masks)
@@ -248,6 +261,7 @@ class ModelRunner:
         if self._graphs:
             self._graphs.slots.advance(tokens.slots)
         sampled_parts.append(tokens)
+        return prompt_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +271,7 @@ class _PendingStep:
     host_copy: HostCopy
     sampled_parts: list[SampledTokens]
     rows: tuple[int, ...]  # for each chunk, the number of rows that are checked for NaN
+    prompt_parts: list[PromptLogProbs]
 
     def __call__(self) -> StepOutcome:
         tensors = iter(self.host_copy.wait())
@@ -266,4 +281,4 @@ class _PendingStep:
             counts = np.bincount(of_chunk, next(tensors).numpy(), minlength=len(self.rows))
             has_nan = tuple((counts > 0).tolist())
         sampled = [token for part in self.sampled_parts for token in part.read([next(tensors) for _ in part.tensors])]
-        return StepOutcome(tuple(sampled), has_nan)
+        return StepOutcome(tuple(sampled), has_nan, read_prompt_tokens(self.prompt_parts, tensors))

@@ -6,12 +6,13 @@ parameters, so the size of a batch grows with the number of changes, not with th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import msgspec
 
 from engine.scheduling.constraint import Constraint
-from engine.types import Alternative, SamplingParams
+from engine.types import Alternative, PromptToken, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class Chunk:
     start: int
     length: int
     samples: bool  # the chunk ends at the last known token, so the next one is sampled
+    prompt_logprobs: int | None = None  # see `SamplingParams`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,3 +92,5 @@ class StepOutcome:
     sampled: tuple[Sampled, ...]
     # Chunks that contain NaN; empty: none. May leave out a last token that samples, as its sampled token reports NaN.
     has_nan: tuple[bool, ...] = ()
+    # By index of a chunk: log-probabilities of prompt tokens, the first of which follows the chunk's first token.
+    prompt_tokens: Mapping[int, tuple[PromptToken, ...]] = field(default_factory=dict)

@@ -51,6 +51,6 @@ def _chunks(sequences: Iterable[Sequence], budget: int, max_chunk: int) -> list[
         length = min(sequence.num_uncomputed, budget, max_chunk)
         assert sequence.slot is not None
         samples = length == sequence.num_uncomputed
-        chunks.append(Chunk(sequence.slot, sequence.num_computed, length, samples))
+        chunks.append(Chunk(sequence.slot, sequence.num_computed, length, samples, sequence.prompt_logprobs))
         budget -= length
     return chunks

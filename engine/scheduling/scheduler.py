@@ -32,6 +32,7 @@ from engine.types import (
     PageCounts,
     Phase,
     PreemptionMode,
+    PromptEvent,
     Request,
     TokenEvent,
     WaitReason,
@@ -152,6 +153,10 @@ class Scheduler:
         self._fail_broken(flight, outcome, now)
         for sequence, table, computed in flight.to_publish:
             self._publish(sequence, table, computed, now)
+        for index, prompt_tokens in outcome.prompt_tokens.items():
+            if (sequence := flight.chunked[index]).state is not State.FINISHED:
+                start = flight.chunk_starts[index] + 1
+                self._events.events.append(PromptEvent(sequence.request.id, sequence.choice, start, prompt_tokens))
         for sequence in flight.new_phases:
             if sequence.state is State.RUNNING:  # a cause that still applies is kept
                 phase = Phase.PREFILL if sequence.num_uncomputed > 1 else Phase.DECODE

@@ -128,6 +128,15 @@ class Sequence:
             return self.max_len - self.num_tokens
         return max(1, sampling.min_tokens - generated)
 
+    @property
+    def prompt_logprobs(self) -> int | None:
+        """Return the requested alternatives of prompt tokens (see `SamplingParams`); None if none are due.
+
+        Only the choice that computes the prompt reports them, when its prompt is computed for the first time.
+        """
+        is_due = self.prompt_leader is None and self.max_computed < self.prompt_len
+        return self.request.sampling.prompt_logprobs if is_due else None
+
     def digest(self, index: int) -> bytes:
         """Return the prefix-cache digest of full page `index` of its tokens; computed once."""
         size = self._page_size
@@ -141,9 +150,11 @@ class Sequence:
         """Return the digests of its full pages, lazily.
 
         The last token is computed even if its page is cached, because sampling needs its logits. The scheduler then
-        copies that page before it is written.
+        copies that page before it is written. While log-probabilities of the prompt are due, only tokens whose
+        successors have been reported are reused.
         """
-        return (self.digest(i) for i in range(len(self.tokens) // self._page_size))
+        reusable = len(self.tokens) if self.prompt_logprobs is None else min(len(self.tokens), self.max_computed)
+        return (self.digest(i) for i in range(reusable // self._page_size))
 
     def finish_reason(self, token_id: int) -> FinishReason | None:
         """Return the reason for which `token_id`, just appended, ends the sequence; None if it does not."""

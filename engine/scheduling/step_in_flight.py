@@ -18,6 +18,7 @@ class StepInFlight:
     to_publish: list[tuple[Sequence, list[int], int]]
     sampled: list[Sequence]  # in the order of `Batch.sampled_slots`
     chunked: list[Sequence]  # in the order of `Batch.chunks`
+    chunk_starts: list[int]  # in the same order
     num_tokens: int
     new_phases: list[Sequence]  # sequences that decode from then on, or have been swapped in
 
@@ -49,8 +50,10 @@ def count_as_computed(
             outgrown.append(sequence)
     sampled, num_tokens, new_phases = list(decodes), len(decodes), swapped_in
     chunked: list[Sequence] = []
+    chunk_starts: list[int] = []
     for sequence, chunk in chunks:
         chunked.append(sequence)
+        chunk_starts.append(chunk.start)
         before = sequence.num_computed
         sequence.num_computed = after = before + chunk.length
         num_tokens += chunk.length
@@ -65,4 +68,4 @@ def count_as_computed(
                 outgrown.append(sequence)
         if sequence.num_uncomputed == 1:
             new_phases.append(sequence)
-    return StepInFlight(to_publish, sampled, chunked, num_tokens, new_phases), outgrown
+    return StepInFlight(to_publish, sampled, chunked, chunk_starts, num_tokens, new_phases), outgrown
