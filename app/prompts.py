@@ -5,18 +5,20 @@ Short ones are handled on the event loop, long ones in bounded queues of threads
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from app.admission.thread_queue import ThreadQueue
 from app.errors import ApiError
+from app.generation.choice import EchoedPrompt
 from app.generation.request import ChatPrompt, GenerationRequest
 from app.http.json_body import MAX_INLINE_BYTES, check_structure
 from app.protocols.schema import Schema, parse
 from app.streams.timeline import IntakeTimeline
 from app.text.answer_format import InvalidFormat, Reasoning
 from app.text.chat_template import MessagesRefused, ReservedVariable
+from app.text.detokenizer import Detokenizer
 from app.text.output_parser import CLOSE, OPEN, OutputParser
 from app.text.text_model import TextModel
 from app.text.tokenize_queue import TokenizeQueue
@@ -25,6 +27,7 @@ from engine.host import num_cores
 from engine.types import ModelInfo, ReasoningLimit, ServiceClass
 
 MAX_INLINE_TURNS = 64  # of a conversation that is rendered on the event loop; a template takes about 20 us per turn
+MAX_INLINE_ECHO_TOKENS = 1024  # of a prompt whose text is made on the event loop; a token takes about 3 us
 CHARACTERS_PER_TOKEN = 16  # characters per token of the context in the longest text that /tokenize accepts
 CPU_SHARE = min(0.5, 0.05 * num_cores())  # share of a core for large bodies, and for texts of /tokenize and /detokenize
 READ_SECONDS_PER_BYTE = 2.5e-9  # CPU time of reading a body on the event loop
@@ -62,6 +65,7 @@ class PreparedPrompt:
 
     ids: list[int]
     parser: Callable[[], OutputParser | None] = lambda: None
+    echo: EchoedPrompt | None = None
     grammar: str | None = None
     reasoning_limit: ReasoningLimit | None = None
 
@@ -91,10 +95,33 @@ class Prompts:
             ids = await self._encode(text, service_class, False, intake, request.parameter_names)
             reasoning = self._reasoning(prompt, text)
             limit = self._reasoning_limit(request.thinking_budget, reasoning)
-            return PreparedPrompt(ids, partial(prompt.parser, text), _grammar(request, reasoning), limit)
+            grammar = _grammar(request, reasoning)
+            return PreparedPrompt(ids, partial(prompt.parser, text), grammar=grammar, reasoning_limit=limit)
+        ids = list(prompt) if not isinstance(prompt, str) else []
         if isinstance(prompt, str):
-            prompt = await self._encode(prompt, service_class, True, intake, request.parameter_names)
-        return PreparedPrompt(list(prompt), grammar=_grammar(request, Reasoning.NEVER))
+            ids = await self._encode(prompt, service_class, True, intake, request.parameter_names)
+        echo = await self._echo(prompt, ids) if request.echo else None
+        return PreparedPrompt(ids, echo=echo, grammar=_grammar(request, Reasoning.NEVER))
+
+    async def _echo(self, prompt: str | Sequence[int], ids: list[int]) -> EchoedPrompt:
+        """Return a prompt as text, with the offset of each token."""
+        if len(ids) > self.model().max_model_len:
+            return EchoedPrompt("", ())  # the engine refuses it
+
+        def work() -> EchoedPrompt:
+            detokenizer, pieces, offsets, at = Detokenizer(self.text), [], [], 0
+            for token_id in ids:
+                offsets.append(at)
+                piece = detokenizer.push(token_id)
+                pieces.append(piece)
+                at += len(piece)
+            pieces.append(detokenizer.flush())
+            text = prompt if isinstance(prompt, str) else "".join(pieces)
+            return EchoedPrompt(text, [min(offset, len(text)) for offset in offsets])
+
+        if len(ids) <= MAX_INLINE_ECHO_TOKENS:
+            return work()
+        return await self.tokenizer_queue.run(work, size=16 * len(ids))
 
     def _reasoning(self, prompt: ChatPrompt, rendered: str) -> Reasoning:
         """Return the reasoning that may come before the content of an answer."""

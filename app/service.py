@@ -7,8 +7,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -22,7 +22,9 @@ from app.admission.websocket_limits import WebSocketLimits
 from app.engine_client.client import EngineClient, EngineState, EngineUnavailable
 from app.engine_client.grammar_checker import GrammarChecker
 from app.errors import ApiError
+from app.generation.choice import OutputOptions
 from app.generation.generation import Generation
+from app.generation.prompt_batch import PromptBatch
 from app.generation.registry import StreamRegistry
 from app.generation.request import AnswerHead, GenerationRequest
 from app.observe.energy import Energy
@@ -95,7 +97,9 @@ class Service:
             )
         return self.client.info
 
-    def admit(self, tenant: Tenant, requested: ServiceClass | None, tokens: int = 0, choices: int = 1) -> ServiceClass:
+    def admit(
+        self, tenant: Tenant, requested: ServiceClass | None, tokens: int = 0, choices: int = 1, requests: int = 1
+    ) -> ServiceClass:
         """Return the class in which a request of `tenant` may wait: the requested one, else standard or the highest
         that the tenant may use.
 
@@ -105,13 +109,13 @@ class Service:
         if requested is None:
             requested = ServiceClass.STANDARD if tenant.may(ServiceClass.STANDARD) else tenant.highest_class
         try:
-            self._check(tenant, requested, tokens, choices)
+            self._check(tenant, requested, tokens, choices, requests)
         except ApiError as error:
             self.metrics.count_refusal(tenant, requested, error.code or "other")
             raise
         return requested
 
-    def _check(self, tenant: Tenant, requested: ServiceClass, tokens: int, choices: int) -> None:
+    def _check(self, tenant: Tenant, requested: ServiceClass, tokens: int, choices: int, requests: int) -> None:
         _ = self.info
         if self.draining:
             raise ApiError(503, "the server is stopping", code="server_shutdown", headers={"Retry-After": "5"})
@@ -125,7 +129,12 @@ class Service:
             )
         self.limits.check(tenant, choices)
         self.admission.check(
-            tenant, requested, tokens, self.prompts.tokenize_queue.pending, max(0, self._slots - self._running)
+            tenant,
+            requested,
+            tokens,
+            self.prompts.tokenize_queue.pending,
+            max(0, self._slots - self._running),
+            requests,
         )
 
     def check_model(self, name: str | None) -> None:
@@ -148,6 +157,37 @@ class Service:
         prompt = await self.prompts.prepare(request, service_class, intake)
         await self._check_constraints(request, prompt, tenant, intake)
         return self._start(request, prompt, tenant, service_class, intake)
+
+    async def generate_batch(
+        self, requests: Sequence[GenerationRequest], tenant: Tenant, intake: IntakeTimeline
+    ) -> PromptBatch:
+        """Do as `generate` for several prompts of one request, all or none of which are started. Raises `ApiError`."""
+        first = requests[0]
+        self.check_model(first.model)
+        choices = first.n * len(requests)
+        service_class = self.admit(tenant, first.service_class, choices=choices, requests=len(requests))
+        prompts: list[PreparedPrompt] = []
+        for request in requests:
+            prompts.append(await self.prompts.prepare(request, service_class, intake))
+            await asyncio.sleep(0)
+        await self._check_constraints(first, prompts[0], tenant, intake)
+        tokens = sum(len(prompt.ids) for prompt in prompts)
+        self.admit(tenant, service_class, tokens, choices, len(requests))
+        parts: list[Generation] = []
+        try:
+            for request, prompt in zip(requests, prompts, strict=True):
+                await asyncio.sleep(0)
+                copy = IntakeTimeline(intake.arrived_at, intake.client_id)
+                copy.body_received(intake.received_at)
+                parts.append(self._start(replace(request, encoder=None), prompt, tenant, service_class, copy))
+        except BaseException:  # including the cancellation of a client that has left
+            for part in parts:
+                part.cancel()
+            raise
+        assert first.encoder is not None
+        tier = TIER_OF_CLASS[service_class]
+        head = AnswerHead(self.settings.model_name, tier, self.text, tokens, self.info.fingerprint)
+        return PromptBatch(parts, first.encoder(head))
 
     async def _check_constraints(
         self, request: GenerationRequest, prompt: PreparedPrompt, tenant: Tenant, intake: IntakeTimeline
@@ -177,11 +217,12 @@ class Service:
             raise with_names(error, request.parameter_names) from None
         except EngineUnavailable:
             raise ApiError(503, ENGINE_UNAVAILABLE, code="engine_unavailable", headers={"Retry-After": "2"}) from None
-        head = AnswerHead(self.settings.model_name, TIER_OF_CLASS[service_class], self.text, len(prompt.ids))
+        tier, prompt_tokens = TIER_OF_CLASS[service_class], len(prompt.ids)
+        head = AnswerHead(self.settings.model_name, tier, self.text, prompt_tokens, self.info.fingerprint)
         generation = Generation(
             queued,
             self.text,
-            request.stop,
+            self._output_options(request, prompt),
             StreamLog(queued.id, self.registry.epoch, tenant.owner),
             request.encoder(head) if request.encoder is not None else None,
             self.client,
@@ -199,6 +240,17 @@ class Service:
         self.registry.add(generation)
         generation.start_deadline_timer()
         return generation
+
+    def _output_options(self, request: GenerationRequest, prompt: PreparedPrompt) -> OutputOptions:
+        """Return how the tokens of a request become text."""
+        return OutputOptions(
+            stop=request.stop,
+            includes_stop=request.includes_stop,
+            shown_tokens=self.text.special_texts if request.shows_special_tokens else {},
+            echo=prompt.echo,
+            discards_tokens=request.max_tokens == 0,
+            lists_prompt=request.lists_prompt,
+        )
 
     def _engine_request(
         self,

@@ -25,6 +25,7 @@ from engine.execution.models.interface import Model
 from engine.execution.models.safetensors_files import find_not_finite
 from engine.execution.runner import ModelRunner
 from engine.execution.swap import STAGING_BYTES
+from engine.fingerprint import fingerprint
 from engine.heartbeat import Heartbeat
 from engine.host import free_memory_bytes, num_cores, total_memory_bytes
 from engine.scheduling.batch import Batch, Chunk, Join
@@ -118,6 +119,7 @@ def build_engine(
         device=str(device),
         dtype=str(model.weights_dtype if config.dtype == "auto" else dtype).removeprefix("torch."),
         parameters=model.num_parameters,
+        fingerprint=fingerprint(config, str(model.dtype), type(kernels).__name__),
     )
     sizes = {"num_pages": num_pages, "host_pages": host_pages, "max_len": max_len}
     continuous = msgspec.structs.replace(config, batching="continuous", batch_size=None, batch_timeout=0.0)

@@ -348,3 +348,4 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     dtype: str
     parameters: int
+    fingerprint: str = ""  # of weights, dtype and kernels: answers of equal ones can be compared

@@ -105,13 +105,20 @@ class Admission:
         self._tenants: OrderedDict[str, TenantQueues] = OrderedDict()  # the least recently active first
 
     def check(
-        self, tenant: Tenant, service_class: ServiceClass, tokens: int = 0, about_to_queue: int = 0, slots: int = 0
+        self,
+        tenant: Tenant,
+        service_class: ServiceClass,
+        tokens: int = 0,
+        about_to_queue: int = 0,
+        slots: int = 0,
+        requests: int = 1,
     ) -> None:
         """Raise `ApiError` if the tenant's queue (429) or the queue of its class (503) is full.
 
         about_to_queue: requests that are about to join the queue of the class. slots: free slots; as many waiting
-        requests do not count, because they only wait for the next step.
+        requests do not count, because they only wait for the next step. requests: number that is to be queued.
         """
+        slots -= requests - 1
         queues = self._tenants.get(tenant.id, EMPTY_QUEUES)
         self._check(
             queues.all, tenant.max_queue or math.inf, tenant.max_queue_tokens or math.inf, tokens, -slots,

@@ -2,10 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
 from app.streams.stream_log import Delta, TokenInfo
 from app.text.detokenizer import Detokenizer, StopMatcher
 from app.text.output_parser import OutputParser, ParsedText
 from engine.types import FinishReason, StatusEvent, TokenEvent
+
+MAX_ECHOED_INFOS = 128  # log-probabilities in one piece of an echoed prompt
+
+
+@dataclass(frozen=True, slots=True)
+class EchoedPrompt:
+    """Text of a prompt at the beginning of an answer, and the offset of each of its tokens in it."""
+
+    text: str
+    offsets: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class OutputOptions:
+    """Conversion of tokens to text.
+
+    stop: stop strings. includes_stop: a stop string or token that ends the text is part of it. shown_tokens: texts of
+    control tokens that are shown. discards_tokens: the answer has no tokens of its own (max_tokens 0).
+    lists_prompt: the answer has the log-probabilities of the prompt apart from its text.
+    """
+
+    stop: tuple[str, ...] = ()
+    includes_stop: bool = False
+    shown_tokens: Mapping[int, str] = field(default_factory=dict)
+    echo: EchoedPrompt | None = None
+    discards_tokens: bool = False
+    lists_prompt: bool = False
 
 
 class ChoiceOutput:
@@ -21,6 +51,7 @@ class ChoiceOutput:
         "_has_calls",
         "_infos",
         "_min_tokens",
+        "_options",
         "_parser",
         "_shown",
         "_stops",
@@ -37,18 +68,25 @@ class ChoiceOutput:
     )
 
     def __init__(
-        self, index: int, detokenizer: Detokenizer, stops: StopMatcher, parser: OutputParser | None, min_tokens: int
+        self,
+        index: int,
+        detokenizer: Detokenizer,
+        options: OutputOptions,
+        parser: OutputParser | None,
+        min_tokens: int,
     ) -> None:
         """min_tokens: number of tokens before which no stop string may end (as in vLLM)."""
         self.index = index
+        self._options = options
         self._detokenizer = detokenizer
-        self._stops = stops
+        self._stops = StopMatcher(options.stop, is_included=options.includes_stop)
         self._parser = parser
         self._min_tokens = min_tokens
         self._infos: list[TokenInfo] = []  # of tokens whose text is still held back
         self._tokens = 0  # number of tokens whose text is still held back
         self._shown = 0  # characters that the stop strings have let through
-        self._characters = 0  # characters so far, including held-back ones; counted only with log-probabilities
+        # Characters so far, including held-back ones; counted only with log-probabilities.
+        self._characters = len(options.echo.text) if options.echo is not None else 0
         self._has_calls = False
         self.generated = 0  # tokens so far
         self.reasoning_tokens = 0
@@ -66,10 +104,14 @@ class ChoiceOutput:
 
     def push(self, event: TokenEvent) -> list[Delta]:
         """Return the output that a token completes. Sets `finish_reason` if it is the last token."""
+        finish = event.finish
+        if self._options.discards_tokens:
+            self.finish_reason = "length"
+            return []
         self.generated += 1
         self._tokens += 1
-        finish = event.finish
-        text = "" if finish is FinishReason.STOP else self._detokenizer.push(event.token_id)
+        is_hidden = finish is FinishReason.STOP and not self._options.includes_stop
+        text = "" if is_hidden else self._detokenizer.push(event.token_id)
         if finish is not None:
             text += self._detokenizer.flush()
         if event.logprob is not None:
@@ -84,6 +126,23 @@ class ChoiceOutput:
         elif not shown and self._parser is None:
             return []
         return self._deltas(event.token_id, shown, is_whole=stop is None and finish is not None)
+
+    def echo(self, prompt: list[TokenInfo]) -> list[Delta]:
+        """Return the prompt as the beginning of the answer, if it is echoed. prompt: its log-probabilities, if any."""
+        echo = self._options.echo
+        if echo is None:
+            return []
+        self._shown = len(echo.text)
+        if not prompt:
+            return [Delta(self.index, echo.text, 0)]
+        size = max(1, MAX_ECHOED_INFOS // (1 + max(len(info.top) for info in prompt)))
+        parts = [tuple(prompt[first : first + size]) for first in range(0, len(prompt), size)]
+        ends = [*(part[0].offset for part in parts[1:]), len(echo.text)]
+        starts = [0, *ends[:-1]]
+        return [
+            Delta(self.index, echo.text[start:end], 0, part)
+            for part, start, end in zip(parts, starts, ends, strict=True)
+        ]
 
     def abort(self) -> list[Delta]:
         """End the choice. Return output that was held back because it might have begun a stop string or a tag."""

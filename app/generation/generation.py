@@ -13,15 +13,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from app.engine_client.client import EngineClient
-from app.generation.choice import ChoiceOutput
+from app.generation.choice import ChoiceOutput, OutputOptions
 from app.streams.status import status_view
-from app.streams.stream_log import ChoiceFinished, ChoiceStarted, Encoder, Failure, StreamLog, Usage
+from app.streams.stream_log import (
+    ChoiceFinished,
+    ChoiceStarted,
+    Encoder,
+    Failure,
+    PromptInfos,
+    StreamLog,
+    TokenInfo,
+    Usage,
+)
 from app.streams.timeline import IntakeTimeline, RequestTimeline
-from app.text.detokenizer import Detokenizer, StopMatcher
+from app.text.detokenizer import Detokenizer
 from app.text.output_parser import OutputParser
 from app.text.text_model import TextModel
 from engine.request_logging import log_request
-from engine.types import EndEvent, Event, FinishReason, Phase, Request, StatusEvent, TokenEvent
+from engine.types import EndEvent, Event, FinishReason, Phase, PromptEvent, Request, StatusEvent, TokenEvent
 
 log = logging.getLogger("carousel.generation")
 
@@ -50,6 +59,8 @@ class Generation:
         "_on_end",
         "_on_start",
         "_on_token",
+        "_options",
+        "_prompt_infos",
         "cached_tokens",
         "encoder",
         "log",
@@ -63,7 +74,7 @@ class Generation:
         self,
         request: Request,
         text: TextModel,
-        stops: tuple[str, ...],
+        options: OutputOptions,
         log: StreamLog,
         encoder: Encoder | None,
         client: EngineClient,
@@ -90,14 +101,27 @@ class Generation:
         self._client = client
         before = request.prompt if continues_prompt else ()
         self._choices = [
-            ChoiceOutput(index, Detokenizer(text, before), StopMatcher(stops), parser(), request.sampling.min_tokens)
+            ChoiceOutput(
+                index,
+                Detokenizer(text, before, options.shown_tokens),
+                options,
+                parser(),
+                request.sampling.min_tokens,
+            )
             for index in range(request.n)
         ]
+        self._options = options
+        self._prompt_infos: list[TokenInfo | None] = []  # log-probabilities of the prompt's tokens, as they arrive
         self._on_start = on_start
         self._on_end = on_end
         self._on_token = on_token
         self._abandon_timer: asyncio.TimerHandle | None = None
         self._deadline_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def num_choices(self) -> int:
+        """Return the number of choices."""
+        return self.request.n
 
     @property
     def completion_tokens(self) -> int:
@@ -140,6 +164,8 @@ class Generation:
                     self._on_token_event(choice, event)
             case StatusEvent():
                 self._on_status_event(event)
+            case PromptEvent():
+                self._on_prompt_event(event)
             case EndEvent(_, index, finish, message, code, param):
                 if finish is FinishReason.ERROR:
                     is_single_choice = code == "not_a_number"  # the only error that concerns a single choice
@@ -152,6 +178,14 @@ class Generation:
                     self._close(Failure(message, code, param))
                 else:
                     self._abort(self._choices[index])
+
+    def _on_prompt_event(self, event: PromptEvent) -> None:
+        prompt, echo = self.request.prompt, self._options.echo
+        if not self._prompt_infos:
+            self._prompt_infos = [TokenInfo(prompt[0], None, (), 0), *([None] * (len(prompt) - 1))]
+        for position, token in enumerate(event.tokens, event.start):
+            offset = echo.offsets[position] if echo is not None else 0
+            self._prompt_infos[position] = TokenInfo(prompt[position], token.logprob, token.top, offset)
 
     def _on_status_event(self, event: StatusEvent) -> None:
         self.timeline.add(event)
@@ -246,6 +280,11 @@ class Generation:
         if not choice.is_started:
             choice.is_started = True
             self.log.append(ChoiceStarted(choice.index))
+            prompt_infos = [info for info in self._prompt_infos if info is not None]
+            if self._options.lists_prompt:
+                self.log.append(PromptInfos(choice.index, tuple(prompt_infos)))
+            for delta in choice.echo(prompt_infos):
+                self.log.append(delta)
 
     def _abort(self, choice: ChoiceOutput) -> None:
         if choice.is_finished:

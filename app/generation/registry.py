@@ -15,6 +15,7 @@ from engine.request_logging import log_request
 
 log = logging.getLogger("carousel.registry")
 
+CHARACTERS_PER_UNIT = 150  # of a grammar
 MIN_STREAM_SIZE = 50  # minimum size of a stream; a unit is about 150 bytes
 
 
@@ -27,6 +28,7 @@ def stream_size(generation: Generation) -> int:
         MIN_STREAM_SIZE
         + len(request.prompt)
         + len(request.sampling.logit_bias)
+        + len(request.sampling.grammar or "") // CHARACTERS_PER_UNIT
         + len(stream.records)
         + stream.logprob_count
     )

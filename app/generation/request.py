@@ -46,6 +46,7 @@ class AnswerHead:
     tier: str
     text: TextModel
     prompt_tokens: int
+    fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +68,10 @@ class GenerationRequest:
     max_tokens: int | None = None
     default_max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    includes_stop: bool = False
+    shows_special_tokens: bool = False
+    echo: bool = False
+    lists_prompt: bool = False
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     n: int = 1
@@ -89,6 +94,8 @@ class GenerationRequest:
 
     def token_limit(self, room: int) -> int:
         """Return the maximum number of tokens to generate, given the number that context and KV cache have left."""
+        if self.max_tokens == 0:
+            return 1  # the engine samples at least one token, which is discarded
         if self.max_tokens is not None:
             return min(self.max_tokens, room) if self.clips_max_tokens else self.max_tokens
         if self.default_max_tokens is None:

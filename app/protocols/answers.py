@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -20,11 +21,13 @@ from app.streams.stream_log import (
     Failure,
     Item,
     LogEntry,
+    PromptInfos,
     StreamLog,
     TokenInfo,
     ToolCallPiece,
     Usage,
 )
+from app.text.text_model import TextModel
 from engine.types import StatusEvent
 
 _encode = msgspec.json.Encoder().encode
@@ -47,7 +50,14 @@ class ChoiceText:
     reasoning: str = ""
     infos: list[TokenInfo] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
+    prompt: tuple[TokenInfo, ...] | None = None  # log-probabilities of the prompt, if requested
     finish: str = "stop"
+
+    @property
+    def mean_logprob(self) -> float:
+        """Return the mean log-probability of its tokens; minus infinity without any."""
+        values = [info.logprob for info in self.infos if info.logprob is not None]
+        return sum(values) / len(values) if values else -math.inf
 
     def add_calls(self, pieces: Iterable[ToolCallPiece]) -> None:
         """Append pieces of tool calls."""
@@ -56,6 +66,18 @@ class ChoiceText:
                 self.calls.append(ToolCall(piece.id, piece.name, piece.arguments))
             else:
                 self.calls[piece.index].arguments += piece.arguments
+
+
+@dataclass(frozen=True)
+class AnswerOptions:
+    """Options of an answer beside its usage reports.
+
+    best: number of choices to return, those with the highest mean log-probability; None: all. shows_logprobs: whether
+    log-probabilities were requested, rather than only needed for `best`.
+    """
+
+    best: int | None = None
+    shows_logprobs: bool = True
 
 
 @dataclass(frozen=True)
@@ -90,14 +112,15 @@ class TokenCounter:
 class OpenAIEncoder(ABC):
     """Encoder of a log in one protocol. A record gives the same bytes whenever it is read."""
 
-    __slots__ = ("_chunk_start", "_counted", "_head", "_is_plain", "_reports")
+    __slots__ = ("_chunk_start", "_counted", "_head", "_is_plain", "_options", "_reports")
 
     prefix: str  # of the answer's id
     chunk_object: str
     body_object: str
 
-    def __init__(self, head: AnswerHead, reports: UsageReports) -> None:
+    def __init__(self, head: AnswerHead, reports: UsageReports, options: AnswerOptions = AnswerOptions()) -> None:
         self._head = head
+        self._options = options
         self._reports = reports
         self._is_plain = False
         self._counted: TokenCounter | None = None
@@ -155,8 +178,12 @@ class OpenAIEncoder(ABC):
                     raise ApiError(failure_status(code), message, param=param, code=code, headers=headers)
                 case Usage():
                     totals = usage(record)
+                case PromptInfos(choice, prompt):
+                    choices[choice].prompt = prompt
                 case ChoiceStarted():
                     pass
+        if self._options.best is not None:
+            choices = sorted(choices, key=lambda choice: -choice.mean_logprob)[: self._options.best]
         return {
             **self._fields(log, self.body_object),
             "choices": [
@@ -176,6 +203,8 @@ class OpenAIEncoder(ABC):
                 return b"" if opening is None else self._chunk(log, item.seq, choice, opening)
             case ChoiceFinished(choice, reason, _):
                 return self._chunk(log, item.seq, choice, self.finished(), _finish_reason(reason))
+            case PromptInfos():
+                return b""  # only in answers that are not streamed
             case Failure(message, code, param):
                 body = error_body(failure_status(code), message, param, code)
                 return self._block(log, item.seq, msgspec.json.encode(body))
@@ -220,6 +249,7 @@ class OpenAIEncoder(ABC):
             "created": int(log.created),
             "model": self._head.model,
             "service_tier": self._head.tier,
+            "system_fingerprint": self._head.fingerprint,
         }
 
 
@@ -238,3 +268,26 @@ def usage(record: Usage) -> dict[str, Any]:
 def _finish_reason(reason: str) -> str:
     # The protocols have no reason for a stopped answer; its text until then is a complete, shorter answer.
     return "stop" if reason == "abort" else reason
+
+
+def prompt_logprobs(infos: Sequence[TokenInfo], text: TextModel) -> list[dict[str, Any] | None]:
+    """Return the log-probabilities of a prompt in vLLM's shape: by token id, with the token's text and its rank among
+    the alternatives, None if it is not one of them.
+    """
+
+    def entry(logprob: float, rank: int | None, token_id: int) -> dict[str, Any]:
+        return {
+            "logprob": logprob,
+            "rank": rank,
+            "decoded_token": text.token_bytes(token_id).decode("utf-8", "replace"),
+        }
+
+    rows: list[dict[str, Any] | None] = []
+    for info in infos:
+        if info.logprob is None:
+            rows.append(None)
+            continue
+        row = {str(a.token_id): entry(a.logprob, rank, a.token_id) for rank, a in enumerate(info.top, 1)}
+        row.setdefault(str(info.token_id), entry(info.logprob, None, info.token_id))
+        rows.append(row)
+    return rows

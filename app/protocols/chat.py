@@ -9,7 +9,7 @@ from pydantic import Field
 
 from app.errors import ApiError
 from app.generation.request import ChatPrompt, GenerationRequest, Turns
-from app.protocols.answers import ChoiceText, OpenAIEncoder
+from app.protocols.answers import ChoiceText, OpenAIEncoder, prompt_logprobs
 from app.protocols.common import SamplingFields, reasoning_variables
 from app.protocols.schema import MAX_CONTENT_PARTS, EmptyList, FalseOnly, Strict, Unsupported, max_fields, only_value
 from app.streams.stream_log import Delta, TokenInfo, ToolCallPiece
@@ -68,7 +68,8 @@ class ChatRequest(SamplingFields):
     function_call: Unsupported = None
     modalities: Annotated[list[str], only_value(["text"])] | None = None
     audio: Unsupported = None
-    prediction: Unsupported = None
+    # Accepted without effect: they change the speed of an answer elsewhere, never its text.
+    prediction: Annotated[dict[str, Any], max_fields(64)] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     thinking_token_budget: int | None = Field(None, ge=0, lt=2**31)
     verbosity: Unsupported = None
@@ -187,13 +188,16 @@ class ChatEncoder(OpenAIEncoder):
                 {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
                 for call in content.calls
             ]
-        return {"message": message, "logprobs": self._logprobs(content.infos)}
+        body: dict[str, Any] = {"message": message, "logprobs": self._logprobs(content.infos)}
+        if content.prompt is not None:
+            body["prompt_logprobs"] = prompt_logprobs(content.prompt, self._head.text)
+        return body
 
     def _logprobs(self, infos: Sequence[TokenInfo]) -> dict[str, Any] | None:
         if not infos:
             return None
 
-        def entry(token_id: int, logprob: float) -> dict[str, Any]:
+        def entry(token_id: int, logprob: float | None) -> dict[str, Any]:
             raw = self._head.text.token_bytes(token_id)
             return {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
 

@@ -10,7 +10,7 @@ from pydantic import Field
 from app.admission.tenants import TIERS
 from app.errors import ApiError
 from app.generation.request import AnswerHead, ChatPrompt, GenerationRequest
-from app.protocols.answers import OpenAIEncoder, UsageReports
+from app.protocols.answers import AnswerOptions, OpenAIEncoder, UsageReports
 from app.protocols.formats import ResponseFormat, StructuredOutputs
 from app.protocols.schema import DeadlineMs, FalseOnly, Metadata, StopString, Strict, TokenIds, max_fields
 from app.text.answer_format import AnswerFormat
@@ -33,6 +33,10 @@ class TextRequest(Strict):
     def generation_request(self, resume_seconds: float = 0.0) -> GenerationRequest:
         """Return the request for the service. resume_seconds: time for which it continues without a reader."""
         raise NotImplementedError
+
+    def generation_requests(self, resume_seconds: float = 0.0) -> list[GenerationRequest]:
+        """Return the request of each prompt. Raises `ApiError` for several prompts that should be resumable."""
+        return [self.generation_request(resume_seconds)]
 
 
 class SamplingFields(TextRequest):
@@ -57,7 +61,10 @@ class SamplingFields(TextRequest):
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    service_tier: Literal["auto", "default", "flex", "priority"] | None = None
+    prompt_logprobs: int | None = Field(None, ge=0, le=20)
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    service_tier: Literal["auto", "default", "flex", "priority", "scale"] | None = None
     priority: int | None = Field(None, ge=-(2**31), lt=2**31)
     deadline_ms: DeadlineMs | None = None
     # Accepted without effect: they identify the caller or its records and change no answer.
@@ -65,11 +72,19 @@ class SamplingFields(TextRequest):
     metadata: Metadata | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
     store: FalseOnly | None = None
 
     def check(self) -> None:
         """Check values that are wrong in combination. Raises `ApiError`."""
         self.answer_format()
+        if self.prompt_logprobs is not None and self.stream:
+            raise ApiError(
+                400,
+                "prompt_logprobs cannot be streamed; set stream to false",
+                param="prompt_logprobs",
+                code="invalid_value",
+            )
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options needs stream: true", param="stream_options", code="invalid_value")
 
@@ -97,7 +112,9 @@ class SamplingFields(TextRequest):
     @property
     def requested_class(self) -> ServiceClass | None:
         """Return the class that `service_tier` selects; None leaves it to the tenant's limits."""
-        return None if self.service_tier in (None, "auto") else TIERS[self.service_tier]
+        if self.service_tier in (None, "auto", "scale"):
+            return None
+        return TIERS[self.service_tier]
 
     @property
     def sampling(self) -> dict[str, Any]:
@@ -119,26 +136,39 @@ class SamplingFields(TextRequest):
         max_tokens: int | None,
         default_max_tokens: int | None = None,
         logprobs: int | None,
+        options: AnswerOptions | None = None,
+        echo: bool = False,
         names: Mapping[str, str] | None = None,
         thinking_budget: int | None = None,
+        choices: int | None = None,
         resume_seconds: float,
     ) -> GenerationRequest:
-        """Return the request with this protocol's prompt, limits and encoder. names: see `GenerationRequest`."""
+        """Return the request with this protocol's prompt, limits and encoder. choices: how many to generate, if more
+        than `n`. names: see `GenerationRequest`.
+        """
         reports = self.stream_options or StreamOptions()
+        prompt_logprobs = self.prompt_logprobs
+        if echo and logprobs is not None:
+            prompt_logprobs = max(logprobs, prompt_logprobs or 0)
 
         def encoder_for(head: AnswerHead) -> OpenAIEncoder:
             prompt_tokens = head.prompt_tokens if reports.continuous_usage_stats else None
-            return encoder(head, UsageReports(bool(reports.include_usage), prompt_tokens))
+            usage = UsageReports(bool(reports.include_usage), prompt_tokens)
+            return encoder(head, usage, options or AnswerOptions())
 
         return GenerationRequest(
             prompt=prompt,
-            sampling=self.sampling | {"logprobs": logprobs},
+            sampling=self.sampling | {"logprobs": logprobs, "prompt_logprobs": prompt_logprobs},
             max_tokens=max_tokens,
             default_max_tokens=default_max_tokens,
             stop=self.stops,
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=bool(self.ignore_eos),
-            n=self.n or 1,
+            includes_stop=bool(self.include_stop_str_in_output),
+            shows_special_tokens=self.skip_special_tokens is False,
+            echo=echo,
+            lists_prompt=self.prompt_logprobs is not None,
+            n=choices or self.n or 1,
             model=self.model,
             service_class=self.requested_class,
             priority=self.priority or 0,
@@ -155,7 +185,7 @@ class SamplingFields(TextRequest):
 SAMPLING_NAMES = tuple(
     name
     for name in SamplingParams.__struct_fields__
-    if name in SamplingFields.model_fields and name != "stop_token_ids"
+    if name in SamplingFields.model_fields and name not in ("stop_token_ids", "prompt_logprobs")
 )
 
 

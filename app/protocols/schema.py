@@ -112,9 +112,39 @@ def refusal(error: ValidationError, is_tagged: bool = False) -> ApiError:
     where = ".".join(path)
     param = (where if is_tagged else path[0]) if path else None
     if kind in ("extra_forbidden", "none_required", "unsupported"):
-        more = f", {message}" if kind == "unsupported" else ""
+        more = f", {message}" if kind == "unsupported" else _hint(path[-1])
         return ApiError(400, f"unsupported parameter: {where}{more}", param=param, code="unsupported_parameter")
     return ApiError(400, f"{where}: {message}" if path else message, param=param, code="invalid_value")
+
+
+# Names of other servers' parameters, and what to use here.
+HINTS = {
+    "n_predict": "max_tokens",
+    "num_predict": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "repeat_penalty": "repetition_penalty",
+    "stop_sequences": "stop",
+    "enable_thinking": 'chat_template_kwargs, such as {"enable_thinking": false}',
+    "think": "reasoning_effort",
+    "thinking": "reasoning_effort",
+    "reasoning": "reasoning_effort",
+    "thinking_budget": "thinking_token_budget",
+    "grammar": 'structured_outputs, such as {"grammar": ...}',
+    "json_schema": "response_format",
+    "guided_json": 'structured_outputs, such as {"json": ...}',
+    "guided_regex": 'structured_outputs, such as {"regex": ...}',
+    "guided_choice": 'structured_outputs, such as {"choice": ...}',
+    "guided_grammar": 'structured_outputs, such as {"grammar": ...}',
+    "functions": "tools",
+    "function_call": "tool_choice",
+    "system": "a message with the role system",
+    "num_ctx": "the server's option --max-model-len",
+}
+
+
+def _hint(name: str) -> str:
+    """Return what to use instead of an unknown field, if that is known."""
+    return f"; use {HINTS[name]}" if name in HINTS else ""
 
 
 def _problem(error: ValidationError) -> tuple[str, list[str], str]:

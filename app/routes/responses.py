@@ -11,14 +11,17 @@ from starlette.responses import Response
 
 from app.errors import ApiError
 from app.generation.generation import Generation
+from app.generation.prompt_batch import PromptBatch
 from app.http import sse
 from app.http.disconnect import cancel_on_disconnect
 from app.http.sse import EventStream
 from app.streams.stream_log import Encoder, Failure, StreamLog
-from app.streams.tail import MAX_RECORDS_PER_TURN, stream_chunks
+from app.streams.tail import stream_chunks
+
+MAX_INLINE_SIZE = 256  # records and log-probabilities of an answer that is encoded on the event loop
 
 
-def stream(generation: Generation, after: int = 0, encoder: Encoder | None = None) -> Response:
+def stream(generation: Generation | PromptBatch, after: int = 0, encoder: Encoder | None = None) -> Response:
     """Return the log's records after `after`, and all later ones, as server-sent events.
 
     encoder: replaces the generation's own.
@@ -42,7 +45,7 @@ async def _end_mark(log: StreamLog) -> AsyncGenerator[bytes]:
     yield sse.block(log, len(log.records), sse.DONE)
 
 
-async def respond_whole(request: Request, generation: Generation, encoder: Encoder) -> Response:
+async def respond_whole(request: Request, generation: Generation | PromptBatch, encoder: Encoder) -> Response:
     """Wait for the end and return the answer's body. If the client disconnects meanwhile, its slot is freed."""
     log = generation.log
     try:
@@ -55,10 +58,10 @@ async def respond_whole(request: Request, generation: Generation, encoder: Encod
         return Response(status_code=499)  # the client is gone
 
     def body() -> bytes:
-        return msgspec.json.encode(encoder.body(log, generation.request.n))
+        return msgspec.json.encode(encoder.body(log, generation.num_choices))
 
     try:
-        if len(log.records) <= MAX_RECORDS_PER_TURN:
+        if len(log.records) + log.logprob_count <= MAX_INLINE_SIZE:
             content = body()
         else:
             content = await asyncio.to_thread(body)

@@ -8,6 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.errors import ApiError
+from app.generation.generation import Generation
+from app.generation.prompt_batch import PromptBatch
 from app.http.disconnect import run_unless_disconnected
 from app.http.security import read_json_body
 from app.observe.request_log import client_request_id
@@ -36,8 +38,12 @@ async def _answer(request: Request, schema: type[TextRequest]) -> Response:
     body = await read_json_body(request, service.settings)
     intake.body_received(time.monotonic())
     parsed = await service.prompts.parse(schema, body, intake)
-    wanted = parsed.generation_request(_resume_seconds(request))
-    generation = await run_unless_disconnected(request.receive, service.generate(wanted, tenant, intake))
+    requests = parsed.generation_requests(_resume_seconds(request))
+    generation: Generation | PromptBatch
+    if len(requests) == 1:
+        generation = await run_unless_disconnected(request.receive, service.generate(requests[0], tenant, intake))
+    else:
+        generation = await run_unless_disconnected(request.receive, service.generate_batch(requests, tenant, intake))
     encoder = generation.encoder
     assert encoder is not None  # every text protocol has one
     if not parsed.stream:

@@ -30,7 +30,7 @@ class TokenInfo(msgspec.Struct, frozen=True, gc=False):
     """Token with its log-probability, if requested."""
 
     token_id: int
-    logprob: float
+    logprob: float | None  # None: the first token of a prompt
     top: tuple[Alternative, ...]
     offset: int  # characters of the choice before it, excluding tokens without whole characters so far
 
@@ -59,6 +59,13 @@ class Delta(msgspec.Struct, frozen=True, gc=False):
     calls: tuple[ToolCallPiece, ...] = ()
 
 
+class PromptInfos(msgspec.Struct, frozen=True):
+    """Tokens of the prompt with their log-probabilities, if requested apart from the text."""
+
+    choice: int
+    infos: tuple[TokenInfo, ...]
+
+
 class ChoiceFinished(msgspec.Struct, frozen=True):
     """End of a choice. reason: stop, tool_calls, length or abort. stop: the stop string that ended it, if any."""
 
@@ -85,7 +92,7 @@ class Usage(msgspec.Struct, frozen=True):
     reasoning_tokens: int = 0  # of the completion tokens
 
 
-Record = ChoiceStarted | Delta | ChoiceFinished | Failure | Usage
+Record = ChoiceStarted | PromptInfos | Delta | ChoiceFinished | Failure | Usage
 
 
 class LogEntry(msgspec.Struct, frozen=True, gc=False):
@@ -153,7 +160,7 @@ class StreamLog:
         """Write one record; `Usage` and `Failure` close the log. Readers are notified by the next `notify`."""
         assert not self.is_closed, f"stream {self.id} is closed"
         self.records.append(record)
-        if isinstance(record, Delta):
+        if isinstance(record, (Delta, PromptInfos)):
             if record.infos:
                 self.logprob_count += sum(1 + len(info.top) for info in record.infos)
         elif isinstance(record, (Usage, Failure)):
@@ -211,16 +218,25 @@ class Reader:
         """Return whether no further items will follow."""
         return self._log.is_closed and self._after == len(self._log.records)
 
-    def read(self) -> list[Item]:
-        """Return the new items since the last call; only the newest status, and none after the end of the request."""
+    @property
+    def is_behind(self) -> bool:
+        """Return whether records are left to read."""
+        return self._after < len(self._log.records)
+
+    def read(self, limit: int | None = None) -> list[Item]:
+        """Return the new items since the last call; only the newest status, and none after the end of the request.
+
+        limit: maximum number of records.
+        """
         log, after = self._log, self._after
         items: list[Item] = []
         if log.status is not self._last_status:
             self._last_status = log.status
             if log.status is not None and not log.is_closed:
                 items.append(log.status)
-        self._after = len(log.records)
-        items += [LogEntry(seq, record) for seq, record in enumerate(log.records[after:], after + 1)]
+        self._after = len(log.records) if limit is None else min(len(log.records), after + limit)
+        records = log.records[after : self._after]
+        items += [LogEntry(seq, record) for seq, record in enumerate(records, after + 1)]
         return items
 
 

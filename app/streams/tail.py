@@ -71,9 +71,9 @@ class LogTailer(Generic[Piece]):
 
     def __call__(self) -> None:
         try:
-            piece: Piece | None = self._encoder.encode(self._log, self._reader.read())
+            piece: Piece | None = self._encoder.encode(self._log, self._reader.read(MAX_RECORDS_PER_TURN))
             if not piece or self._write(piece):
-                if not self._log.is_closed:
+                if not self._log.is_closed and not self._reader.is_behind:
                     return
                 piece = None
         except Exception as error:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from app.text.text_model import TextModel
 
@@ -18,11 +19,16 @@ class Detokenizer:
     could still complete.
     """
 
-    __slots__ = ("_decode", "_emitted", "_ids", "_model", "_settled")
+    __slots__ = ("_decode", "_emitted", "_ids", "_model", "_settled", "_shown")
 
-    def __init__(self, model: TextModel, before: Sequence[int] = ()) -> None:
-        """before: tokens of a text that continues. Some decoders remove the space at the beginning of a text."""
+    def __init__(
+        self, model: TextModel, before: Sequence[int] = (), shown: Mapping[int, str] = MappingProxyType({})
+    ) -> None:
+        """before: tokens of a text that continues. Some decoders remove the space at the beginning of a text. shown:
+        texts of control tokens, which are otherwise left out.
+        """
         self._model = model
+        self._shown = shown
         self._decode = model.tokenizer.decode  # same as `model.decode` of a list; called for every token
         self._ids: list[int] = []  # window: tokens since the last clean border, and a few before it
         self._settled = 0  # number of window tokens that were decoded to whole characters
@@ -35,6 +41,8 @@ class Detokenizer:
 
     def push(self, token_id: int) -> str:
         """Return the text that `token_id` completes; possibly empty."""
+        if token_id in self._shown:
+            return self.flush() + self._shown[token_id]
         alone, is_whole = self._model.decode_single(token_id)
         if is_whole and self._settled == len(self._ids):
             # The common case: nothing needs to be decoded.
@@ -70,17 +78,20 @@ class Detokenizer:
     def flush(self) -> str:
         """Return pending text at the end: replacement characters for bytes that were never completed."""
         text = self._decode(self._ids)[self._emitted :]
-        self._emitted += len(text)
+        if text:  # bytes of a character that no later token completes
+            self._ids, self._settled, self._emitted = [], 0, 0
         return text
 
 
 class StopMatcher:
     """Search for stop strings in text that arrives in pieces. Holds back text that may begin a stop string."""
 
-    __slots__ = ("_held", "_stops", "_uncounted")
+    __slots__ = ("_held", "_is_included", "_stops", "_uncounted")
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, is_included: bool = False) -> None:
+        """is_included: the stop string that ends a text is part of it."""
         self._stops = tuple(stops)
+        self._is_included = is_included
         self._held = ""
         self._uncounted = 0  # characters at the beginning of the held text in which no stop string may end
 
@@ -98,7 +109,7 @@ class StopMatcher:
         found = min(((at, stop) for stop in self._stops if (at := self._find(stop)) >= 0), default=None)
         if found is not None:
             at, stop = found
-            return self._held[:at], stop
+            return self._held[: at + len(stop) if self._is_included else at], stop
         keep = max(map(self._overlap, self._stops))
         shown = self._held[: len(self._held) - keep]
         self._held = self._held[len(shown) :]

@@ -181,13 +181,18 @@ class TextModel:
         first, both = (self.decode([token_id] * times, skip_special_tokens=False) for times in (1, 2))
         return both.removeprefix(first).encode()
 
+    @cached_property
+    def special_texts(self) -> dict[int, str]:
+        """Return the text of each control token, which `decode` leaves out by default."""
+        added = self.tokenizer.get_added_tokens_decoder().items()
+        return {token_id: token.content for token_id, token in added if token.special}
+
     def vocabulary(self) -> Vocabulary:
         """Return the bytes of all tokens, for constraints. Takes a few microseconds per token."""
         size = self.tokenizer.get_vocab_size(with_added_tokens=True)
         highest = max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=size - 1)
-        special = [token_id for token_id, t in self.tokenizer.get_added_tokens_decoder().items() if t.special]
         tokens = tuple(self.token_bytes(token_id) for token_id in range(highest + 1))
-        return Vocabulary(tokens, tuple(sorted(special)), tuple(sorted(self.eos_token_ids)))
+        return Vocabulary(tokens, tuple(sorted(self.special_texts)), tuple(sorted(self.eos_token_ids)))
 
     def may_continue_character(self, token_id: int) -> bool:
         """Return whether its bytes may continue a character that earlier tokens began; it may also have no text."""

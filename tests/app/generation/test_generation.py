@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.engine_client.client import EngineClient
+from app.generation.choice import OutputOptions
 from app.generation.generation import Generation
 from app.generation.request import AnswerHead
 from app.protocols.answers import UsageReports
@@ -26,7 +27,13 @@ def answer(text: TextModel, ids: list[int], *, stop: tuple[str, ...] = (), min_t
     sampling = SamplingParams(max_tokens=len(ids), min_tokens=min_tokens, logprobs=0)
     client = EngineClient(EngineConfig(model="none"))
     generation = Generation(
-        Request(id="r", prompt=(1,), sampling=sampling), text, stop, log, encoder, client, IntakeTimeline(0.0)
+        Request(id="r", prompt=(1,), sampling=sampling),
+        text,
+        OutputOptions(stop),
+        log,
+        encoder,
+        client,
+        IntakeTimeline(0.0),
     )
     for at, token_id in enumerate(ids, start=1):
         finish = FinishReason.LENGTH if at == len(ids) else None
@@ -115,7 +122,13 @@ def test_as_many_alternatives_are_named_as_requested():
     client = EngineClient(EngineConfig(model="none"))
     sampling = SamplingParams(max_tokens=1, logprobs=5)
     generation = Generation(
-        Request(id="r", prompt=(1,), sampling=sampling), MODEL, (), log, encoder, client, IntakeTimeline(0.0)
+        Request(id="r", prompt=(1,), sampling=sampling),
+        MODEL,
+        OutputOptions(),
+        log,
+        encoder,
+        client,
+        IntakeTimeline(0.0),
     )
     generation.handle_event(TokenEvent("r", 0, bytes_of[2], FinishReason.LENGTH, logprob=-3.0, top=top))
     found = encoder.body(log, 1)["choices"][0]["logprobs"]

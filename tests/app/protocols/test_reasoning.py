@@ -7,6 +7,7 @@ import json
 import pytest
 
 from app.engine_client.client import EngineClient
+from app.generation.choice import OutputOptions
 from app.generation.generation import Generation
 from app.generation.request import AnswerHead
 from app.protocols.answers import UsageReports
@@ -31,7 +32,9 @@ def generate(text: str = TEXT, *, stop: tuple[str, ...] = (), logprobs: int | No
     log = StreamLog("r", "e", "")
     request = Request(id="r", prompt=(1,), sampling=SamplingParams(max_tokens=len(ids), logprobs=logprobs))
     client = EngineClient(EngineConfig(model="none"))
-    generation = Generation(request, MODEL, stop, log, None, client, IntakeTimeline(0.0), parser=ThinkTagParser)
+    generation = Generation(
+        request, MODEL, OutputOptions(stop), log, None, client, IntakeTimeline(0.0), parser=ThinkTagParser
+    )
     for at, token_id in enumerate(ids, start=1):
         finish = FinishReason.LENGTH if at == len(ids) and not is_cut else None
         top = () if logprobs is None else (Alternative(token_id, -1.0),)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.engine_client.client import EngineClient
+from app.generation.choice import OutputOptions
 from app.generation.generation import Generation
 from app.generation.registry import MIN_STREAM_SIZE, StreamRegistry, stream_size
 from app.generation.request import AnswerHead
@@ -203,7 +204,7 @@ def test_text_held_back_for_a_stop_string_is_emitted_on_cancellation():
     generation = Generation(
         request,
         text,
-        (" dog and cat",),
+        OutputOptions((" dog and cat",)),
         log,
         ChatEncoder(AnswerHead("m", "default", text, 1), UsageReports()),
         client,
@@ -226,7 +227,7 @@ def test_gaps_between_tokens_are_measured_per_choice(monkeypatch):
     generation = Generation(
         Request(id="r", prompt=(1,), sampling=SamplingParams(max_tokens=50), n=3),
         text,
-        (),
+        OutputOptions(),
         StreamLog("r", "e", ""),
         ChatEncoder(AnswerHead("m", "default", text, 1), UsageReports()),
         EngineClient(EngineConfig(model="none")),
@@ -249,7 +250,7 @@ def test_the_status_of_a_request_is_that_of_its_first_unfinished_choice():
     generation = Generation(
         Request(id="r", prompt=(1,), sampling=SamplingParams(max_tokens=50), n=3),
         text,
-        (),
+        OutputOptions(),
         log,
         ChatEncoder(AnswerHead("m", "default", text, 1), UsageReports()),
         EngineClient(EngineConfig(model="none")),
@@ -282,7 +283,7 @@ def test_a_nan_ends_the_request_and_is_logged(caplog: pytest.LogCaptureFixture):
         generation = Generation(
             Request(id="r", prompt=(1,), sampling=SamplingParams(max_tokens=50), n=2),
             text,
-            (" stop",),
+            OutputOptions((" stop",)),
             log,
             ChatEncoder(AnswerHead("m", "default", text, 1), UsageReports()),
             EngineClient(EngineConfig(model="none")),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from app.cli.explain import timeline_lines
 from app.engine_client.client import EngineClient
+from app.generation.choice import OutputOptions
 from app.generation.generation import Generation
 from app.generation.request import AnswerHead
 from app.protocols.answers import UsageReports
@@ -130,7 +131,7 @@ async def test_the_intervals_of_a_thousand_requests_sum_to_their_wall_time():
             began[request.id] = intake.arrived_at
             encoder = ChatEncoder(AnswerHead("m", "default", text, 1), UsageReports())
             log = StreamLog(request.id, "e", "")
-            generation = Generation(request, text, (), log, encoder, client, intake, on_end=end)
+            generation = Generation(request, text, OutputOptions(), log, encoder, client, intake, on_end=end)
             generations.append(generation)
             client.submit(request, generation.handle_event)
             if i % 50 == 0:
@@ -180,7 +181,7 @@ def test_upload_time_does_not_count_for_time_to_first_token():
     generation = Generation(
         Request(id="r", prompt=(1,), sampling=SamplingParams(max_tokens=50)),
         byte_level(),
-        (),
+        OutputOptions(),
         StreamLog("r", "e", ""),
         None,
         EngineClient(CONFIG, fake_engine),
