@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from app.streams.stream_log import ToolCallPiece
 
-OPEN = "<think>"
-CLOSE = "</think>"
+
+class Tags(NamedTuple):
+    """Texts around the reasoning at the beginning of an answer."""
+
+    open: str
+    close: str
+
+
+THINK_TAGS = Tags("<think>", "</think>")  # DeepSeek-R1, Qwen3, GLM-4.5 and most others
+OPEN, CLOSE = THINK_TAGS
+MISTRAL_TAGS = Tags("[THINK]", "[/THINK]")  # Magistral from version 1.1 on
 MAX_LEADING_SPACE = 256  # characters of white space before a block; all of it is searched again with each token
 
 
@@ -49,18 +59,22 @@ class OutputParser(Protocol):
 
 
 class ThinkTagParser:
-    """Parser for models that write their reasoning in `<think>` tags before the answer (DeepSeek-R1, Qwen3).
+    """Parser for models that write their reasoning between tags, such as `<think>`, before the answer.
 
     Only a block at the beginning counts, so that an answer may mention the tags; at most `MAX_LEADING_SPACE` characters
     of white space may precede it. White space around the block and at the beginning of the reasoning belongs to neither
     part. Text that may be the beginning of a tag is held back.
     """
 
-    __slots__ = ("_begins_reasoning", "_held", "_is_open", "_stage")
+    __slots__ = ("_begins_reasoning", "_closing", "_held", "_is_open", "_stage", "_tags")
 
-    def __init__(self, *, is_open: bool = False) -> None:
-        """is_open: the prompt ends with an opening tag, so that the text begins as reasoning; some models repeat it."""
+    def __init__(self, *, is_open: bool = False, tags: Sequence[Tags] = (THINK_TAGS,)) -> None:
+        """is_open: the prompt ends with an opening tag, so that the text begins as reasoning; some models repeat it.
+        tags: the pairs of tags that the model may write.
+        """
         self._stage = _Stage.BEGINNING
+        self._tags = tags
+        self._closing = tuple(pair.close for pair in tags)  # tags that may end the block
         self._is_open = is_open
         self._held = ""
         self._begins_reasoning = True  # no reasoning was returned yet
@@ -79,13 +93,7 @@ class ThinkTagParser:
         """Return the text that can be shown now; `token_id` is ignored."""
         self._held += text
         if self._stage is _Stage.BEGINNING:
-            begun = self._held.lstrip()
-            is_possible = len(self._held) - len(begun) <= MAX_LEADING_SPACE
-            if is_possible and begun.startswith(OPEN):
-                self._held = begun[len(OPEN) :]
-                self._stage = _Stage.REASONING
-            elif not (is_possible and OPEN.startswith(begun)):
-                self._stage = _Stage.REASONING if self._is_open else _Stage.CONTENT
+            self._read_opening()
         reasoning = self._take_reasoning() if self._stage is _Stage.REASONING else ""
         if self._stage is _Stage.GAP:
             self._held = self._held.lstrip()
@@ -101,16 +109,29 @@ class ThinkTagParser:
             return []
         return [ParsedText(reasoning=held) if self.is_reasoning else ParsedText(held)]
 
+    def _read_opening(self) -> None:
+        """Enter the next stage if the held text shows whether it begins with a tag."""
+        begun = self._held.lstrip()
+        is_possible = len(self._held) - len(begun) <= MAX_LEADING_SPACE
+        found = next((pair for pair in self._tags if begun.startswith(pair.open)), None)
+        if is_possible and found is not None:
+            self._held = begun[len(found.open) :]
+            self._closing = (found.close,)
+            self._stage = _Stage.REASONING
+        elif not (is_possible and any(pair.open.startswith(begun) for pair in self._tags)):
+            self._stage = _Stage.REASONING if self._is_open else _Stage.CONTENT
+
     def _take_reasoning(self) -> str:
         """Return the reasoning in the held text, and enter the next stage at a closing tag."""
         if self._begins_reasoning:
             self._held = self._held.lstrip()
-        end = self._held.find(CLOSE)
-        if end >= 0:
-            reasoning, self._held = self._held[:end], self._held[end + len(CLOSE) :]
+        found = min(((end, tag) for tag in self._closing if (end := self._held.find(tag)) >= 0), default=None)
+        if found is not None:
+            end, tag = found
+            reasoning, self._held = self._held[:end], self._held[end + len(tag) :]
             self._stage = _Stage.GAP
         else:
-            shown = len(self._held) - _overlap(self._held)
+            shown = len(self._held) - max(_overlap(self._held, tag) for tag in self._closing)
             reasoning, self._held = self._held[:shown], self._held[shown:]
         self._begins_reasoning = self._begins_reasoning and not reasoning
         return reasoning
@@ -118,6 +139,48 @@ class ThinkTagParser:
     def _take_held(self) -> str:
         held, self._held = self._held, ""
         return held
+
+
+class SequentialParser:
+    """Parser of reasoning at the beginning of an answer, followed by a parser of the content after it."""
+
+    __slots__ = ("_content", "_reasoning")
+
+    def __init__(self, reasoning: OutputParser, content: OutputParser) -> None:
+        self._reasoning: OutputParser | None = reasoning
+        self._content = content
+
+    @property
+    def is_finished(self) -> bool:
+        """Return whether all further text is content."""
+        return self._reasoning is None and self._content.is_finished
+
+    @property
+    def is_reasoning(self) -> bool:
+        """Return whether the text so far ends in reasoning."""
+        return (self._reasoning or self._content).is_reasoning
+
+    def push(self, token_id: int, text: str) -> list[ParsedText]:
+        """Return the output that can be shown now."""
+        if self._reasoning is None:
+            return self._content.push(token_id, text)
+        output = self._parse_content(token_id, self._reasoning.push(token_id, text))
+        if self._reasoning.is_finished:
+            self._reasoning = None
+        return output
+
+    def flush(self) -> list[ParsedText]:
+        """Return held-back output at the end."""
+        output = [] if self._reasoning is None else self._parse_content(-1, self._reasoning.flush())
+        return output + self._content.flush()
+
+    def _parse_content(self, token_id: int, parsed: list[ParsedText]) -> list[ParsedText]:
+        output = []
+        for part in parsed:
+            if part.reasoning:
+                output.append(ParsedText(reasoning=part.reasoning))
+            output += self._content.push(token_id, part.content)
+        return output
 
 
 def parser_of_answer(prompt: str) -> ThinkTagParser:
@@ -133,9 +196,9 @@ def parser_of_continuation(message: str) -> ThinkTagParser | None:
     return ThinkTagParser(is_open=True) if begun.startswith(OPEN) and CLOSE not in begun else None
 
 
-def _overlap(text: str) -> int:
-    """Return the length of the longest end of `text` that may begin a closing tag."""
-    for length in range(min(len(CLOSE) - 1, len(text)), 0, -1):
-        if CLOSE.startswith(text[-length:]):
+def _overlap(text: str, tag: str) -> int:
+    """Return the length of the longest end of `text` that may begin `tag`."""
+    for length in range(min(len(tag) - 1, len(text)), 0, -1):
+        if tag.startswith(text[-length:]):
             return length
     return 0

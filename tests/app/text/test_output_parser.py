@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from app.text.output_parser import (
     CLOSE,
     MAX_LEADING_SPACE,
+    MISTRAL_TAGS,
     OPEN,
+    THINK_TAGS,
     ParsedText,
     ThinkTagParser,
     parser_of_answer,
@@ -108,3 +110,21 @@ def test_a_continued_message_keeps_its_stage(message: str, parts: ParsedText | N
     """An open block is continued, and no new one begins in a message that has content."""
     parser = parser_of_continuation(message)
     assert parts is None if parser is None else parser.push(1, "x") == [parts]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_open", "parts"),
+    [
+        ("[THINK]a </think>[/THINK]b", False, ("b", "a </think>")),
+        ("<think>a [/THINK]</think>b", False, ("b", "a [/THINK]")),
+        ("a[/THINK]b</think>", True, ("b</think>", "a")),
+        ("[TOOL] b", False, ("[TOOL] b", "")),
+        ("[THINK]a[/THIN", False, ("", "a[/THIN")),
+    ],
+)
+def test_a_model_may_have_several_pairs_of_tags(text: str, is_open: bool, parts: tuple[str, str]):
+    """A block ends with the tag of the pair that opened it; if the prompt opened it, with any."""
+    for pieces in ([text], [*text]):
+        parser = ThinkTagParser(is_open=is_open, tags=(MISTRAL_TAGS, THINK_TAGS))
+        parsed = [part for piece in pieces for part in parser.push(7, piece)] + parser.flush()
+        assert ("".join(p.content for p in parsed), "".join(p.reasoning for p in parsed)) == parts

@@ -1,0 +1,95 @@
+"""TextReader: text that arrives in pieces, for parsers that are written as generators.
+
+A parser's generator yields when it needs more text, so that its state is in its local variables and every decision
+depends only on the text, not on how it was split. Read text is not kept, so that the work is linear in its length.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator
+from typing import TypeAlias, TypeVar
+
+T = TypeVar("T")
+Steps: TypeAlias = Generator[None, None, T]  # yields when more text is needed; returns T
+
+SPACE = re.compile(r"\s+")
+
+
+class TextReader:
+    """Reader of text that arrives in pieces. sink: receives all text as it is read."""
+
+    __slots__ = ("_at", "_text", "is_ended", "sink")
+
+    def __init__(self, sink: Callable[[str], None]) -> None:
+        self._text = ""
+        self._at = 0
+        self.is_ended = False  # no more text will come
+        self.sink = sink
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether all text so far is read."""
+        return self._at == len(self._text)
+
+    def feed(self, text: str) -> None:
+        """Add text at the end."""
+        self._text = self._text[self._at :] + text
+        self._at = 0
+
+    def take(self, length: int) -> str:
+        """Read and return the next characters, at most `length`."""
+        text = self._text[self._at : self._at + length]
+        self._at += len(text)
+        if text:
+            self.sink(text)
+        return text
+
+    def take_match(self, pattern: re.Pattern[str]) -> str:
+        """Read and return the text at the current position that matches `pattern`; without waiting for more."""
+        found = pattern.match(self._text, self._at)
+        return self.take(found.end() - self._at) if found else ""
+
+    def peek(self, length: int = 1) -> Steps[str]:
+        """Return the next `length` characters without reading them; fewer only at the end of the text."""
+        while len(self._text) - self._at < length and not self.is_ended:
+            yield
+        return self._text[self._at : self._at + length]
+
+    def find(self, *literals: str) -> Steps[str]:
+        """Return the literal at the current position without reading it; empty if there is none. No literal may be a
+        prefix of another.
+        """
+        while True:
+            ahead = self._text[self._at : self._at + max(map(len, literals))]
+            for literal in literals:
+                if ahead.startswith(literal):
+                    return literal
+            if self.is_ended or not any(literal.startswith(ahead) for literal in literals):
+                return ""
+            yield
+
+    def accept(self, *literals: str) -> Steps[str]:
+        """Read and return the literal at the current position; empty if there is none."""
+        found = yield from self.find(*literals)
+        return self.take(len(found))
+
+    def skip_space(self) -> Steps[str]:
+        """Read white space. Return the next character without reading it; empty at the end of the text."""
+        while True:
+            self.take_match(SPACE)
+            if not self.is_empty or self.is_ended:
+                return (yield from self.peek())
+            yield
+
+    def read_while(self, pattern: re.Pattern[str], limit: int) -> Steps[str]:
+        """Read and return text as long as `pattern` matches; stops after more than `limit` characters."""
+        pieces, length = [], 0
+        while length <= limit:
+            piece = self.take_match(pattern)
+            pieces.append(piece)
+            length += len(piece)
+            if not self.is_empty or self.is_ended:
+                break
+            yield
+        return "".join(pieces)

@@ -1,0 +1,55 @@
+"""Outputs in the pythonic format of Llama 3.2 and 4."""
+
+from __future__ import annotations
+
+from tests.app.text.tools.corpus import Case
+
+PARIS_CALL = ("get_weather", '{"city": "Paris"}')
+ADD_CALL = ("add", '{"x": 1, "y": 2}')
+PARIS, ADD = 'get_weather(city="Paris")', "add(x=1, y=2)"
+
+CASES = (
+    Case("plain text", "It is [sunny].", "It is [sunny]."),
+    Case("one call", f"[{PARIS}]", calls=(PARIS_CALL,), is_valid=True),
+    Case("two calls", f"[{PARIS}, {ADD}]", calls=(PARIS_CALL, ADD_CALL), is_valid=True),
+    Case("markers", f"<|python_start|>[{ADD}]<|python_end|>", calls=(ADD_CALL,)),
+    Case("text before markers", f"So. <|python_start|>[{ADD}]<|python_end|> ok", "So. ok", (ADD_CALL,)),
+    Case("white space", "\n[ add( x = 1 , y=2 ) , ping( ) ]\n", calls=(ADD_CALL, ("ping", "{}"))),
+    Case("no arguments", "[ping()]", calls=(("ping", "{}"),), is_valid=True),
+    Case("single quotes", "[run(code='a \"b\" c')]", calls=(("run", '{"code": "a \\"b\\" c"}'),), is_valid=True),
+    Case("escapes", r"""[run(code="a\n\t\\\"\'\x41\u00e9\U0001F600\a\d")]""",
+         calls=(("run", r'{"code": "a\n\t\\\"' + r"'\u0041\u00e9😀\u0007" + r'\\d"}'),)),
+    Case("pair of surrogates", r'[run(code="\ud83d\ude00")]', calls=(("run", r'{"code": "\ud83d\ude00"}'),)),
+    Case("triple quotes", '[run(code="""a "b"\n\'c\'""")]', calls=(("run", '{"code": "a \\"b\\"\\n\'c\'"}'),)),
+    Case("empty string", "[run(code='')]", calls=(("run", '{"code": ""}'),), is_valid=True),
+    Case("brackets in a string", '[run(code="])}[(=,")]', calls=(("run", '{"code": "])}[(=,"}'),), is_valid=True),
+    Case("constants", "[note(done=True, level=None, extra=false)]", calls=(("note", '{"done": true, "level": null, "extra": false}'),)),
+    Case("numbers", "[run(a=-1.5e3, b=1_000, c=0x1F, d=007, e=1., f=+5)]",
+         calls=(("run", '{"a": -1.5e3, "b": 1000, "c": 31, "d": 7.0, "e": 1.0, "f": 5}'),)),
+    Case("lists and tuples", "[note(tags=['a', (1, 2,), []])]", calls=(("note", '{"tags": ["a", [1, 2], []]}'),)),
+    Case("dictionary", "[get_weather(city='a', options={'a': {1: [True]}, \"b\": None,})]",
+         calls=(("get_weather", '{"city": "a", "options": {"a": {"1": [true]}, "b": null}}'),)),
+    Case("word", "[note(kind=work)]", calls=(("note", '{"kind": "work"}'),)),
+    Case("not a number", "[add(x=inf)]", calls=(("add", '{"x": "inf"}'),)),
+    Case("trailing comma", "[add(x=1, y=2,)]", calls=(ADD_CALL,)),
+    Case("unicode", '[get_weather(city="Zürich 東京")]', calls=(("get_weather", '{"city": "Zürich 東京"}'),), is_valid=True),
+    Case("text after calls", f"[{ADD}] is it.", " is it.", (ADD_CALL,)),
+    Case("text before a list", f"So: [{ADD}]", f"So: [{ADD}]"),
+    Case("reference", "[1] says so.", "[1] says so."),
+    Case("link", "[ping](http://x)", "[ping](http://x)"),
+    Case("JSON list", '["ping()", 2]', '["ping()", 2]'),
+    Case("no brackets", ADD, ADD),
+    Case("unknown tool", f"[fly(a=1), {ADD}]", "[fly(a=1)", (ADD_CALL,)),
+    Case("unknown tool at the end", f"[{ADD}, fly(a='[')] x", ", fly(a='[')] x", (ADD_CALL,)),
+    Case("argument without a name", "[add(1, 2)]", "[add(1, 2)]"),
+    Case("later argument without a name", "[add(x=1, 2)]", ")]", (("add", '{"x": 1'),)),
+    Case("nested call", "[add(x=add(x=1), y=2)]", "(x=1), y=2)]", (("add", '{"x": "add"'),)),
+    Case("mismatched bracket", "[note(tags=[1), y=2]", "), y=2]", (("note", '{"tags": [1'),)),
+    Case("cut in a string", '[run(code="pri', calls=(("run", '{"code": "pri'),)),
+    Case("cut in a list", "[note(tags=[1, ", calls=(("note", '{"tags": [1'),)),
+    Case("cut in the name", "[get_wea", "[get_wea"),
+    Case("missing bracket", f"[{ADD}", calls=(ADD_CALL,)),
+    Case("thinking", f"<think>[{ADD}]</think>[{ADD}]", calls=(ADD_CALL,), reasoning=f"[{ADD}]", is_valid=True),
+    Case("one call allowed", f"[{ADD}, {PARIS}]", f", {PARIS}]", (ADD_CALL,), parallel=False),
+    Case("no tools", f"[{ADD}]", f"[{ADD}]", has_tools=False),
+)  # fmt: skip
