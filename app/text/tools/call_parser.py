@@ -55,7 +55,7 @@ class CallParser:
         self._calls = 0  # reported calls
         self._state = _State.TEXT
         self._held: list[str] = []  # text since the beginning of an undecided call
-        self._early_arguments: list[str] = []  # of an undecided call whose name follows
+        self._early_arguments: list[str] = []  # of an undecided call with its name after them
         self._space = ""  # held-back white space
         self._passes_space = False  # the current run of white space is too long to be held back
         self._follows_call = False  # only white space since the last call

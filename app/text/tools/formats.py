@@ -95,7 +95,7 @@ class HarmonyFormat(ToolFormat):
         return HarmonyParser(tools if is_offered else None, self.call_id, is_reasoning=is_reasoning)
 
 
-# A format comes before those whose signs its own templates may have too.
+# The order matters: templates of a format may also have the signs of formats after it.
 FORMATS: tuple[ToolFormat, ...] = (
     HarmonyFormat(
         "harmony",

@@ -34,19 +34,16 @@ class JsonCallParser(CallParser):
 
     ends: tuple[str, ...] = ()  # end markers of a call
     members: frozenset[str] | None = None  # the only members that a call may have; None: any
-    requires_arguments = False
+    may_omit_arguments = True
 
     def _read_json_call(self) -> Steps[bool]:
         """Read a call. Return whether it is complete."""
-        reader = self._reader
-        if not (yield from reader.accept("{")):
+        if not (yield from self._reader.accept("{")):
             return False
         name, has_arguments = None, False
-        while (yield from reader.skip_space()) != "}":
-            key = yield from self._read_name()
-            if key is None or (self.members is not None and key not in self.members):
-                return False
-            if not (yield from self._read_separator(":")):
+        while (yield from self._reader.skip_space()) != "}":
+            key = yield from self._read_key()
+            if key is None:
                 return False
             if key == "name" and name is None:
                 name = yield from self._read_name()
@@ -55,29 +52,32 @@ class JsonCallParser(CallParser):
                 if has_arguments or name not in self._tools:
                     self._decide(name)
             elif key in ARGUMENTS and not has_arguments:
-                has_arguments = True
-                if not (yield from self._read_arguments(name)):
+                has_arguments = yield from self._read_arguments(name)
+                if not has_arguments:
                     return False
             elif not (yield from self._read_value(self._drop)):
                 return False
             if not (yield from self._read_separator(",")):
                 break
-        if not (yield from self._read_separator("}")) or name is None:
-            return False
-        if not has_arguments and self.requires_arguments:
+        if not (yield from self._reader.accept("}")) or name is None or not (has_arguments or self.may_omit_arguments):
             return False
         self._decide(name)
-        if not has_arguments:
-            self._add_arguments("{}")
+        self._add_arguments("" if has_arguments else "{}")
         return True
+
+    def _read_key(self) -> Steps[str | None]:
+        """Read the key of a member, and the colon after it. Return the key; None if there is none that is allowed."""
+        key = yield from self._read_name()
+        if key is None or (self.members is not None and key not in self.members):
+            return None
+        return key if (yield from self._read_separator(":")) else None
 
     def _read_separator(self, character: str) -> Steps[bool]:
         """Read one character with white space around it. Return whether it is there."""
         if (yield from self._reader.skip_space()) != character:
             return False
         self._reader.take(1)
-        if character != "}":
-            yield from self._reader.skip_space()
+        yield from self._reader.skip_space()
         return True
 
     def _read_name(self) -> Steps[str | None]:
@@ -215,7 +215,7 @@ class Llama3Parser(JsonCallParser):
     starts = ("<|python_tag|>", "<|python_start|>")
     ends = ("<|python_end|>",)
     members = ARGUMENTS | {"name", "type", "id"}
-    requires_arguments = True
+    may_omit_arguments = False
 
     def _read_all(self) -> Steps[None]:
         self._begin_call()

@@ -19,13 +19,14 @@ COMMON = [" ", "\n", "text", "é😀", "<", "[", "<think>", "</think>", " " * MA
 JSON = ["{", "}", "[", "]", '"', "\\", ":", ", ", '"name": ', '"arguments": ', '"parameters": ', '"add"', '"x"', "null"]
 JSON += ['{"x": 1}', r'"a\"b"', r'"{\"x\": \"\\u00e9 \ud83d\ude00\"}"', '{"name": "add", "arguments": {"x": 1}}', "7"]
 DEEPSEEK = ["<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"]
-QWEN3_CODER = ["<tool_call>", "</tool_call>", "<function=add>", "<function=", "</function>", "<parameter=x>", "5"]
-QWEN3_CODER += ["<parameter=", "\n</parameter>", "</parameter>", "add", ">", "<function=run>\n<parameter=code>"]
+QWEN3_CODER = ["<tool_call>", "</tool_call>", "<function=add>", "<function=", "</function>", "<parameter=x>"]
+QWEN3_CODER += ["5", "<parameter=", "\n</parameter>", "</parameter>", "add", ">", "<function=run>\n<parameter=code>"]
 GLM = ["<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "x", "add", "3"]
 PYTHONIC = ["<|python_start|>", "<|python_end|>", "[add(x=1)", "add(", "x=", ")", "]", ", ", "{", "}", "True", ":", "="]
-PYTHONIC += ["'", '"', '"""', "(1, 2)", "-3.5", r"\x41", r"\u00e9", "\\", r"\U0001F600", r"\U00FFFFFF", "1:"]
-HARMONY = ["<|start|>", "assistant", "<|channel|>", "analysis", "final", "commentary", " to=functions.add", " to=x"]
-HARMONY += ["to=functions.fly", "<|constrain|>json", "<|message|>", "<|end|>", "<|call|>", "<|return|>"]
+PYTHONIC += ["'", '"', '"""', "(1, 2)", "-3.5", r"\x41", r"\u00e9", "\\", r"\U0001F600", "1:"]
+PYTHONIC += [r"\U00FFFFFF"]
+HARMONY = ["<|start|>", "assistant", "<|channel|>", "analysis", "final", "commentary", " to=functions.add"]
+HARMONY += [" to=x", "to=functions.fly", "<|constrain|>json", "<|message|>", "<|end|>", "<|call|>", "<|return|>"]
 FRAGMENTS = {
     "hermes": ["<tool_call>", "</tool_call>", "<tool", *JSON],
     "llama3_json": ["<|python_tag|>", "<|python_start|>", "<|python_end|>", ";", '"type": ', *JSON],
@@ -41,7 +42,7 @@ FRAGMENTS = {
 @pytest.mark.parametrize("name", FORMAT_NAMES)
 @given(data=st.data())
 def test_no_split_changes_the_parts(name: str, data: st.DataObject):
-    """Any mix of fragments has the same content, reasoning and calls whole and in pieces; it has no calls without tools,
+    """A mix of fragments has the same content, reasoning and calls whole and in pieces; it has no calls without tools,
     and at most one if the request allows only one.
     """
     text = "".join(data.draw(st.lists(st.sampled_from([*FRAGMENTS[name], *COMMON]), max_size=25)))
