@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from app.admission.thread_queue import ThreadQueue
 from app.errors import ApiError
@@ -19,9 +20,10 @@ from app.streams.timeline import IntakeTimeline
 from app.text.answer_format import InvalidFormat, Reasoning
 from app.text.chat_template import MessagesRefused, ReservedVariable
 from app.text.detokenizer import Detokenizer
-from app.text.output_parser import CLOSE, OPEN, OutputParser
+from app.text.output_parser import THINK_TAGS, OutputParser
 from app.text.text_model import TextModel
 from app.text.tokenize_queue import TokenizeQueue
+from app.text.tools.formats import ToolFormat
 from engine.errors import ContextExceeded, RequestRefused
 from engine.host import num_cores
 from engine.types import ModelInfo, ReasoningLimit, ServiceClass
@@ -41,7 +43,24 @@ def with_names(error: RequestRefused, names: Mapping[str, str]) -> ApiError:
     return ApiError(400, message, param=names.get(error.param or "", error.param), code=error.code)
 
 
-def _grammar(request: GenerationRequest, reasoning: Reasoning) -> str | None:
+def _text_size(value: Any) -> int:
+    """Return the number of characters in all texts of a JSON value."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(len(key) + _text_size(item) for key, item in value.items())
+    return sum(map(_text_size, value)) if isinstance(value, list) else 0
+
+
+def opens_reasoning(form: ToolFormat, prompt: ChatPrompt, rendered: str) -> bool:
+    """Return whether an answer begins inside of a reasoning block."""
+    if prompt.continue_final_message:
+        begun = prompt.turns[-1]["content"].lstrip()
+        return any(begun.startswith(tags.open) and tags.close not in begun for tags in form.tags)
+    return prompt.add_generation_prompt and form.opens_reasoning(rendered)
+
+
+def _grammar(request: GenerationRequest, reasoning: Reasoning, text: TextModel) -> str | None:
     """Return the grammar of a request's answer. Raises `ApiError` (400) for a format that cannot be enforced."""
     form = request.answer_format
     if form is None:
@@ -51,7 +70,7 @@ def _grammar(request: GenerationRequest, reasoning: Reasoning) -> str | None:
             400, f"ignore_eos cannot be combined with {form.param}", param="ignore_eos", code="invalid_value"
         )
     try:
-        return form.grammar(reasoning)
+        return form.grammar(reasoning, next(iter(text.tool_format.tags), THINK_TAGS))
     except InvalidFormat as error:
         raise ApiError(400, f"{form.param}: {error}", param=form.param, code="invalid_value") from None
 
@@ -60,11 +79,13 @@ def _grammar(request: GenerationRequest, reasoning: Reasoning) -> str | None:
 class PreparedPrompt:
     """Token ids of a request's prompt, and what depends on its rendered text.
 
-    parser: constructor of the choices' output parsers. grammar, reasoning_limit: constraints of the answer.
+    parser: constructor of the choices' output parsers. shown_tokens: control tokens that these read. grammar,
+    reasoning_limit: constraints of the answer.
     """
 
     ids: list[int]
     parser: Callable[[], OutputParser | None] = lambda: None
+    shown_tokens: Mapping[int, str] = field(default_factory=dict)
     echo: EchoedPrompt | None = None
     grammar: str | None = None
     reasoning_limit: ReasoningLimit | None = None
@@ -93,15 +114,12 @@ class Prompts:
         if isinstance(prompt, ChatPrompt):
             text = await self.render(prompt)
             ids = await self._encode(text, service_class, False, intake, request.parameter_names)
-            reasoning = self._reasoning(prompt, text)
-            limit = self._reasoning_limit(request.thinking_budget, reasoning)
-            grammar = _grammar(request, reasoning)
-            return PreparedPrompt(ids, partial(prompt.parser, text), grammar=grammar, reasoning_limit=limit)
+            return self._with_answer(request, prompt, text, ids)
         ids = list(prompt) if not isinstance(prompt, str) else []
         if isinstance(prompt, str):
             ids = await self._encode(prompt, service_class, True, intake, request.parameter_names)
         echo = await self._echo(prompt, ids) if request.echo else None
-        return PreparedPrompt(ids, echo=echo, grammar=_grammar(request, Reasoning.NEVER))
+        return PreparedPrompt(ids, echo=echo, grammar=_grammar(request, Reasoning.NEVER, self.text))
 
     async def _echo(self, prompt: str | Sequence[int], ids: list[int]) -> EchoedPrompt:
         """Return a prompt as text, with the offset of each token."""
@@ -123,22 +141,35 @@ class Prompts:
             return work()
         return await self.tokenizer_queue.run(work, size=16 * len(ids))
 
-    def _reasoning(self, prompt: ChatPrompt, rendered: str) -> Reasoning:
-        """Return the reasoning that may come before the content of an answer."""
-        if not self.text.writes_reasoning:
-            return Reasoning.NEVER
-        parser = prompt.parser(rendered)
-        if parser is None or rendered.rstrip().endswith(CLOSE):
-            return Reasoning.NEVER
-        return Reasoning.OPEN if parser.is_reasoning else Reasoning.POSSIBLE
+    def _with_answer(
+        self, request: GenerationRequest, prompt: ChatPrompt, rendered: str, ids: list[int]
+    ) -> PreparedPrompt:
+        """Return the prompt with parser and constraints of its answer."""
+        form = self.text.tool_format
+        is_open = opens_reasoning(form, prompt, rendered)
+        may_reason = not prompt.continue_final_message or not prompt.turns[-1]["content"].strip()
+        reasoning = Reasoning.OPEN if is_open else Reasoning.POSSIBLE
+        closed = tuple(tag.close for tag in form.tags)
+        if not self.text.writes_reasoning or rendered.rstrip().endswith(closed) or not (may_reason or is_open):
+            reasoning = Reasoning.NEVER
+        texts = form.visible_tokens if prompt.tools is not None else form.reasoning_tokens
+        return PreparedPrompt(
+            ids,
+            partial(form.parser, prompt.tools, is_reasoning=is_open, may_reason=may_reason),
+            self.text.shown_tokens(texts),
+            grammar=_grammar(request, reasoning, self.text),
+            reasoning_limit=self._reasoning_limit(request.thinking_budget, reasoning),
+        )
 
     def _reasoning_limit(self, budget: int | None, reasoning: Reasoning) -> ReasoningLimit | None:
         """Return a limit of `budget` tokens, if there is a budget and the answer may reason."""
-        if budget is None or reasoning is Reasoning.NEVER:
+        form = self.text.tool_format
+        if budget is None or reasoning is Reasoning.NEVER or not form.tags:
             return None
-        open_tag = b"" if reasoning is Reasoning.OPEN else OPEN.encode()
-        closing = self.text.encode(f"\n{CLOSE}\n\n", add_special_tokens=False)
-        return ReasoningLimit(budget, tuple(closing), open_tag, CLOSE.encode())
+        tags = form.tags[0]
+        open_tag = b"" if reasoning is Reasoning.OPEN else tags.open.encode()
+        closing = self.text.encode(f"\n{tags.close}\n\n", add_special_tokens=False)
+        return ReasoningLimit(budget, tuple(closing), open_tag, tags.close.encode())
 
     async def parse(self, schema: type[Schema], body: bytes, intake: IntakeTimeline | None = None) -> Schema:
         """Return `body` as `schema`. Raises `ApiError` (400) that names the first wrong field."""
@@ -155,14 +186,15 @@ class Prompts:
 
     async def render(self, chat: ChatPrompt) -> str:
         """Return the rendered text of a conversation. Raises `ApiError` if the template refuses it."""
-        fields = (*chat.turns, chat.variables or {})
-        size = sum(len(value) for each in fields for value in each.values() if isinstance(value, str))
+        tools = chat.tools.tools if chat.tools is not None else ()
+        size = _text_size([chat.turns, chat.variables, [tool.template_form() for tool in tools]])
         is_short = len(chat.turns) <= MAX_INLINE_TURNS and size <= MAX_INLINE_BYTES
 
         def work() -> str:
             return self.text.render_chat(
                 chat.turns,
                 chat.variables,
+                tools=tools,
                 add_generation_prompt=chat.add_generation_prompt,
                 continue_final_message=chat.continue_final_message,
             )

@@ -9,7 +9,6 @@ from typing import Any
 
 from app.streams.stream_log import Encoder
 from app.text.answer_format import AnswerFormat
-from app.text.output_parser import OutputParser, parser_of_answer, parser_of_continuation
 from app.text.text_model import TextModel
 from app.text.tools.definitions import ToolUse
 from engine.types import SamplingParams, ServiceClass
@@ -30,12 +29,6 @@ class ChatPrompt:
     variables: dict[str, Any] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-
-    def parser(self, rendered: str) -> OutputParser | None:
-        """Return a parser for one answer. rendered: the conversation as the template has rendered it."""
-        if self.continue_final_message:
-            return parser_of_continuation(self.turns[-1]["content"])
-        return parser_of_answer(rendered if self.add_generation_prompt else "")
 
 
 @dataclass(frozen=True, slots=True)

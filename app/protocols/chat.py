@@ -2,49 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from app.errors import ApiError
-from app.generation.request import ChatPrompt, GenerationRequest, Turns
+from app.generation.request import ChatPrompt, GenerationRequest
 from app.protocols.answers import ChoiceText, OpenAIEncoder, prompt_logprobs
 from app.protocols.common import SamplingFields, reasoning_variables
-from app.protocols.schema import MAX_CONTENT_PARTS, EmptyList, FalseOnly, Strict, Unsupported, max_fields, only_value
+from app.protocols.messages import MAX_MESSAGES, Message, check_messages, turns
+from app.protocols.schema import EmptyList, Unsupported, max_fields, only_value
+from app.protocols.tools import ToolChoice, Tools, tool_use
 from app.streams.stream_log import Delta, TokenInfo, ToolCallPiece
-
-MAX_MESSAGES = 4096  # of one conversation
-OPTIONAL_FIELDS = ("name", "reasoning_content")  # of a message, for the chat template
-
-
-class TextPart(Strict):
-    """Part of a message's content; these models only read text."""
-
-    type: Annotated[str, only_value("text")]
-    text: str
-
-
-class Message(Strict):
-    """One message of a conversation."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(fail_fast=True, min_length=1, max_length=MAX_CONTENT_PARTS)]
-    # Passed to the template, which may ignore them (as in vLLM).
-    name: str | None = None
-    reasoning_content: str | None = None  # of an earlier answer; clients send it back with the rest
-    # Clients send an earlier answer back as history, including its fields without a value.
-    refusal: Unsupported = None
-    annotations: EmptyList | None = None
-    audio: Unsupported = None
-    tool_calls: EmptyList | None = None
-    function_call: Unsupported = None
-
-    @property
-    def text(self) -> str:
-        """Return the content as one string."""
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-
+from app.text.tools.definitions import ToolUse
 
 # Further variables of the template, such as `enable_thinking` (as in vLLM).
 TemplateVariables = Annotated[dict[str, str | bool | int | float | None], max_fields(64)]
@@ -61,9 +32,9 @@ class ChatRequest(SamplingFields):
     chat_template_kwargs: TemplateVariables | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    tools: EmptyList | None = None
-    tool_choice: Annotated[Any, only_value("none")] | None = None
-    parallel_tool_calls: FalseOnly | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     functions: EmptyList | None = None
     function_call: Unsupported = None
     modalities: Annotated[list[str], only_value(["text"])] | None = None
@@ -78,7 +49,8 @@ class ChatRequest(SamplingFields):
     def check(self) -> None:
         """Check values that are wrong in combination. Raises `ApiError`."""
         super().check()
-        check_parts(self.messages)
+        check_messages(self.messages)
+        self.tool_use()
         if self.top_logprobs and not self.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs", code="invalid_value")
         both = self.max_tokens is not None and self.max_completion_tokens is not None
@@ -91,6 +63,11 @@ class ChatRequest(SamplingFields):
             )
         if self.continue_final_message:
             self._check_continued()
+
+    def tool_use(self) -> ToolUse | None:
+        """Return the tools that the answer may call. Raises `ApiError` for a wrong choice."""
+        tools = [tool.tool() for tool in self.tools or ()]
+        return tool_use(tools, self.tool_choice, parallel=self.parallel_tool_calls is not False)
 
     def _check_continued(self) -> None:
         last = self.messages[-1].role
@@ -107,6 +84,7 @@ class ChatRequest(SamplingFields):
         """Return the conversation for the chat template."""
         return ChatPrompt(
             turns=turns(self.messages),
+            tools=self.tool_use(),
             variables=reasoning_variables(self.reasoning_effort) | (self.chat_template_kwargs or {}),
             add_generation_prompt=self.add_generation_prompt is not False,
             continue_final_message=bool(self.continue_final_message),
@@ -124,27 +102,6 @@ class ChatRequest(SamplingFields):
             thinking_budget=self.thinking_token_budget,
             resume_seconds=resume_seconds,
         )
-
-
-def check_parts(messages: Sequence[Message]) -> None:
-    """Raise `ApiError` (400) if the messages have more content parts than `MAX_CONTENT_PARTS` in all."""
-    parts = sum(len(message.content) for message in messages if isinstance(message.content, list))
-    if parts > MAX_CONTENT_PARTS:
-        raise ApiError(
-            400,
-            f"messages must have at most {MAX_CONTENT_PARTS} content parts in all, got {parts}",
-            param="messages",
-            code="invalid_value",
-        )
-
-
-def turns(messages: Iterable[Message]) -> Turns:
-    """Return messages as chat templates read them. `developer` is OpenAI's newer name of `system`."""
-    return [
-        {"role": "system" if m.role == "developer" else m.role, "content": m.text}
-        | {name: value for name in OPTIONAL_FIELDS if (value := getattr(m, name)) is not None}
-        for m in messages
-    ]
 
 
 def _call_piece(piece: ToolCallPiece) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from app.errors import ApiError
-from app.protocols.chat import MAX_MESSAGES, Message, check_parts
+from app.protocols.messages import MAX_MESSAGES, Message, check_messages
 from app.protocols.schema import Strict, TokenIds
 
 
@@ -25,7 +25,7 @@ class TokenizeRequest(Strict):
             raise ApiError(400, "prompt or messages is needed", param="prompt", code="missing")
         if self.messages is None:
             return
-        check_parts(self.messages)
+        check_messages(self.messages)
         for name in ("prompt", "add_special_tokens"):
             if getattr(self, name) is not None:
                 raise ApiError(400, f"{name} cannot be combined with messages", param=name, code="invalid_value")

@@ -15,7 +15,7 @@ from app.errors import error_body
 from app.generation.request import ChatPrompt
 from app.http.disconnect import run_unless_disconnected
 from app.http.security import authenticate_metrics, authenticate_operator, read_json_body
-from app.protocols.chat import turns
+from app.protocols.messages import turns
 from app.protocols.tokens import DetokenizeRequest, TokenizeRequest
 from app.routes import authenticate_request, get_service, json_response
 from app.service import ENGINE_UNAVAILABLE, Service

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import enum
 import json
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from app.text.output_parser import CLOSE, OPEN
+from app.text.output_parser import THINK_TAGS, Tags
 
 # At each place where JSON allows white space; without a bound a small model may write blanks until the length limit.
 WHITE_SPACE = "[ \\n\\t]{0,40}"
@@ -40,8 +41,11 @@ class AnswerFormat:
     value: Any
     param: str
 
-    def grammar(self, reasoning: Reasoning) -> str:
-        """Return the format in the form of `engine.constraints.grammars`. Raises `InvalidFormat`."""
+    def grammar(self, reasoning: Reasoning, tags: Tags = THINK_TAGS) -> str:
+        """Return the format in the form of `engine.constraints.grammars`. Raises `InvalidFormat`.
+
+        tags: around reasoning.
+        """
         size = len(self.value) if isinstance(self.value, str) else len(json.dumps(self.value))
         if size > MAX_FORMAT_CHARACTERS:
             raise InvalidFormat(f"it may have at most {MAX_FORMAT_CHARACTERS} characters, got {size}")
@@ -52,8 +56,8 @@ class AnswerFormat:
         start = {Reasoning.NEVER: "content", Reasoning.OPEN: "rest content", Reasoning.POSSIBLE: "block? content"}
         rules = [f"start: {start[reasoning]}", f"content: {content}"]
         if reasoning is not Reasoning.NEVER:
-            rules += [f"block: {json.dumps(OPEN)} rest", "rest: close GAP?", "GAP: /[ \\n]{1,8}/"]
-            rules += [f"close[lazy]: /(.|\\n)*{CLOSE.replace('/', chr(92) + '/')}/"]
+            rules += [f"block: {json.dumps(tags.open)} rest", "rest: close GAP?", "GAP: /[ \\n]{1,8}/"]
+            rules += [f"close[lazy]: /(.|\\n)*{escaped_pattern(re.escape(tags.close))}/"]
         return json.dumps({"grammars": [{"lark_grammar": "\n".join(rules)}, *grammars]}, ensure_ascii=False)
 
     def _content(self) -> str:

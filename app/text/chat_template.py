@@ -53,27 +53,31 @@ class ChatTemplate:
             raise InvalidTemplate(f"chat template, line {error.lineno}: {error.message}") from None
         except (SyntaxError, RecursionError) as error:  # raised by Python, whose own nesting is limited
             raise InvalidTemplate(f"chat template: {error}") from None
+        self._reads_arguments_as_text = False
         self._reads_parts: frozenset[str] = frozenset()  # roles; empty while the probes are rendered
         for role, before, after in PROBES:
             if self._loses_text(role, before, after):
                 self._reads_parts |= {role}
+        self.reads_tools = self._reads_tools()
+        self._reads_arguments_as_text = self.reads_tools and self._loses_arguments()
 
     def render(
         self,
         messages: Sequence[dict[str, Any]],
         variables: Mapping[str, Any] | None = None,
         *,
+        tools: Sequence[dict[str, Any]] = (),
         add_generation_prompt: bool = True,
     ) -> str:
         """Return the text of a conversation, ready for an answer.
 
-        variables: further template variables, such as `enable_thinking`. Raises `MessagesRefused` if the template does
-        not accept the messages, and `ReservedVariable`.
+        variables: further template variables, such as `enable_thinking`. tools: in OpenAI's format. Raises
+        `MessagesRefused` if the template does not accept the messages, and `ReservedVariable`.
         """
         arguments = {
             "messages": [self._shaped(message) for message in messages],
             "add_generation_prompt": add_generation_prompt,
-            "tools": None,
+            "tools": list(tools) or None,
             "documents": None,
         }
         context = self._special | arguments
@@ -91,14 +95,20 @@ class ChatTemplate:
             raise MessagesRefused(f"the chat template failed with {type(error).__name__}: {error}") from error
         return text
 
-    def render_open(self, messages: Sequence[dict[str, Any]], variables: Mapping[str, Any] | None = None) -> str:
+    def render_open(
+        self,
+        messages: Sequence[dict[str, Any]],
+        variables: Mapping[str, Any] | None = None,
+        *,
+        tools: Sequence[dict[str, Any]] = (),
+    ) -> str:
         """Return the text of a conversation up to the end of its last message, which the model continues. A template
         that trims messages trims that end too. Raises the same errors as `render`.
         """
         *before, last = messages
         content = str(last["content"])
         marked = [*before, {**last, "content": content + END_MARK}]
-        text = self.render(marked, variables, add_generation_prompt=False)
+        text = self.render(marked, variables, tools=tools, add_generation_prompt=False)
         end = text.rfind(END_MARK.strip())
         if end < 0 or content.strip() not in text:
             raise MessagesRefused("the chat template changes the last message, so that it cannot be continued")
@@ -106,10 +116,35 @@ class ChatTemplate:
         return text[:end].rstrip() if is_trimmed else text[:end]
 
     def _shaped(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Return a message with its content in the form that the template reads for its role."""
+        """Return a message with content and arguments of calls in the form that the template reads."""
+        if self._reads_arguments_as_text and message.get("tool_calls"):
+            message = {**message, "tool_calls": [_with_text_arguments(call) for call in message["tool_calls"]]}
         if message.get("role") not in self._reads_parts:
             return message
         return {**message, "content": [{"type": "text", "text": message["content"]}]}
+
+    def _reads_tools(self) -> bool:
+        """Return whether the template writes the tools into the prompt."""
+        function = {"name": PROBE, "description": "x", "parameters": {"type": "object", "properties": {}}}
+        try:
+            text = self.render([{"role": "user", "content": "x"}], tools=[{"type": "function", "function": function}])
+        except MessagesRefused:
+            return False
+        return PROBE in text
+
+    def _loses_arguments(self) -> bool:
+        """Return whether the template renders a call only if its arguments are text (as DeepSeek's)."""
+        function = {"name": "f", "arguments": {PROBE: 1}}
+        call = {"id": "a" * 9, "type": "function", "function": function}
+        turns: list[dict[str, Any]] = [
+            {"role": "user", "content": "x"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "a" * 9, "name": "f", "content": "x"},
+        ]
+        if self._writes_probe(turns):
+            return False
+        turns[1]["tool_calls"] = [_with_text_arguments(call)]
+        return self._writes_probe(turns)
 
     def _loses_text(self, role: str, before: tuple[str, ...], after: tuple[str, ...]) -> bool:
         """Return whether the template renders a text of `role` only if its content is a list of parts."""
@@ -127,6 +162,14 @@ class ChatTemplate:
         except MessagesRefused:
             return False
         return PROBE in text and f"'text': '{PROBE}" not in text  # exclude the list itself, as Python prints it
+
+
+def _with_text_arguments(call: dict[str, Any]) -> dict[str, Any]:
+    """Return a call with the arguments as the text of a JSON object."""
+    function = call["function"]
+    if isinstance(function["arguments"], str):
+        return call
+    return {**call, "function": {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}}
 
 
 def _literal_text(template: nodes.Template) -> str:

@@ -58,14 +58,20 @@ class ControlTokens:
         for prepared in {id(each): each for each in (tokenizer, self.tokenizer)}.values():
             self._remove_breaks(prepared)
 
-    def wrap_tokens(self, messages: Messages, variables: Variables | None) -> tuple[Messages, Variables] | None:
-        """Return messages and template variables with their control tokens wrapped, or None if there are none. Roles
-        are unchanged. Raises `TooManyControlTokens`.
+    def wrap_tokens(
+        self, messages: Messages, variables: Variables | None, tools: Sequence[dict[str, Any]] = ()
+    ) -> tuple[Messages, Variables, Sequence[dict[str, Any]]] | None:
+        """Return messages, template variables and tools with their control tokens wrapped, or None if there are none.
+        Roles are unchanged. Raises `TooManyControlTokens`.
         """
         count = 0
 
         def wrap(value: Any) -> Any:
             nonlocal count
+            if isinstance(value, dict):
+                return {wrap(key): wrap(item) for key, item in value.items()}
+            if isinstance(value, list):
+                return [wrap(item) for item in value]
             if not isinstance(value, str):
                 return value
             pieces, done = [], 0
@@ -91,7 +97,8 @@ class ControlTokens:
                 turns[index]["content"] = content[:end] + self._start + content[end:]
                 count += 1
         more = {name: wrap(value) for name, value in (variables or {}).items()}
-        return (turns, more) if count else None
+        wrapped_tools = [wrap(tool) for tool in tools]
+        return (turns, more, wrapped_tools) if count else None
 
     def _find(self, text: str, tokens: re.Pattern[str]) -> Iterator[tuple[int, int]]:
         """Yield start and end of each control token, in slices: a search does not release the interpreter lock."""

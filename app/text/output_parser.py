@@ -183,19 +183,6 @@ class SequentialParser:
         return output
 
 
-def parser_of_answer(prompt: str) -> ThinkTagParser:
-    """Return the parser for an answer to a rendered prompt, which some templates end with an opening tag."""
-    return ThinkTagParser(is_open=prompt.rstrip().endswith(OPEN))
-
-
-def parser_of_continuation(message: str) -> ThinkTagParser | None:
-    """Return the parser for the continuation of an assistant's message; None if the rest of it is content."""
-    begun = message.lstrip()
-    if not begun:
-        return ThinkTagParser()
-    return ThinkTagParser(is_open=True) if begun.startswith(OPEN) and CLOSE not in begun else None
-
-
 def _overlap(text: str, tag: str) -> int:
     """Return the length of the longest end of `text` that may begin `tag`."""
     for length in range(min(len(tag) - 1, len(text)), 0, -1):

@@ -7,7 +7,7 @@ reads the files. Independent of HTTP.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,12 @@ from app.text.chat_template import ChatTemplate, InvalidTemplate, MessagesRefuse
 from app.text.checkpoint_files import TokenizerError, read_json
 from app.text.control_tokens import ControlTokens, TooManyControlTokens
 from app.text.generation_config import AUTO_CONFIG, NO_CONFIG, config_file, end_ids, sampling_defaults
-from app.text.output_parser import CLOSE
 from app.text.tokenizer_files import load_tokenizer
+from app.text.tools.definitions import Tool
+from app.text.tools.formats import NO_FORMAT, ToolFormat, find_format, format_by_name
 from engine.types import Vocabulary
+
+AUTO_FORMAT, DEFAULT_FORMAT = "auto", "hermes"  # names of tool formats
 
 # ids; for fewer, decoding is faster than the overhead of the call that releases the interpreter lock
 MIN_BATCH_IDS = 4096
@@ -39,9 +42,10 @@ class TextModel:
         eos: frozenset[int],
         sampling_defaults: dict[str, float] | None = None,
         allow_control_tokens: bool = False,
+        tool_parser: str = AUTO_FORMAT,
     ) -> None:
         """allow_control_tokens: encode control tokens in messages as tokens; otherwise `tokenizer` is changed to encode
-        them as plain text.
+        them as plain text. tool_parser: name of the tool format, or that it is found in the template.
         """
         self.tokenizer = tokenizer
         # the checkpoint's recommendations for requests without own values
@@ -49,6 +53,8 @@ class TextModel:
         self.eos_token_ids = eos
         self._alone: dict[int, tuple[str, bool]] = {}  # see `alone`
         self._template = ChatTemplate(template, special) if template else None
+        self.calls_tools = tool_parser != NO_FORMAT
+        self.tool_format = self._find_tool_format(tool_parser)
         self._is_normalized = tokenizer.normalizer is not None
         self._control: ControlTokens | None = None
         if self._template is not None and not allow_control_tokens:
@@ -62,6 +68,7 @@ class TextModel:
         *,
         generation_config: str = AUTO_CONFIG,
         allow_control_tokens: bool = False,
+        tool_parser: str = AUTO_FORMAT,
     ) -> TextModel:
         """Load from a folder in Hugging Face layout. `chat_template` replaces the checkpoint's own; `generation_config`
         is a choice of `app.text.generation_config.config_file`.
@@ -71,7 +78,8 @@ class TextModel:
         template = chat_template or _find_template(path, read_json(path / "tokenizer_config.json"))
         file = config_file(path, generation_config)
         defaults = {} if generation_config == NO_CONFIG else sampling_defaults(file)
-        return cls(tokenizer, template, special, _eos(path, file, tokenizer, special), defaults, allow_control_tokens)
+        eos = _eos(path, file, tokenizer, special)
+        return cls(tokenizer, template, special, eos, defaults, allow_control_tokens, tool_parser)
 
     @property
     def has_chat_template(self) -> bool:
@@ -79,9 +87,29 @@ class TextModel:
         return self._template is not None
 
     @property
+    def reads_tools(self) -> bool:
+        """Return whether the chat template writes tools into the prompt."""
+        return self._template is not None and self._template.reads_tools
+
+    @property
     def writes_reasoning(self) -> bool:
-        """Return whether the chat template knows reasoning in think tags."""
-        return self._template is not None and CLOSE in self._template.literal_text
+        """Return whether the chat template knows reasoning before an answer."""
+        if self._template is None:
+            return False
+        return any(tag in self._template.literal_text for tag in self.tool_format.reasoning_tokens)
+
+    def _find_tool_format(self, name: str) -> ToolFormat:
+        """Return the tool format with a name, or that of the chat template; Hermes if the template shows none."""
+        found = format_by_name(name)
+        if found is None and self._template is not None:
+            found = find_format(self._template.literal_text, tuple(self.special_texts.values()))
+        default = format_by_name(DEFAULT_FORMAT)
+        assert default is not None
+        return found or default
+
+    def shown_tokens(self, texts: Collection[str]) -> dict[int, str]:
+        """Return those special tokens, by id, that have one of these texts."""
+        return {token_id: text for token_id, text in self.special_texts.items() if text in texts}
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of `text`; by default with the tokenizer's own additions (such as a begin token)."""
@@ -126,6 +154,7 @@ class TextModel:
         messages: Sequence[dict[str, Any]],
         variables: Mapping[str, Any] | None = None,
         *,
+        tools: Sequence[Tool] = (),
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
     ) -> str:
@@ -139,15 +168,21 @@ class TextModel:
         if template is None:
             raise MessagesRefused("this model has no chat template; use /v1/completions")
 
-        def render(messages: Sequence[dict[str, Any]], variables: Mapping[str, Any] | None) -> str:
+        forms = [tool.template_form() for tool in tools]
+
+        def render(
+            messages: Sequence[dict[str, Any]],
+            variables: Mapping[str, Any] | None,
+            tools: Sequence[dict[str, Any]] = forms,
+        ) -> str:
             if continue_final_message:
-                return template.render_open(messages, variables)
-            return template.render(messages, variables, add_generation_prompt=add_generation_prompt)
+                return template.render_open(messages, variables, tools=tools)
+            return template.render(messages, variables, tools=tools, add_generation_prompt=add_generation_prompt)
 
         if self._control is None:
             return render(messages, variables)
         try:
-            marked = self._control.wrap_tokens(messages, variables)
+            marked = self._control.wrap_tokens(messages, variables, forms)
         except TooManyControlTokens as error:
             raise MessagesRefused(str(error)) from None
         if marked is None:

@@ -8,7 +8,8 @@ import pytest
 
 from app.generation.request import ChatPrompt
 from app.http.json_body import MAX_INLINE_BYTES
-from app.prompts import Prompts
+from app.prompts import Prompts, opens_reasoning
+from app.text.tools.formats import format_by_name
 from tests.app.text_models import byte_level
 
 LONG = "a" * (MAX_INLINE_BYTES + 1)
@@ -39,3 +40,25 @@ async def test_a_conversation_with_long_texts_is_not_rendered_on_the_event_loop(
     prompts = Prompts(text, lambda: pytest.fail("the model is not needed"))
     await prompts.render(ChatPrompt(turns=[{"role": "user", "content": "hi", **fields}], variables=variables))
     assert (threads == [threading.get_ident()]) is is_inline
+
+
+@pytest.mark.parametrize(
+    ("rendered", "message", "is_open"),
+    [
+        ("[assistant]<think>\n", None, True),
+        ("[assistant]", None, False),
+        ("", "<think>Hm", True),
+        ("", "<think>Hm</think>Yes", False),
+        ("", "Yes", False),
+        ("", "", False),
+    ],
+)
+def test_an_answer_continues_a_reasoning_block_that_its_prompt_has_opened(
+    rendered: str, message: str | None, is_open: bool
+):
+    """Some templates open the block themselves, and a message that is continued may have begun one."""
+    form = format_by_name("hermes")
+    assert form is not None
+    turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": message or ""}]
+    prompt = ChatPrompt(turns=turns, continue_final_message=message is not None)
+    assert opens_reasoning(form, prompt, rendered) is is_open

@@ -17,7 +17,7 @@ import pytest
 
 from app.cli.serve import SWITCH_SECONDS
 from app.engine_client.client import EngineClient
-from app.protocols.chat import MAX_MESSAGES
+from app.protocols.messages import MAX_MESSAGES
 from app.protocols.schema import MAX_CONTENT_PARTS
 from app.server import create_app
 from app.settings import Settings

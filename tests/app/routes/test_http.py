@@ -360,16 +360,13 @@ def test_unsupported_features_are_refused_as_unsupported(http, name: str):
 @pytest.mark.parametrize(
     ("empty", "unsupported"),
     [
-        ({"tools": []}, {"tools": [{"type": "function", "function": {"name": "f"}}]}),
         ({"functions": []}, {"functions": [{"name": "f"}]}),
-        ({"parallel_tool_calls": False}, {"parallel_tool_calls": True}),
         ({"stream_options": {"include_obfuscation": False}}, {"stream_options": {"include_obfuscation": True}}),
-        ({"tool_choice": "none"}, {"tool_choice": {"type": "function", "function": {"name": "f"}}}),
         ({"modalities": ["text"]}, {"modalities": ["text", "audio"]}),
         ({"guided_json": None}, {"guided_json": {}}),
         (
-            {"messages": [ASSISTANT_MESSAGE | {"tool_calls": []}]},
-            {"messages": [ASSISTANT_MESSAGE | {"tool_calls": [{"id": "1"}]}]},
+            {"messages": [ASSISTANT_MESSAGE | {"annotations": []}]},
+            {"messages": [ASSISTANT_MESSAGE | {"function_call": {"name": "f", "arguments": ""}}]},
         ),
     ],
 )

@@ -16,8 +16,6 @@ from app.text.output_parser import (
     THINK_TAGS,
     ParsedText,
     ThinkTagParser,
-    parser_of_answer,
-    parser_of_continuation,
 )
 
 
@@ -88,28 +86,6 @@ def test_text_after_the_block_is_never_held_back():
     assert parser.push(1, "<think>a</think>") == [ParsedText(reasoning="a")] and not parser.is_finished
     assert parser.push(2, "\nb") == [ParsedText("b")] and parser.is_finished
     assert parser.push(3, "<think>") == [ParsedText("<think>")]
-
-
-@pytest.mark.parametrize(("prompt", "is_reasoning"), [("[assistant]<think>\n", True), ("[assistant]", False)])
-def test_an_answer_continues_the_tag_at_the_end_of_its_prompt(prompt: str, is_reasoning: bool):
-    """Some templates open the block themselves (DeepSeek-R1)."""
-    parsed = ParsedText(reasoning="Hm.") if is_reasoning else ParsedText("Hm.")
-    assert parser_of_answer(prompt).push(1, "Hm.") == [parsed]
-
-
-@pytest.mark.parametrize(
-    ("message", "parts"),
-    [
-        ("<think>Hm", ParsedText(reasoning="x")),
-        ("", ParsedText("x")),
-        ("<think>Hm</think>Yes", None),
-        ("Yes", None),
-    ],
-)
-def test_a_continued_message_keeps_its_stage(message: str, parts: ParsedText | None):
-    """An open block is continued, and no new one begins in a message that has content."""
-    parser = parser_of_continuation(message)
-    assert parts is None if parser is None else parser.push(1, "x") == [parts]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,94 @@
+"""Tools of a request in OpenAI's format."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from app.errors import ApiError
+from app.protocols.schema import Strict, max_fields
+from app.text.tools.definitions import Tool, ToolUse
+
+MAX_TOOLS = 1024
+ToolName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[a-zA-Z0-9_.:-]+$")]
+Parameters = Annotated[dict[str, Any], max_fields(4096)]
+
+
+class Function(Strict):
+    """Function that the model may call. parameters: a JSON Schema of the arguments."""
+
+    name: ToolName
+    description: str | None = None
+    parameters: Parameters | None = None
+    strict: bool | None = None
+
+
+class FunctionTool(Strict):
+    """Tool; only functions are supported."""
+
+    type: Literal["function"]
+    function: Function
+
+    def tool(self) -> Tool:
+        """Return the tool."""
+        function = self.function
+        return Tool(function.name, function.description or "", function.parameters or {}, bool(function.strict))
+
+
+class ToolReference(Strict):
+    """Name of a tool."""
+
+    name: str
+
+
+class NamedTool(Strict):
+    """Choice of one tool."""
+
+    type: Literal["function"]
+    function: ToolReference
+
+
+class AllowedTools(Strict):
+    """Choice among some of the tools."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(fail_fast=True, min_length=1, max_length=MAX_TOOLS)]
+
+
+class AllowedToolsChoice(Strict):
+    """Choice among some of the tools, in OpenAI's newer form."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+Tools = Annotated[list[FunctionTool], Field(fail_fast=True, max_length=MAX_TOOLS)]
+ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedToolsChoice
+
+
+def tool_use(tools: Sequence[Tool], choice: ToolChoice | None, *, parallel: bool) -> ToolUse | None:
+    """Return the tools that an answer may call, if any. Raises `ApiError` for a choice that names no tool."""
+    if isinstance(choice, AllowedToolsChoice):
+        names = {reference.function.name for reference in choice.allowed_tools.tools}
+        for name in names:
+            _check_name(name, tools)
+        tools = [tool for tool in tools if tool.name in names]
+        choice = choice.allowed_tools.mode
+    counts = Counter(tool.name for tool in tools)
+    if len(counts) < len(tools):
+        [(name, _)] = counts.most_common(1)
+        raise ApiError(400, f"tools: two tools have the name {name!r}", param="tools", code="invalid_value")
+    if isinstance(choice, NamedTool):
+        _check_name(choice.function.name, tools)
+        return ToolUse(tuple(tools), "required", choice.function.name, parallel=False)
+    if choice == "required" and not tools:
+        raise ApiError(400, "tool_choice required needs tools", param="tool_choice", code="invalid_value")
+    return ToolUse(tuple(tools), choice or "auto", parallel=parallel) if tools and choice != "none" else None
+
+
+def _check_name(name: str, tools: Sequence[Tool]) -> None:
+    if all(tool.name != name for tool in tools):
+        raise ApiError(400, f"tool_choice: there is no tool {name[:80]!r}", param="tool_choice", code="invalid_value")
