@@ -92,6 +92,8 @@ class GrammarChecker:
         vocabulary = await self.vocabulary()
         async with self._turn:
             try:
+                if self._process is not None and self._process.returncode is not None:
+                    await self._kill()  # it ended while it was idle
                 if self._process is None:
                     await asyncio.wait_for(self._start(vocabulary), START_SECONDS)
                 return await asyncio.wait_for(self._ask(grammar), MAX_COMPILE_SECONDS)

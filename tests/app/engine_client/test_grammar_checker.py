@@ -1,0 +1,109 @@
+"""The process that compiles grammars: verdicts, limits, and its replacement."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from app.engine_client import grammar_checker
+from app.engine_client.grammar_checker import MAX_PENDING_PER_TENANT, GrammarChecker
+from app.errors import ApiError
+from app.protocols.chat import ChatRequest
+from app.protocols.schema import validate
+from app.text.answer_format import InvalidFormat, Reasoning
+from engine.types import Vocabulary
+from tests.app.engine_client.hostile_formats import FORMATS
+
+BYTES = Vocabulary((b"<eos>", *(bytes([byte]) for byte in range(256))), (0,), (0,))
+SLOW = "start: /a{1000000}/"  # takes about a second to compile
+
+
+@pytest.fixture
+async def checker() -> AsyncIterator[GrammarChecker]:
+    made = GrammarChecker(lambda: BYTES)
+    yield made
+    await made.close()
+
+
+async def test_a_verdict_is_remembered(checker: GrammarChecker):
+    """The same grammar is compiled once, also if several requests bring it at the same time."""
+    await asyncio.gather(*(checker.check('start: "a"', "t", "response_format") for _ in range(20)))
+    assert checker._process is not None
+    checker._process.kill()
+    await checker._process.wait()
+    await checker.check('start: "a"', "t", "response_format")
+    for _ in range(2):
+        with pytest.raises(ApiError, match="response_format: unknown name") as refused:
+            await checker.check("start: b", "t", "response_format")
+        assert (refused.value.status, refused.value.param) == (400, "response_format")
+
+
+async def test_a_process_that_is_lost_is_replaced(checker: GrammarChecker):
+    """If it died while it was idle, no grammar is blamed."""
+    await checker.check('start: "a"', "t", "p")
+    assert checker._process is not None
+    checker._process.kill()
+    await checker._process.wait()
+    await checker.check('start: "b"', "t", "p")
+
+
+async def test_a_grammar_that_kills_the_process_is_refused(checker: GrammarChecker):
+    """It is too deep for the stack; the next one is compiled by another process."""
+    rules = "".join(f'r{i}: r{i + 1} "a" | r{i + 1} "b"\n' for i in range(20_000))
+    with pytest.raises(ApiError, match="too large or too deep"):
+        await checker.check(f'start: r0\n{rules}r20000: "x"', "t", "p")
+    await checker.check('start: "b"', "t", "p")
+
+
+async def test_a_slow_grammar_is_refused_and_others_are_compiled(
+    checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
+):
+    """Its process is killed."""
+    await checker.check('start: "a"', "t", "p")
+    with monkeypatch.context() as limited:
+        limited.setattr(grammar_checker, "MAX_COMPILE_SECONDS", 0.05)
+        with pytest.raises(ApiError, match=r"takes more than 0\.05 s"):
+            await checker.check(SLOW, "t", "p")
+    await checker.check('start: "b"', "t", "p")
+
+
+async def test_one_key_cannot_fill_the_queue(checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch):
+    """Its further grammars are refused until one is compiled; another key's is compiled in turn."""
+    monkeypatch.setattr(grammar_checker, "MAX_COMPILE_SECONDS", 0.2)
+    slow = [asyncio.create_task(checker.check(f"{SLOW} {'x' * i}", "t", "p")) for i in range(MAX_PENDING_PER_TENANT)]
+    await asyncio.sleep(0)
+    with pytest.raises(ApiError, match="may wait") as refused:
+        await checker.check('start: "a"', "t", "p")
+    assert refused.value.status == 429
+    await checker.check('start: "a"', "other", "p")
+    assert all(isinstance(each, ApiError) for each in await asyncio.gather(*slow, return_exceptions=True))
+    await checker.check('start: "b"', "t", "p")
+
+
+@pytest.mark.slow
+async def test_hostile_formats_are_refused_or_compiled_one_by_one(checker: GrammarChecker):
+    """A format that is fine is accepted after each of them."""
+    assert len(FORMATS) >= 60
+    refused = []
+    for name, fields in FORMATS.items():
+        form = validate(ChatRequest, {"messages": [{"role": "user", "content": "x"}], **fields}).answer_format()
+        assert form is not None
+        try:
+            await checker.check(form.grammar(Reasoning.NEVER), name, form.param)
+        except (ApiError, InvalidFormat):
+            refused.append(name)
+        await checker.check(f'start: "after {len(refused)}"', "other", "p")
+    assert 20 <= len(refused) < len(FORMATS)
+
+
+async def test_closing_ends_checks_that_wait(checker: GrammarChecker):
+    """A server that stops does not wait for a grammar."""
+    checks = [asyncio.create_task(checker.check(SLOW + "a" * i, "t", "p")) for i in range(2)]
+    await asyncio.sleep(0.05)
+    began = time.monotonic()
+    await checker.close()
+    assert all(isinstance(one, BaseException) for one in await asyncio.gather(*checks, return_exceptions=True))
+    assert time.monotonic() - began < 30

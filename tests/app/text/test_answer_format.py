@@ -1,0 +1,111 @@
+"""Formats of answers as grammars."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from app.text.answer_format import MAX_FORMAT_CHARACTERS, AnswerFormat, InvalidFormat, Reasoning, escaped_pattern
+from engine.constraints.grammars import GrammarTokenizer
+from engine.types import Vocabulary
+
+TOKENIZER = GrammarTokenizer(Vocabulary((b"<eos>", *(bytes([byte]) for byte in range(256))), (0,), (0,)))
+SCHEMA = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "title": "Person",
+    "description": "A person.",
+    "type": "object",
+    "properties": {"name": {"$ref": "#/$defs/name"}, "age": {"type": "integer", "minimum": 0}},
+    "required": ["name"],
+    "additionalProperties": False,
+    "$defs": {"name": {"type": "string", "pattern": "^[A-Z][a-z]+$"}},
+}
+FORMATS = {
+    "schema": AnswerFormat("json_schema", SCHEMA, "response_format"),
+    "object": AnswerFormat("json_schema", {"type": "object"}, "response_format"),
+    "any JSON": AnswerFormat("json_schema", True, "structured_outputs"),
+    "regex": AnswerFormat("regex", r"^[0-9]+/[0-9]+\n?$", "structured_outputs"),
+    "choice": AnswerFormat("choice", ["yes", 'n"o', "näh\n"], "structured_outputs"),
+    "grammar": AnswerFormat("grammar", 'start: "<" WORD ">"\nWORD: /[a-z]+/', "structured_outputs"),
+}
+
+
+def accepts(form: AnswerFormat, text: str, reasoning: Reasoning = Reasoning.NEVER) -> bool:
+    """Return whether `text` is a complete answer."""
+    matcher = TOKENIZER.compile(form.grammar(reasoning))
+    return bool(matcher.consume_tokens([1 + byte for byte in text.encode()])) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "is_accepted"),
+    [
+        ("schema", '{"name": "Ada"}', True),
+        ("schema", '{\n  "name": "Ada",\n  "age": 36\n}', True),
+        ("schema", '{"name":"Ada","age":36}', True),
+        ("schema", '{"name": "ada"}', False),
+        ("schema", '{"name": "Ada", "age": -1}', False),
+        ("schema", '{"name": "Ada", "x": 1}', False),
+        ("schema", '{"age": 36}', False),
+        ("schema", '{"name":' + " " * 60 + '"Ada"}', False),
+        ("object", '{"a": [1, {"b": null}]}', True),
+        ("object", "[1]", False),
+        ("any JSON", "[1]", True),
+        ("any JSON", "one", False),
+        ("regex", "12/7", True),
+        ("regex", "12/7\n", True),
+        ("regex", "12-7", False),
+        ("choice", 'n"o', True),
+        ("choice", "näh\n", True),
+        ("choice", "no", False),
+        ("grammar", "<abc>", True),
+        ("grammar", "<>", False),
+    ],
+)
+def test_answers_have_their_format(name: str, text: str, is_accepted: bool):
+    """With reasoning in front of it, the content has the same format."""
+    form = FORMATS[name]
+    assert accepts(form, text) is is_accepted
+    assert accepts(form, f"Hm < 3.</think>\n\n{text}", Reasoning.OPEN) is is_accepted
+    assert accepts(form, f"<think>Hm.</think>{text}", Reasoning.POSSIBLE) is is_accepted
+    assert accepts(form, text, Reasoning.POSSIBLE) is is_accepted
+    assert not accepts(form, text, Reasoning.OPEN)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "message"),
+    [
+        ("json_schema", False, "must be an object or true"),
+        ("json_schema", {"x-guidance": {"lenient": True}}, "x-guidance is not supported"),
+        ("choice", [], "1 to 1024 texts"),
+        ("regex", "a" * (MAX_FORMAT_CHARACTERS + 1), "at most"),
+        ("json_schema", {"const": "a" * MAX_FORMAT_CHARACTERS}, "at most"),
+    ],
+)
+def test_a_format_that_cannot_be_enforced_is_refused(kind: Any, value: Any, message: str):
+    """The message gives the reason."""
+    with pytest.raises(InvalidFormat, match=message):
+        AnswerFormat(kind, value, "p").grammar(Reasoning.NEVER)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "escaped"),
+    [
+        ("a/b", r"a\/b"),
+        (r"a\/b", r"a\/b"),
+        (r"a\\/b", r"a\\\/b"),
+        ("a\nb", r"a\nb"),
+        ("a\\\nb", r"a\nb"),
+        ("[/]", r"[\/]"),
+    ],
+)
+def test_a_pattern_stays_in_one_line_between_slashes(pattern: str, escaped: str):
+    """Escaped characters stay escaped once."""
+    assert escaped_pattern(pattern) == escaped
+
+
+def test_properties_keep_their_order():
+    """Models follow the order of a schema better than another."""
+    assert json.loads(FORMATS["schema"].grammar(Reasoning.NEVER))["grammars"][0]["lark_grammar"].index('"name"') > 0
+    assert not accepts(FORMATS["schema"], '{"age": 36, "name": "Ada"}')
