@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable
 
 from app.text.tools.call_parser import MAX_NAME, CallParser
@@ -141,25 +142,25 @@ class JsonCallParser(CallParser):
             else:
                 return False
 
-    def _read_string(self, put: Callable[[str], None], limit: int | None = None) -> Steps[bool]:
-        """Read a string with its quotes, pass its text to `put`. Return whether it is complete and, with `limit`, not
-        longer than that.
+    def _read_string(self, put: Callable[[str], None], limit: int = sys.maxsize) -> Steps[bool]:
+        """Read a string with its quotes, pass its text to `put`. Return whether it is complete and not longer than
+        `limit`.
         """
         reader, length = self._reader, 0
         put(reader.take(1))
         while True:
-            text = reader.take_match(_INSIDE_STRING)
+            text = reader.take_match(_INSIDE_STRING, limit - length)
             put(text)
             length += len(text)
             begin = yield from reader.peek()
             if begin == "\\":
                 begin = yield from reader.peek(2)
+            if begin != '"' and length >= limit:
+                return False
             put(reader.take(len(begin)))
             length += len(begin)
-            if begin == '"':
-                return True
-            if not begin or (limit is not None and length > limit):
-                return False
+            if begin in ('"', ""):
+                return bool(begin)
 
     def _read_encoded(self) -> Steps[bool]:
         """Read a string whose text is an object, pass the decoded text to the arguments. Return whether the string is

@@ -7,6 +7,7 @@ depends only on the text, not on how it was split. Read text is not kept, so tha
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Generator
 from typing import TypeAlias, TypeVar
 
@@ -45,9 +46,11 @@ class TextReader:
             self.sink(text)
         return text
 
-    def take_match(self, pattern: re.Pattern[str]) -> str:
-        """Read and return the text at the current position that matches `pattern`; without waiting for more."""
-        found = pattern.match(self._text, self._at)
+    def take_match(self, pattern: re.Pattern[str], limit: int = sys.maxsize) -> str:
+        """Read and return the text at the current position that matches `pattern`, at most `limit` characters; without
+        waiting for more.
+        """
+        found = pattern.match(self._text, self._at, min(self._at + limit, sys.maxsize))
         return self.take(found.end() - self._at) if found else ""
 
     def peek(self, length: int = 1) -> Steps[str]:
@@ -83,10 +86,12 @@ class TextReader:
             yield
 
     def read_while(self, pattern: re.Pattern[str], limit: int) -> Steps[str]:
-        """Read and return text as long as `pattern` matches; stops after more than `limit` characters."""
+        """Read and return text as long as `pattern` matches; at most `limit` + 1 characters, which shows that it is too
+        long.
+        """
         pieces, length = [], 0
         while length <= limit:
-            piece = self.take_match(pattern)
+            piece = self.take_match(pattern, limit + 1 - length)
             pieces.append(piece)
             length += len(piece)
             if not self.is_empty or self.is_ended:

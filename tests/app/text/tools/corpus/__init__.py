@@ -37,7 +37,11 @@ TOOLS = (
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Output of a model. calls: name and arguments of each; is_valid: the format's grammar accepts the text."""
+    """Output of a model.
+
+    calls: name and arguments of each. is_valid: whether the grammar of the format accepts the output; None if it does
+    not matter.
+    """
 
     kind: str
     text: str
@@ -47,4 +51,4 @@ class Case:
     is_open: bool = False  # the prompt ends with the beginning of reasoning
     parallel: bool = True
     has_tools: bool = True
-    is_valid: bool = False
+    is_valid: bool | None = None
