@@ -43,6 +43,14 @@ def escape(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
+def referenced(reference: str, root: dict[str, Any]) -> Any:
+    """Return the schema at a reference such as #/$defs/Color; None if it is not inside of `root`."""
+    found: Any = root
+    for key in reference.removeprefix("#/").split("/") if reference.startswith("#/") else [reference]:
+        found = found.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
+    return found
+
+
 def _types(schema: Any, root: dict[str, Any], depth: int) -> frozenset[str]:
     """Return the types that `schema` allows; `ANY` if it does not restrict them or is nested too deeply."""
     if not isinstance(schema, dict) or depth == 0:
@@ -53,21 +61,13 @@ def _types(schema: Any, root: dict[str, Any], depth: int) -> frozenset[str]:
     if isinstance(given, list):
         return frozenset(item for item in given if isinstance(item, str))
     if isinstance(reference := schema.get("$ref"), str):
-        return _types(_resolve(reference, root), root, depth - 1)
+        return _types(referenced(reference, root), root, depth - 1)
     for key in ("anyOf", "oneOf", "allOf"):
         if isinstance(schemas := schema.get(key), list) and schemas:
             found = [_types(each, root, depth - 1) for each in schemas]
             return frozenset.intersection(*found) if key == "allOf" else frozenset.union(*found)
     values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema["const"]] if "const" in schema else []
     return frozenset().union(*(_types_of(json.dumps(value)) for value in values)) or ANY
-
-
-def _resolve(reference: str, root: dict[str, Any]) -> Any:
-    """Return the schema at a reference such as #/$defs/Color; None if it is not inside of `root`."""
-    found: Any = root
-    for key in reference.removeprefix("#/").split("/") if reference.startswith("#/") else [reference]:
-        found = found.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
-    return found
 
 
 def _types_of(text: str) -> frozenset[str]:

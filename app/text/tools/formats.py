@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import secrets
 import string
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from app.text.output_parser import MISTRAL_TAGS, THINK_TAGS, OutputParser, SequentialParser, Tags, ThinkTagParser
 from app.text.tools import harmony
 from app.text.tools.call_parser import CallParser
 from app.text.tools.definitions import ToolUse
+from app.text.tools.grammar import call_grammar
+from app.text.tools.grammar_families import SYNTAXES
 from app.text.tools.harmony import HarmonyParser
 from app.text.tools.json_calls import DeepSeekParser, HermesParser, Llama3Parser, MistralParser
 from app.text.tools.pythonic_calls import PythonicParser
@@ -65,6 +67,32 @@ class ToolFormat:
             return calls
         reasoning = ThinkTagParser(is_open=is_reasoning, tags=self.tags)
         return reasoning if calls is None else SequentialParser(reasoning, calls)
+
+    def grammar(
+        self,
+        use: ToolUse,
+        *,
+        special_tokens: Mapping[str, int] | None = None,
+        is_reasoning: bool = False,
+        may_reason: bool = True,
+        constrains_all: bool = False,
+    ) -> str | None:
+        """Return the grammar of one answer in llguidance's variant of Lark; None for choice none.
+
+        special_tokens: ids of the tokenizer's special tokens by text. is_reasoning, may_reason: as in `parser`.
+        constrains_all: all arguments must satisfy their schema, not only those of strict tools and required calls.
+        """
+        if use.choice == "none":
+            return None
+        return call_grammar(
+            SYNTAXES[self.name],
+            use,
+            special_tokens or {},
+            tags=self.tags,
+            is_reasoning=is_reasoning,
+            may_reason=may_reason,
+            constrains_all=constrains_all,
+        )
 
 
 class MistralFormat(ToolFormat):

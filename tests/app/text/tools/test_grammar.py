@@ -1,0 +1,269 @@
+"""Grammars of all tool formats, compiled by llguidance for a vocabulary of bytes and special tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import llguidance
+import pytest
+
+from app.text.tools.definitions import Tool, ToolUse
+from app.text.tools.formats import FORMATS, ToolFormat, format_by_name
+from tests.app.text.tools.corpus import TOOLS, Case
+from tests.app.text.tools.test_corpus import CORPUS
+
+EOS = 256
+FIRST_SPECIAL = EOS + 1
+
+
+class ByteVocabulary:
+    """Tokens of one byte each, an end token, and special tokens."""
+
+    def __init__(self, special: Sequence[str]) -> None:
+        self.tokens = [*(bytes([value]) for value in range(EOS)), b"<eos>", *(text.encode() for text in special)]
+        self.eos_token_id, self.bos_token_id = EOS, None
+        self.special_token_ids = list(range(EOS, len(self.tokens)))
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return list(text if isinstance(text, bytes) else text.encode())
+
+
+def encode(text: str, special: Sequence[str]) -> list[int]:
+    """Return the tokens of a text in which every special token's text is that token."""
+    ids: list[int] = []
+    while text:
+        found = next((each for each in special if text.startswith(each)), None)
+        ids += list(text[0].encode()) if found is None else [FIRST_SPECIAL + special.index(found)]
+        text = text[len(found or text[0]) :]
+    return ids
+
+
+def compile_grammar(grammar: str | None, special: Sequence[str] = ()) -> llguidance.LLMatcher:
+    """Return a matcher at its beginning. Fails if the grammar is not valid."""
+    assert grammar is not None
+    vocabulary = llguidance.LLTokenizer(llguidance.TokenizerWrapper(ByteVocabulary(special)))
+    matcher = llguidance.LLMatcher(vocabulary, grammar, log_level=0)
+    assert not matcher.is_error(), matcher.get_error() + grammar
+    return matcher
+
+
+def accepts(grammar: str | None, text: str, special: Sequence[str] = ()) -> bool:
+    """Return whether a grammar accepts a whole text."""
+    matcher = compile_grammar(grammar, special)
+    ids = encode(text, special)
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+def get_format(name: str) -> ToolFormat:
+    """Return a format by name."""
+    found = format_by_name(name)
+    assert found is not None
+    return found
+
+
+JUDGED = [(name, case) for name, case in CORPUS if case.has_tools and case.is_valid is not None]
+
+
+@pytest.mark.parametrize("has_special", [False, True], ids=["text", "special"])
+@pytest.mark.parametrize(("name", "case"), JUDGED, ids=[f"{name}: {case.kind}" for name, case in JUDGED])
+def test_well_formed_outputs_are_accepted_and_others_refused(name: str, case: Case, has_special: bool):
+    """From a start marker on, only a well-formed call of a known tool is possible; if a call is required, nothing else
+    is. Markers may be special tokens of the model or text.
+    """
+    tool_format = get_format(name)
+    special = sorted(tool_format.visible_tokens) if has_special else []
+    if "in a string" in case.kind or "inside thinking" in case.kind:
+        special = []  # special tokens are not text
+    ids = {text: FIRST_SPECIAL + index for index, text in enumerate(special)}
+
+    def is_accepted(choice: Any, constrains_all: bool) -> bool:
+        use = ToolUse(TOOLS, choice, parallel=case.parallel)
+        is_open, all_ = case.is_open, constrains_all
+        grammar = tool_format.grammar(use, special_tokens=ids, is_reasoning=is_open, constrains_all=all_)
+        return accepts(grammar, case.text, special)
+
+    assert is_accepted("auto", False) == is_accepted("auto", True) == case.is_valid
+    assert is_accepted("required", False) == (case.is_valid and bool(case.calls) and not case.content)
+
+
+def write_call(name: str, tool: str, arguments: dict[str, Any]) -> str:
+    """Return a call of a tool as a family writes it."""
+    text = json.dumps(arguments, ensure_ascii=False)
+    tags = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments.items())
+    keys = "".join(f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n" for key, value in arguments.items())
+    return {
+        "hermes": f'<tool_call>\n{{"name": "{tool}", "arguments": {text}}}\n</tool_call>',
+        "llama3_json": f'{{"name": "{tool}", "parameters": {text}}}',
+        "mistral": f"[TOOL_CALLS]{tool}[ARGS]{text}",
+        "deepseek": f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{tool}<｜tool▁sep｜>{text}"
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "qwen3_coder": f"<tool_call>\n<function={tool}>\n{tags}</function>\n</tool_call>",
+        "glm": f"<tool_call>{tool}\n{keys}</tool_call>",
+        "pythonic": f"[{tool}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})]",
+        "harmony": f"<|channel|>commentary to=functions.{tool} <|constrain|>json<|message|>{text}",
+    }[name]
+
+
+PICK = Tool(
+    "pick",
+    "",
+    {
+        "type": "object",
+        "properties": {"color": {"enum": ["red", "blue"]}, "count": {"type": "integer"}, "note": {"type": "string"}},
+        "required": ["count"],
+        "additionalProperties": False,
+    },
+)
+STRICT_PICK = Tool(PICK.name, PICK.description, PICK.parameters, strict=True)
+GOOD = (
+    {"count": 3},
+    {"color": "red", "count": 3},
+    {"count": -1, "note": "é [x"},
+    {"color": "blue", "count": 0, "note": ""},
+)
+BAD = ({}, {"color": "red"}, {"color": "pink", "count": 3}, {"count": "x"}, {"count": 3, "other": 1}, {"count": 1.5})
+
+
+@pytest.mark.parametrize("name", [each.name for each in FORMATS])
+def test_arguments_satisfy_the_schema_of_a_strict_tool(name: str):
+    """Other schemas hold if a call is required or all tools are constrained; otherwise any arguments are allowed."""
+    tool_format = get_format(name)
+    strict, required, constrained = ToolUse((STRICT_PICK,)), ToolUse((PICK,), "required"), ToolUse((PICK,))
+    for arguments in (*GOOD, *BAD):
+        text, is_good = write_call(name, "pick", arguments), arguments in GOOD
+        assert accepts(tool_format.grammar(strict), text) == is_good, text
+        assert accepts(tool_format.grammar(required), text) == is_good, text
+        assert accepts(tool_format.grammar(constrained, constrains_all=True), text) == is_good, text
+        assert accepts(tool_format.grammar(ToolUse((PICK,))), text), text
+
+
+@pytest.mark.parametrize("name", [each.name for each in FORMATS])
+def test_a_named_choice_allows_only_that_tool(name: str):
+    """Another tool of the request is refused, and free text is."""
+    grammar = get_format(name).grammar(ToolUse((PICK, Tool("ping")), "required", name="ping"))
+    assert accepts(grammar, write_call(name, "ping", {}))
+    assert not accepts(grammar, write_call(name, "pick", {"count": 1}))
+    assert not accepts(grammar, "Hello.") and not accepts(grammar, "")
+
+
+@pytest.mark.parametrize("name", [each.name for each in FORMATS])
+def test_a_tool_without_parameters_takes_no_arguments(name: str):
+    """A required call cannot invent any."""
+    grammar = get_format(name).grammar(ToolUse((Tool("ping"),), "required"))
+    assert accepts(grammar, write_call(name, "ping", {})) and not accepts(grammar, write_call(name, "ping", {"a": 1}))
+
+
+@pytest.mark.parametrize("name", sorted({each.name for each in FORMATS} - {"harmony"}))
+def test_reasoning_precedes_an_answer_only_if_it_may(name: str):
+    """Reasoning that the prompt opened must be closed; a continued message has none."""
+    tool_format, use = get_format(name), ToolUse((Tool("ping"),), "required")
+    close, call = tool_format.tags[0].close, write_call(name, "ping", {})
+    block = f"{tool_format.tags[0].open}a < b [x] {call}{close}\n\n{call}"
+    assert accepts(tool_format.grammar(use), block) and accepts(tool_format.grammar(use), call)
+    opened = tool_format.grammar(use, is_reasoning=True)
+    assert accepts(opened, f"a{close}{call}") and not accepts(opened, call)
+    continued = tool_format.grammar(use, may_reason=False)
+    assert accepts(continued, call) and not accepts(continued, block)
+
+
+@pytest.mark.parametrize("separator", [" ", "", "\n", "\n" + " " * 32])
+def test_habitual_white_space_in_json_is_allowed(separator: str):
+    """Templates print a space after separators; models also write compact and indented JSON."""
+    text = f'<tool_call>\n{{"name": "run", "arguments": {{{separator}"a":{separator}[1,{separator}2]}}}}\n</tool_call>'
+    assert accepts(get_format("hermes").grammar(ToolUse(TOOLS)), text)
+
+
+def test_endless_white_space_in_json_is_impossible():
+    """Small models may write nothing else when any amount is allowed."""
+    grammar = get_format("hermes").grammar(ToolUse(TOOLS))
+    for space in ("  ", "\n\n", "\n" + " " * 33, "\t"):
+        assert not accepts(grammar, f'<tool_call>\n{{"name": "run", "arguments": {{{space}}}}}\n</tool_call>')
+
+
+def test_an_unsupported_keyword_is_an_error_only_in_a_strict_tool():
+    """Strict arguments are never left unchecked; other tools are offered nevertheless."""
+    schema = {"type": "object", "properties": {"a": {"type": "string", "format": "color"}}}
+    compile_grammar(get_format("hermes").grammar(ToolUse((Tool("f", "", schema),), "required")))
+    with pytest.raises(AssertionError, match="color"):
+        compile_grammar(get_format("hermes").grammar(ToolUse((Tool("f", "", schema, strict=True),))))
+
+
+NESTED = {
+    "type": "object",
+    "properties": {
+        "shape": {"$ref": "#/$defs/Shape"},
+        "sizes": {"type": "array", "items": {"type": ["integer", "null"]}},
+        "mode": {"anyOf": [{"const": 1}, {"type": "boolean"}]},
+        "any": {},
+        "number": {"type": "number"},
+    },
+    "$defs": {
+        "Shape": {
+            "type": "object",
+            "properties": {
+                "kind": {"enum": ["it's", "b"]},
+                "inner": {"$ref": "#/$defs/Shape"},
+                "map": {"type": "object"},
+            },
+            "required": ["kind"],
+        }
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_valid"),
+    [
+        ("", True),
+        ('shape={"kind": "it\'s", "inner": {"kind": \'b\'}, "map": {"a": [1, None]}}', True),
+        ("shape={'kind': \"it's\"}, any={'a': [True, -1.5e3]}", True),
+        ("sizes=[1, None], mode=True, number=2.5", True),
+        ("sizes=[]", True),
+        ("mode=1", True),
+        ("shape={'inner': {'kind': 'b'}}", False),
+        ("shape={'kind': 'c'}", False),
+        ("sizes=[1.5]", False),
+        ("sizes=['a']", False),
+        ("mode=2", False),
+        ("mode=None", False),
+        ("number='1'", False),
+        ("any=x", False),
+    ],
+)
+def test_values_in_python_satisfy_a_nested_schema(arguments: str, is_valid: bool):
+    """References, unions, arrays and objects are followed."""
+    grammar = get_format("pythonic").grammar(ToolUse((Tool("f", "", NESTED, strict=True),), "required"))
+    assert accepts(grammar, f"[f({arguments})]") == is_valid
+
+
+@pytest.mark.parametrize(
+    ("value", "is_valid"), [('{"kind": "b", "inner": {"kind": "it\'s"}}', True), ('{"kind": "c"}', False), ("b", False)]
+)
+def test_values_between_tags_may_refer_to_definitions(value: str, is_valid: bool):
+    """Definitions of the whole schema hold in each argument."""
+    for name in ("qwen3_coder", "glm"):
+        grammar = get_format(name).grammar(ToolUse((Tool("f", "", NESTED, strict=True),), "required"))
+        assert accepts(grammar, write_call(name, "f", {"shape": value})) == is_valid
+
+
+def test_the_request_cannot_change_how_its_schema_is_compiled():
+    """Options of llguidance inside of a schema are replaced."""
+    schema = {"type": "object", "x-guidance": {"whitespace_flexible": True}}
+    grammar = get_format("hermes").grammar(ToolUse((Tool("f", "", schema),), "required"))
+    assert not accepts(grammar, '<tool_call>\n{"name": "f", "arguments": {     }}\n</tool_call>')
+
+
+@pytest.mark.parametrize("tool_name", ['a"b', "a\\b", "a\nb", "%json", "é", "a</tool_call>"])
+def test_names_are_quoted(tool_name: str):
+    """A tool's name is never read as part of the grammar."""
+    for each in FORMATS:
+        compile_grammar(each.grammar(ToolUse((Tool(tool_name, "", PICK.parameters),))))
+    text = f'<tool_call>\n{{"name": {json.dumps(tool_name, ensure_ascii=False)}, "arguments": {{}}}}\n</tool_call>'
+    assert accepts(get_format("hermes").grammar(ToolUse((Tool(tool_name),))), text)
+
+
+def test_choice_none_has_no_grammar():
+    """All text is allowed."""
+    assert get_format("hermes").grammar(ToolUse(TOOLS, "none")) is None
