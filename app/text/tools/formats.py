@@ -197,6 +197,7 @@ def find_format(template: str, special_tokens: Collection[str] = ()) -> ToolForm
     for each in FORMATS:
         if any(all(sign in template for sign in signs) for signs in each.signs):
             return each
-    if "tools" in template:
-        return next((each for each in FORMATS if each.call_tokens & frozenset(special_tokens)), None)
-    return None
+    if "tools" not in template:
+        return None
+    likeliest = max(reversed(FORMATS), key=lambda each: len(each.call_tokens.intersection(special_tokens)))
+    return likeliest if likeliest.call_tokens.intersection(special_tokens) else None

@@ -35,8 +35,13 @@ def test_a_template_shows_its_format(name: str):
 def test_a_template_without_calls_has_no_format():
     """The server's own prompt is used then, unless special tokens show the format of a template that reads tools."""
     assert find_format("{% for message in messages %}{{ message.content }}{% endfor %}", ["[TOOL_CALLS]"]) is None
-    found = find_format("{{ tools | tojson }}", ["<s>", "[TOOL_CALLS]"])
-    assert found is not None and found.name == "mistral"
+    for tokens, name in (
+        (["[TOOL_CALLS]"], "mistral"),
+        (["<tool_call>"], "hermes"),
+        (["<tool_call>", "<arg_key>"], "glm"),
+    ):
+        found = find_format("{{ tools | tojson }}", ["<s>", *tokens])
+        assert found is not None and found.name == name
     assert find_format("{{ tools | tojson }}", ["<s>"]) is None
 
 
