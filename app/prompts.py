@@ -17,10 +17,10 @@ from app.generation.request import ChatPrompt, GenerationRequest
 from app.http.json_body import MAX_INLINE_BYTES, check_structure
 from app.protocols.schema import Schema, parse
 from app.streams.timeline import IntakeTimeline
-from app.text.answer_format import InvalidFormat, Reasoning
+from app.text.answer_format import InvalidFormat
 from app.text.chat_template import MessagesRefused, ReservedVariable
 from app.text.detokenizer import Detokenizer
-from app.text.output_parser import THINK_TAGS, OutputParser
+from app.text.output_parser import OutputParser
 from app.text.text_model import TextModel
 from app.text.tokenize_queue import TokenizeQueue
 from app.text.tools.formats import ToolFormat
@@ -58,21 +58,6 @@ def opens_reasoning(form: ToolFormat, prompt: ChatPrompt, rendered: str) -> bool
         begun = prompt.turns[-1]["content"].lstrip()
         return any(begun.startswith(tags.open) and tags.close not in begun for tags in form.tags)
     return prompt.add_generation_prompt and form.opens_reasoning(rendered)
-
-
-def _grammar(request: GenerationRequest, reasoning: Reasoning, text: TextModel) -> str | None:
-    """Return the grammar of a request's answer. Raises `ApiError` (400) for a format that cannot be enforced."""
-    form = request.answer_format
-    if form is None:
-        return None
-    if request.ignore_eos:
-        raise ApiError(
-            400, f"ignore_eos cannot be combined with {form.param}", param="ignore_eos", code="invalid_value"
-        )
-    try:
-        return form.grammar(reasoning, next(iter(text.tool_format.tags), THINK_TAGS))
-    except InvalidFormat as error:
-        raise ApiError(400, f"{form.param}: {error}", param=form.param, code="invalid_value") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +104,7 @@ class Prompts:
         if isinstance(prompt, str):
             ids = await self._encode(prompt, service_class, True, intake, request.parameter_names)
         echo = await self._echo(prompt, ids) if request.echo else None
-        return PreparedPrompt(ids, echo=echo, grammar=_grammar(request, Reasoning.NEVER, self.text))
+        return PreparedPrompt(ids, echo=echo, grammar=self._grammar(request, is_reasoning=False, may_reason=False))
 
     async def _echo(self, prompt: str | Sequence[int], ids: list[int]) -> EchoedPrompt:
         """Return a prompt as text, with the offset of each token."""
@@ -146,28 +131,48 @@ class Prompts:
     ) -> PreparedPrompt:
         """Return the prompt with parser and constraints of its answer."""
         form = self.text.tool_format
-        is_open = opens_reasoning(form, prompt, rendered)
-        may_reason = not prompt.continue_final_message or not prompt.turns[-1]["content"].strip()
-        reasoning = Reasoning.OPEN if is_open else Reasoning.POSSIBLE
-        closed = tuple(tag.close for tag in form.tags)
-        if not self.text.writes_reasoning or rendered.rstrip().endswith(closed) or not (may_reason or is_open):
-            reasoning = Reasoning.NEVER
+        is_reasoning = opens_reasoning(form, prompt, rendered)
+        is_message = not prompt.continue_final_message or not prompt.turns[-1]["content"].strip()
+        may_reason = is_reasoning or (
+            is_message
+            and self.text.writes_reasoning
+            and not rendered.rstrip().endswith(tuple(tags.close for tags in form.tags))
+        )
         texts = form.visible_tokens if prompt.tools is not None else form.reasoning_tokens
         return PreparedPrompt(
             ids,
-            partial(form.parser, prompt.tools, is_reasoning=is_open, may_reason=may_reason),
+            partial(form.parser, prompt.tools, is_reasoning=is_reasoning, may_reason=is_message or is_reasoning),
             self.text.shown_tokens(texts),
-            grammar=_grammar(request, reasoning, self.text),
-            reasoning_limit=self._reasoning_limit(request.thinking_budget, reasoning),
+            grammar=self._grammar(request, is_reasoning=is_reasoning, may_reason=may_reason),
+            reasoning_limit=self._reasoning_limit(request.thinking_budget, is_reasoning, may_reason),
         )
 
-    def _reasoning_limit(self, budget: int | None, reasoning: Reasoning) -> ReasoningLimit | None:
+    def _grammar(self, request: GenerationRequest, *, is_reasoning: bool, may_reason: bool) -> str | None:
+        """Return the grammar of a request's answer. Raises `ApiError` (400) for a format that cannot be enforced."""
+        form, tools = request.answer_format, request.prompt.tools if isinstance(request.prompt, ChatPrompt) else None
+        try:
+            grammar = self.text.tool_format.grammar(
+                tools,
+                form,
+                special_tokens={text: token_id for token_id, text in self.text.special_texts.items()},
+                is_reasoning=is_reasoning,
+                may_reason=may_reason,
+            )
+        except InvalidFormat as error:
+            assert form is not None
+            raise ApiError(400, f"{form.param}: {error}", param=form.param, code="invalid_value") from None
+        if grammar is not None and request.ignore_eos:
+            name = form.param if form is not None else "tools"
+            raise ApiError(400, f"ignore_eos cannot be combined with {name}", param="ignore_eos", code="invalid_value")
+        return grammar
+
+    def _reasoning_limit(self, budget: int | None, is_open: bool, may_reason: bool) -> ReasoningLimit | None:
         """Return a limit of `budget` tokens, if there is a budget and the answer may reason."""
         form = self.text.tool_format
-        if budget is None or reasoning is Reasoning.NEVER or not form.tags:
+        if budget is None or not may_reason or not form.tags:
             return None
         tags = form.tags[0]
-        open_tag = b"" if reasoning is Reasoning.OPEN else tags.open.encode()
+        open_tag = b"" if is_open else tags.open.encode()
         closing = self.text.encode(f"\n{tags.close}\n\n", add_special_tokens=False)
         return ReasoningLimit(budget, tuple(closing), open_tag, tags.close.encode())
 

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import enum
 import json
-import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from app.text.output_parser import THINK_TAGS, Tags
+from app.text.tools.grammar_rules import any_of, literal
 
 # At each place where JSON allows white space; without a bound a small model may write blanks until the length limit.
 WHITE_SPACE = "[ \\n\\t]{0,40}"
 MAX_FORMAT_CHARACTERS = 1 << 18  # of a schema, pattern or grammar, as JSON
 MAX_CHOICES = 1024
+USER_GRAMMAR = "user"
 
 
 class InvalidFormat(Exception):
     """A format cannot be enforced; the message gives the reason."""
-
-
-class Reasoning(enum.Enum):
-    """Reasoning before the content of an answer."""
-
-    NEVER = enum.auto()
-    OPEN = enum.auto()  # the prompt ends with an open block
-    POSSIBLE = enum.auto()  # the answer may begin with a block
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,27 +32,16 @@ class AnswerFormat:
     value: Any
     param: str
 
-    def grammar(self, reasoning: Reasoning, tags: Tags = THINK_TAGS) -> str:
-        """Return the format in the form of `engine.constraints.grammars`. Raises `InvalidFormat`.
+    @property
+    def grammars(self) -> dict[str, str]:
+        """Return the grammars by name to which the expression refers, in Lark's syntax."""
+        return {USER_GRAMMAR: self.value} if self.kind == "grammar" else {}
 
-        tags: around reasoning.
-        """
+    def expression(self) -> str:
+        """Return the content as an expression in llguidance's variant of Lark. Raises `InvalidFormat`."""
         size = len(self.value) if isinstance(self.value, str) else len(json.dumps(self.value))
         if size > MAX_FORMAT_CHARACTERS:
             raise InvalidFormat(f"it may have at most {MAX_FORMAT_CHARACTERS} characters, got {size}")
-        content = self._content()
-        grammars: list[dict[str, str]] = []
-        if self.kind == "grammar":
-            grammars.append({"name": "user", "lark_grammar": self.value})
-        start = {Reasoning.NEVER: "content", Reasoning.OPEN: "rest content", Reasoning.POSSIBLE: "block? content"}
-        rules = [f"start: {start[reasoning]}", f"content: {content}"]
-        if reasoning is not Reasoning.NEVER:
-            rules += [f"block: {json.dumps(tags.open)} rest", "rest: close GAP?", "GAP: /[ \\n]{1,8}/"]
-            rules += [f"close[lazy]: /(.|\\n)*{escaped_pattern(re.escape(tags.close))}/"]
-        return json.dumps({"grammars": [{"lark_grammar": "\n".join(rules)}, *grammars]}, ensure_ascii=False)
-
-    def _content(self) -> str:
-        """Return the right-hand side of the content's rule. Raises `InvalidFormat`."""
         match self.kind:
             case "json_schema":
                 return f"%json {json.dumps(json_schema(self.value), ensure_ascii=False)}"
@@ -70,9 +50,9 @@ class AnswerFormat:
             case "choice":
                 if not 1 <= len(self.value) <= MAX_CHOICES:
                     raise InvalidFormat(f"it must have 1 to {MAX_CHOICES} texts, got {len(self.value)}")
-                return " | ".join(json.dumps(text, ensure_ascii=False) for text in self.value)
+                return any_of(map(literal, self.value))
             case "grammar":
-                return "@user"
+                return f"@{USER_GRAMMAR}"
 
 
 def json_schema(schema: Any) -> dict[str, Any]:

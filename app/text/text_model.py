@@ -21,6 +21,7 @@ from app.text.checkpoint_files import TokenizerError, read_json
 from app.text.control_tokens import ControlTokens, TooManyControlTokens
 from app.text.generation_config import AUTO_CONFIG, NO_CONFIG, config_file, end_ids, sampling_defaults
 from app.text.tokenizer_files import load_tokenizer
+from app.text.tools.default_prompt import default_prompt, text_turns, with_system_text
 from app.text.tools.definitions import Tool
 from app.text.tools.formats import NO_FORMAT, ToolFormat, find_format, format_by_name
 from engine.types import Vocabulary
@@ -161,14 +162,19 @@ class TextModel:
         """Return the text of a conversation for `encode`, ready for an answer, or for the continuation of its last
         message.
 
-        variables: see `ChatTemplate.render`. Raises `MessagesRefused` if the template does not accept the conversation,
-        and `ReservedVariable`.
+        variables: see `ChatTemplate.render`. tools: those that the answer may call; a template that does not read them
+        gets a system message instead, and calls and results as text. Raises `MessagesRefused` if the template does not
+        accept the conversation, and `ReservedVariable`.
         """
         template = self._template
         if template is None:
             raise MessagesRefused("this model has no chat template; use /v1/completions")
 
         forms = [tool.template_form() for tool in tools]
+        if not template.reads_tools:
+            messages, forms = text_turns(messages), []
+            if tools:
+                messages = with_system_text(messages, default_prompt(tools))
 
         def render(
             messages: Sequence[dict[str, Any]],

@@ -26,6 +26,14 @@ def default_prompt(tools: Iterable[Tool]) -> str:
     return _INSTRUCTIONS + "\n".join(["<tools>", *lines, "</tools>"])
 
 
+def with_system_text(messages: Sequence[dict[str, Any]], text: str) -> list[dict[str, Any]]:
+    """Return a conversation whose system message ends with `text`."""
+    first, *others = messages
+    if first["role"] != "system":
+        return [{"role": "system", "content": text}, *messages]
+    return [{**first, "content": f"{first['content']}\n\n{text}"}, *others]
+
+
 def text_turns(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return a conversation without tool calls and tool messages: calls become text of the assistant's message, and
     results a message of the user, together with adjacent messages of the user.

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import string
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from app.text.answer_format import AnswerFormat
 from app.text.output_parser import MISTRAL_TAGS, THINK_TAGS, OutputParser, SequentialParser, Tags, ThinkTagParser
 from app.text.tools import harmony
 from app.text.tools.call_parser import CallParser
 from app.text.tools.definitions import ToolUse
-from app.text.tools.grammar import call_grammar
+from app.text.tools.grammar import answer_grammar
 from app.text.tools.grammar_families import SYNTAXES
 from app.text.tools.harmony import HarmonyParser
 from app.text.tools.json_calls import DeepSeekParser, HermesParser, Llama3Parser, MistralParser
@@ -70,29 +72,37 @@ class ToolFormat:
 
     def grammar(
         self,
-        use: ToolUse,
+        use: ToolUse | None,
+        form: AnswerFormat | None = None,
         *,
         special_tokens: Mapping[str, int] | None = None,
         is_reasoning: bool = False,
         may_reason: bool = True,
         constrains_all: bool = False,
     ) -> str | None:
-        """Return the grammar of one answer in llguidance's variant of Lark; None for choice none.
+        """Return the grammar of one answer in the form of `engine.constraints.grammars`; None for a free answer.
 
-        special_tokens: ids of the tokenizer's special tokens by text. is_reasoning, may_reason: as in `parser`.
-        constrains_all: all arguments must satisfy their schema, not only those of strict tools and required calls.
+        form: format of an answer without calls. special_tokens: ids of the tokenizer's special tokens by text.
+        is_reasoning, may_reason: as in `parser`. constrains_all: all arguments must satisfy their schema, not only
+        those of strict tools and required calls. Raises `InvalidFormat`.
         """
-        if use.choice == "none":
+        if use is not None and use.choice == "none":
+            use = None
+        if form is None and use is None:
             return None
-        return call_grammar(
+        answer = answer_grammar(
             SYNTAXES[self.name],
             use,
+            form.expression() if form is not None else None,
             special_tokens or {},
             tags=self.tags,
             is_reasoning=is_reasoning,
             may_reason=may_reason,
             constrains_all=constrains_all,
         )
+        others = form.grammars if form is not None else {}
+        grammars = [{"lark_grammar": answer}, *({"name": k, "lark_grammar": v} for k, v in others.items())]
+        return json.dumps({"grammars": grammars}, ensure_ascii=False)
 
 
 class MistralFormat(ToolFormat):

@@ -3,7 +3,7 @@
 If a call is required, the answer is one call, or several if the request allows it. Otherwise it is free text, and from
 the start marker of a call on the call must be well-formed and name a known tool. Arguments satisfy the tool's schema if
 the tool is strict, if a call is required, or if all tools are constrained; otherwise they are any JSON object.
-Reasoning before the answer is free.
+Reasoning before the answer is free. An answer without calls may have to have a format.
 """
 
 from __future__ import annotations
@@ -31,6 +31,10 @@ class CallSyntax(ABC):
     def optional(self, rules: GrammarRules, use: ToolUse) -> str:
         """Return an expression for text in which there may be calls."""
 
+    def content(self, rules: GrammarRules, content: str) -> str:
+        """Return an expression for an answer with this content and no call."""
+        return rules.add("content", content)
+
     def reasoning(self, rules: GrammarRules, tags: Sequence[Tags], *, is_open: bool) -> str:
         """Return an expression for reasoning before the answer; optional unless the prompt ends with its beginning.
 
@@ -48,9 +52,10 @@ class CallSyntax(ABC):
         return f"({any_of(blocks)} {rules.add('gap', GAP)}){'' if is_open else '?'}"
 
 
-def call_grammar(
+def answer_grammar(
     syntax: CallSyntax,
-    use: ToolUse,
+    use: ToolUse | None,
+    content: str | None,
     special_tokens: Mapping[str, int],
     *,
     tags: Sequence[Tags],
@@ -58,13 +63,21 @@ def call_grammar(
     may_reason: bool,
     constrains_all: bool,
 ) -> str:
-    """Return the grammar of an answer.
+    """Return the grammar of an answer with tools, a content of a given format, or a choice between both.
 
-    special_tokens: ids of the tokenizer's special tokens by text. tags, is_reasoning, may_reason: as in `ToolFormat`.
-    constrains_all: the schemas of all tools hold.
+    content: expression for the content; None: any text. special_tokens: ids of the tokenizer's special tokens by text.
+    tags, is_reasoning, may_reason: as in `ToolFormat`. constrains_all: the schemas of all tools hold.
     """
-    rules = GrammarRules(special_tokens, constrains_arguments=constrains_all or use.choice == "required")
-    answer = (syntax.required if use.choice == "required" else syntax.optional)(rules, use)
+    is_required = use is not None and use.choice == "required"
+    rules = GrammarRules(special_tokens, constrains_arguments=constrains_all or is_required)
+    expressions: list[str] = []
+    if use is not None and (is_required or content is not None):
+        expressions.append(syntax.required(rules, use))
+    elif use is not None:
+        expressions.append(syntax.optional(rules, use))
+    if content is not None and not is_required:
+        expressions.append(syntax.content(rules, content))
+    answer = any_of(expressions)
     before = syntax.reasoning(rules, tags, is_open=is_reasoning) if is_reasoning or may_reason else ""
     rules.add("start", f"{before} {answer}")
     return str(rules)
@@ -163,6 +176,10 @@ class HarmonySyntax(CallSyntax):
         """Return an expression for the final message, or a call with or without a message before it."""
         preamble = f"{self._header(rules, 'commentary')} {self._rest(rules)}"
         return f"({self._header(rules, 'final')} text? | ({preamble})? {self._call(rules, use.tools)})"
+
+    def content(self, rules: GrammarRules, content: str) -> str:
+        """Return an expression for a final message with this content."""
+        return f"{self._header(rules, 'final')} {rules.add('content', content)}"
 
     def reasoning(self, rules: GrammarRules, tags: Sequence[Tags], *, is_open: bool) -> str:
         """Return an expression for a message of the analysis channel."""

@@ -13,7 +13,8 @@ from app.engine_client.grammar_checker import MAX_PENDING_PER_TENANT, GrammarChe
 from app.errors import ApiError
 from app.protocols.chat import ChatRequest
 from app.protocols.schema import validate
-from app.text.answer_format import InvalidFormat, Reasoning
+from app.text.answer_format import InvalidFormat
+from app.text.tools.formats import format_by_name
 from engine.types import Vocabulary
 from tests.app.engine_client.hostile_formats import FORMATS
 
@@ -87,12 +88,15 @@ async def test_one_key_cannot_fill_the_queue(checker: GrammarChecker, monkeypatc
 async def test_hostile_formats_are_refused_or_compiled_one_by_one(checker: GrammarChecker):
     """A format that is fine is accepted after each of them."""
     assert len(FORMATS) >= 60
-    refused = []
+    refused, hermes = [], format_by_name("hermes")
+    assert hermes is not None
     for name, fields in FORMATS.items():
         form = validate(ChatRequest, {"messages": [{"role": "user", "content": "x"}], **fields}).answer_format()
         assert form is not None
         try:
-            await checker.check(form.grammar(Reasoning.NEVER), name, form.param)
+            grammar = hermes.grammar(None, form, may_reason=False)
+            assert grammar is not None
+            await checker.check(grammar, name, form.param)
         except (ApiError, InvalidFormat):
             refused.append(name)
         await checker.check(f'start: "after {len(refused)}"', "other", "p")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
-from app.text.answer_format import MAX_FORMAT_CHARACTERS, AnswerFormat, InvalidFormat, Reasoning, escaped_pattern
+from app.text.answer_format import MAX_FORMAT_CHARACTERS, AnswerFormat, InvalidFormat, escaped_pattern
+from app.text.tools.formats import format_by_name
 from engine.constraints.grammars import GrammarTokenizer
 from engine.types import Vocabulary
 
@@ -32,9 +32,15 @@ FORMATS = {
 }
 
 
-def accepts(form: AnswerFormat, text: str, reasoning: Reasoning = Reasoning.NEVER) -> bool:
+HERMES = format_by_name("hermes")
+assert HERMES is not None
+
+
+def accepts(form: AnswerFormat, text: str, *, is_reasoning: bool = False, may_reason: bool = False) -> bool:
     """Return whether `text` is a complete answer."""
-    matcher = TOKENIZER.compile(form.grammar(reasoning))
+    grammar = HERMES.grammar(None, form, is_reasoning=is_reasoning, may_reason=may_reason)
+    assert grammar is not None
+    matcher = TOKENIZER.compile(grammar)
     return bool(matcher.consume_tokens([1 + byte for byte in text.encode()])) and matcher.is_accepting()
 
 
@@ -67,10 +73,10 @@ def test_answers_have_their_format(name: str, text: str, is_accepted: bool):
     """With reasoning in front of it, the content has the same format."""
     form = FORMATS[name]
     assert accepts(form, text) is is_accepted
-    assert accepts(form, f"Hm < 3.</think>\n\n{text}", Reasoning.OPEN) is is_accepted
-    assert accepts(form, f"<think>Hm.</think>{text}", Reasoning.POSSIBLE) is is_accepted
-    assert accepts(form, text, Reasoning.POSSIBLE) is is_accepted
-    assert not accepts(form, text, Reasoning.OPEN)
+    assert accepts(form, f"Hm < 3.</think>\n\n{text}", is_reasoning=True) is is_accepted
+    assert accepts(form, f"<think>Hm.</think>{text}", may_reason=True) is is_accepted
+    assert accepts(form, text, may_reason=True) is is_accepted
+    assert not accepts(form, text, is_reasoning=True)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +92,7 @@ def test_answers_have_their_format(name: str, text: str, is_accepted: bool):
 def test_a_format_that_cannot_be_enforced_is_refused(kind: Any, value: Any, message: str):
     """The message gives the reason."""
     with pytest.raises(InvalidFormat, match=message):
-        AnswerFormat(kind, value, "p").grammar(Reasoning.NEVER)
+        AnswerFormat(kind, value, "p").expression()
 
 
 @pytest.mark.parametrize(
@@ -107,5 +113,4 @@ def test_a_pattern_stays_in_one_line_between_slashes(pattern: str, escaped: str)
 
 def test_properties_keep_their_order():
     """Models follow the order of a schema better than another."""
-    assert json.loads(FORMATS["schema"].grammar(Reasoning.NEVER))["grammars"][0]["lark_grammar"].index('"name"') > 0
     assert not accepts(FORMATS["schema"], '{"age": 36, "name": "Ada"}')
