@@ -5,15 +5,19 @@ Short ones are handled on the event loop, long ones in bounded queues of threads
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import count
+from types import MappingProxyType
 from typing import Any
 
 from app.admission.thread_queue import ThreadQueue
 from app.errors import ApiError
 from app.generation.choice import EchoedPrompt
 from app.generation.request import ChatPrompt, GenerationRequest
+from app.generation.truncation import drop_oldest
 from app.http.json_body import MAX_INLINE_BYTES, check_structure
 from app.protocols.schema import Schema, parse
 from app.streams.timeline import IntakeTimeline
@@ -31,6 +35,8 @@ from engine.types import ModelInfo, ReasoningLimit, ServiceClass
 MAX_INLINE_TURNS = 64  # of a conversation that is rendered on the event loop; a template takes about 20 us per turn
 MAX_INLINE_ECHO_TOKENS = 1024  # of a prompt whose text is made on the event loop; a token takes about 3 us
 CHARACTERS_PER_TOKEN = 16  # characters per token of the context in the longest text that /tokenize accepts
+MAX_TRUNCATIONS = 16  # attempts to make a conversation fit
+ANSWER_SHARE = 8  # one part in so many of the context is left for the answer to a truncated conversation, or max_tokens
 CPU_SHARE = min(0.5, 0.05 * num_cores())  # share of a core for large bodies, and for texts of /tokenize and /detokenize
 READ_SECONDS_PER_BYTE = 2.5e-9  # CPU time of reading a body on the event loop
 
@@ -97,8 +103,7 @@ class Prompts:
         """Return a request's prompt, tokenized in turn. Raises `ApiError`."""
         prompt = request.prompt
         if isinstance(prompt, ChatPrompt):
-            text = await self.render(prompt)
-            ids = await self._encode(text, service_class, False, intake, request.parameter_names)
+            prompt, text, ids = await self._encode_chat(prompt, request, service_class, intake)
             return self._with_answer(request, prompt, text, ids)
         ids = list(prompt) if not isinstance(prompt, str) else []
         if isinstance(prompt, str):
@@ -189,9 +194,11 @@ class Prompts:
             work, size=len(body), cpu_seconds_spent=READ_SECONDS_PER_BYTE * len(body), intake=intake
         )
 
-    async def render(self, chat: ChatPrompt) -> str:
-        """Return the rendered text of a conversation. Raises `ApiError` if the template refuses it."""
-        tools = chat.tools.tools if chat.tools is not None else ()
+    async def render(self, chat: ChatPrompt, names: Mapping[str, str] = MappingProxyType({})) -> str:
+        """Return the rendered text of a conversation. Raises `ApiError` if the template refuses it, with the name of
+        `prompt` in `names`.
+        """
+        tools = chat.tools.tools if chat.tools is not None and chat.tools.choice != "none" else ()
         size = _text_size([chat.turns, chat.variables, [tool.template_form() for tool in tools]])
         is_short = len(chat.turns) <= MAX_INLINE_TURNS and size <= MAX_INLINE_BYTES
 
@@ -210,7 +217,52 @@ class Prompts:
             name = "chat_template_kwargs"
             raise ApiError(400, f"{name}: {error}", param=name, code="invalid_value") from None
         except MessagesRefused as error:
-            raise ApiError(400, f"messages: {error}", param="messages", code="template_refused") from None
+            name = names.get("prompt", "messages")
+            raise ApiError(400, f"{name}: {error}", param=name, code="template_refused") from None
+
+    async def _encode_chat(
+        self, chat: ChatPrompt, request: GenerationRequest, service_class: ServiceClass, intake: IntakeTimeline
+    ) -> tuple[ChatPrompt, str, list[int]]:
+        """Return a conversation without the turns that were dropped to make it fit, its rendered text, and the token
+        ids. Raises `ApiError`.
+        """
+        names = request.parameter_names
+        for attempt in count():
+            text = await self.render(chat, names)
+            try:
+                ids = await self._encode(text, service_class, False, intake, names)
+            except ApiError as error:
+                shorter = self._shorter(chat, request, text, 0, attempt) if error.code == ContextExceeded.code else None
+                if shorter is None:
+                    raise
+            else:
+                shorter = self._shorter(chat, request, text, len(ids), attempt)
+                if shorter is None:
+                    return chat, text, ids
+            chat = shorter
+        raise AssertionError  # `count` has no end
+
+    def _shorter(
+        self, chat: ChatPrompt, request: GenerationRequest, text: str, tokens: int, attempt: int
+    ) -> ChatPrompt | None:
+        """Return a conversation without its oldest turns; None if it fits or must not or cannot be truncated further.
+
+        text: the rendered conversation. tokens: their number in it; 0 if they are too many to count. attempt: number of
+        earlier truncations; each drops a larger part, because the oldest turns may have few tokens for their length.
+        """
+        if not request.truncates_prompt or attempt == MAX_TRUNCATIONS:
+            return None
+        share = (tokens - self._prompt_room(request.max_tokens)) / tokens if tokens else 0.5
+        if share <= 0:
+            return None
+        turns = drop_oldest(chat.turns, math.ceil(len(text) * share * (1 + attempt / 4)))
+        return None if turns is None else replace(chat, turns=turns)
+
+    def _prompt_room(self, max_tokens: int | None) -> int:
+        """Return the maximum tokens of a truncated prompt, which leaves room for an answer."""
+        most = self.model().max_sequence_tokens
+        share = most // ANSWER_SHARE
+        return most - max(1, share if max_tokens is None else min(max_tokens, share))
 
     async def _encode(
         self,
@@ -229,9 +281,9 @@ class Prompts:
         except ContextExceeded as error:
             raise with_names(error, names) from None
 
-    async def tokenize(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Return the token ids of a text on which no answer depends. Raises `ApiError` (400) if it is longer than
-        `CHARACTERS_PER_TOKEN` times the context.
+    async def tokenize(self, text: str, *, add_special_tokens: bool, param: str = "prompt") -> list[int]:
+        """Return the token ids of a text on which no answer depends. Raises `ApiError` (400) about `param` if it is
+        longer than `CHARACTERS_PER_TOKEN` times the context.
         """
         most = CHARACTERS_PER_TOKEN * self.model().max_model_len
         if len(text) > most:
@@ -239,7 +291,7 @@ class Prompts:
                 400,
                 f"the text has {len(text):,} characters; at most {most:,} are tokenized at once, "
                 f"{CHARACTERS_PER_TOKEN} for each token of the context",
-                param="prompt",
+                param=param,
                 code="context_length_exceeded",
             )
         return await self.tokenizer_queue.run(

@@ -40,7 +40,7 @@ from app.observe.loop_lag import LoopLag
 from app.observe.metrics import Metrics
 from app.observe.request_log import REQUEST_ID, RequestLog
 from app.protocols.error_format import error_format
-from app.routes import live, ops, pages, realtime, requests, streams
+from app.routes import live, openai_responses, ops, pages, realtime, requests, streams
 from app.routes import text as text_routes
 from app.service import Service
 from app.settings import Settings
@@ -102,6 +102,12 @@ def create_app(
         routes=[  # matched in order: the most frequent first
             Route("/v1/chat/completions", text_routes.chat_completions, methods=["POST"]),
             Route("/v1/completions", text_routes.text_completions, methods=["POST"]),
+            Route("/v1/responses", openai_responses.create_response, methods=["POST"]),
+            WebSocketRoute("/v1/responses", openai_responses.refuse_websocket),
+            Route("/v1/responses/input_tokens", openai_responses.count_input_tokens, methods=["POST"]),
+            Route("/v1/responses/{response_id}", openai_responses.response_by_id, methods=["GET", "DELETE"]),
+            Route("/v1/responses/{response_id}/cancel", openai_responses.cancel_response, methods=["POST"]),
+            Route("/v1/responses/{response_id}/input_items", openai_responses.input_items),
             Route("/", pages.chat_page),
             Route("/engine", pages.engine_page),
             Route("/favicon.ico", pages.icon),
@@ -189,7 +195,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
         message = f"there is no route {request.url.path[:80]}"
         # A path without a method is a WebSocket's; a POST may have been meant for a path with /v1.
         if _route_path(request).startswith("/v1/") or request.scope.get("method") == "POST":
-            message += "; use /v1/chat/completions, /v1/completions or /v1/realtime"
+            message += "; use /v1/chat/completions, /v1/responses, /v1/completions or /v1/realtime"
     return _refusal(request, ApiError(error.status_code, message, headers=dict(error.headers or {})))
 
 

@@ -186,7 +186,7 @@ class Service:
             raise
         assert first.encoder is not None
         tier = TIER_OF_CLASS[service_class]
-        head = AnswerHead(self.settings.model_name, tier, self.text, tokens, self.info.fingerprint)
+        head = AnswerHead(self.settings.model_name, tier, self.text, tokens, fingerprint=self.info.fingerprint)
         return PromptBatch(parts, first.encoder(head))
 
     async def _check_constraints(
@@ -217,8 +217,9 @@ class Service:
             raise with_names(error, request.parameter_names) from None
         except EngineUnavailable:
             raise ApiError(503, ENGINE_UNAVAILABLE, code="engine_unavailable", headers={"Retry-After": "2"}) from None
-        tier, prompt_tokens = TIER_OF_CLASS[service_class], len(prompt.ids)
-        head = AnswerHead(self.settings.model_name, tier, self.text, prompt_tokens, self.info.fingerprint)
+        tier, limit = TIER_OF_CLASS[service_class], queued.sampling.max_tokens
+        fingerprint = self.info.fingerprint
+        head = AnswerHead(self.settings.model_name, tier, self.text, len(prompt.ids), limit, fingerprint)
         generation = Generation(
             queued,
             self.text,
@@ -261,8 +262,7 @@ class Service:
         intake: IntakeTimeline,
     ) -> Request:
         """Return the request for the engine."""
-        info = self.info
-        room = max(1, min(info.max_model_len, info.num_pages * info.page_size) - len(prompt.ids))
+        room = max(1, self.info.max_sequence_tokens - len(prompt.ids))
         sampling = request.sampling_params(room, self.text.eos_token_ids, self.text.sampling_defaults)
         if prompt.grammar is not None or prompt.reasoning_limit is not None:
             sampling = msgspec.structs.replace(sampling, grammar=prompt.grammar, reasoning_limit=prompt.reasoning_limit)

@@ -349,3 +349,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     parameters: int
     fingerprint: str = ""  # of weights, dtype and kernels: answers of equal ones can be compared
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        """Return the maximum number of tokens of a sequence, prompt and output, by context and KV cache."""
+        return min(self.max_model_len, self.num_pages * self.page_size)

@@ -101,6 +101,14 @@ class StreamRegistry:
         self._size += stream_size(generation)
         self.expire()
 
+    def remove(self, generation: Generation) -> None:
+        """Remove a finished generation before it expires."""
+        name, stream_id = generation.log.owner, generation.log.id
+        owner = self._owners.get(name)
+        if owner is not None and stream_id in owner.streams:
+            owner.streams.move_to_end(stream_id, last=False)
+            self._evict(name, owner)
+
     def expire(self, now: Callable[[], float] = time.monotonic) -> None:
         """Evict finished streams that are too old. If the total size is too large, evict the oldest of the owner with
         the largest size, except for its last one. The cost is proportional to the evicted streams.
@@ -117,7 +125,7 @@ class StreamRegistry:
 
     def _evict(self, name: str, owner: _Owner) -> None:
         stream_id, generation = owner.streams.popitem(last=False)
-        log_request(log, logging.DEBUG, generation.request, "its stream has expired and can no longer be read")
+        log_request(log, logging.DEBUG, generation.request, "its stream can no longer be read")
         del self._streams[stream_id]
         owner.size -= stream_size(generation)
         self._size -= stream_size(generation)

@@ -39,6 +39,7 @@ class AnswerHead:
     tier: str
     text: TextModel
     prompt_tokens: int
+    max_tokens: int = 0  # limit of each choice
     fingerprint: str = ""
 
 
@@ -51,9 +52,10 @@ class GenerationRequest:
     too, as many as fit. service_class: None for the highest up to standard that the tenant may use. deadline_ms: from
     arrival to the last token; None for the tenant's default. answer_format: constraint on the content.
     thinking_budget: maximum number of reasoning tokens, after which the block is closed. clips_max_tokens: reduce
-    `max_tokens` to the room that the context has left, instead of refusing the request. resume_seconds: time for which
-    the answer continues without a reader. parameter_names: the protocol's names of engine parameters that it names
-    differently. encoder: constructor of the encoder for readers that resume the stream; None if it cannot be resumed.
+    `max_tokens` to the room that the context has left, instead of refusing the request. truncates_prompt: drop the
+    oldest turns of a conversation that does not fit. resume_seconds: time for which the answer continues without a
+    reader. parameter_names: the protocol's names of engine parameters that it names differently. encoder: constructor
+    of the encoder for readers that resume the stream; None if it cannot be resumed.
     """
 
     prompt: ChatPrompt | str | Sequence[int]
@@ -75,6 +77,7 @@ class GenerationRequest:
     answer_format: AnswerFormat | None = None
     thinking_budget: int | None = None
     clips_max_tokens: bool = False
+    truncates_prompt: bool = False
     stream_id: str | None = None
     resume_seconds: float = 0.0
     parameter_names: Mapping[str, str] = field(default_factory=dict)

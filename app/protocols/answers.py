@@ -148,6 +148,10 @@ class OpenAIEncoder(ABC):
     def choice_body(self, content: ChoiceText) -> dict[str, Any]:
         """Return a choice of an answer that is not streamed; index and reason are added."""
 
+    def opening(self, log: StreamLog) -> bytes:
+        """Return nothing: the first block is that of the first record."""
+        return b""
+
     def encode(self, log: StreamLog, items: list[Item]) -> bytes:
         """Return the blocks of some items, joined."""
         blocks = [self._record(log, item) if isinstance(item, LogEntry) else self._status(item) for item in items]
@@ -172,10 +176,8 @@ class OpenAIEncoder(ABC):
                     choices[choice].add_calls(calls)
                 case ChoiceFinished(choice, reason, _):
                     choices[choice].finish = _finish_reason(reason)
-                case Failure(message, code, param):
-                    # OpenAI's clients check this header before they retry by themselves.
-                    headers = {"X-Should-Retry": "false"} if code in NON_RETRYABLE_CODES else {}
-                    raise ApiError(failure_status(code), message, param=param, code=code, headers=headers)
+                case Failure() as failure:
+                    raise failure_error(failure)
                 case Usage():
                     totals = usage(record)
                 case PromptInfos(choice, prompt):
@@ -251,6 +253,27 @@ class OpenAIEncoder(ABC):
             "service_tier": self._head.tier,
             "system_fingerprint": self._head.fingerprint,
         }
+
+
+def failure_error(failure: Failure) -> ApiError:
+    """Return the error of an answer that failed before any of it was sent."""
+    # OpenAI's clients check this header before they retry by themselves.
+    headers = {"X-Should-Retry": "false"} if failure.code in NON_RETRYABLE_CODES else {}
+    status = failure_status(failure.code)
+    return ApiError(status, failure.message, param=failure.param, code=failure.code, headers=headers)
+
+
+def logprob_entries(text: TextModel, infos: Iterable[TokenInfo]) -> list[dict[str, Any]]:
+    """Return tokens with their log-probabilities and alternatives, as in chat completions and responses."""
+
+    def entry(token_id: int, logprob: float | None) -> dict[str, Any]:
+        raw = text.token_bytes(token_id)
+        return {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
+
+    return [
+        {**entry(info.token_id, info.logprob), "top_logprobs": [entry(a.token_id, a.logprob) for a in info.top]}
+        for info in infos
+    ]
 
 
 def usage(record: Usage) -> dict[str, Any]:

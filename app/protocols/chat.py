@@ -9,7 +9,7 @@ from pydantic import Field
 
 from app.errors import ApiError
 from app.generation.request import ChatPrompt, GenerationRequest
-from app.protocols.answers import ChoiceText, OpenAIEncoder, prompt_logprobs
+from app.protocols.answers import ChoiceText, OpenAIEncoder, logprob_entries, prompt_logprobs
 from app.protocols.common import SamplingFields, reasoning_variables
 from app.protocols.messages import MAX_MESSAGES, Message, check_messages, turns
 from app.protocols.schema import EmptyList, Unsupported, max_fields, only_value
@@ -151,15 +151,4 @@ class ChatEncoder(OpenAIEncoder):
         return body
 
     def _logprobs(self, infos: Sequence[TokenInfo]) -> dict[str, Any] | None:
-        if not infos:
-            return None
-
-        def entry(token_id: int, logprob: float | None) -> dict[str, Any]:
-            raw = self._head.text.token_bytes(token_id)
-            return {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
-
-        content = [
-            {**entry(info.token_id, info.logprob), "top_logprobs": [entry(a.token_id, a.logprob) for a in info.top]}
-            for info in infos
-        ]
-        return {"content": content, "refusal": None}
+        return {"content": logprob_entries(self._head.text, infos), "refusal": None} if infos else None

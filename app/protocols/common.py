@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -10,9 +10,10 @@ from pydantic import Field
 from app.admission.tenants import TIERS
 from app.errors import ApiError
 from app.generation.request import AnswerHead, ChatPrompt, GenerationRequest
-from app.protocols.answers import AnswerOptions, OpenAIEncoder, UsageReports
+from app.protocols.answers import AnswerOptions, UsageReports
 from app.protocols.formats import ResponseFormat, StructuredOutputs
 from app.protocols.schema import DeadlineMs, FalseOnly, Metadata, StopString, Strict, TokenIds, max_fields
+from app.streams.stream_log import Encoder
 from app.text.answer_format import AnswerFormat
 from engine.types import SamplingParams, ServiceClass
 
@@ -131,7 +132,7 @@ class SamplingFields(TextRequest):
     def request(
         self,
         prompt: ChatPrompt | str | list[int],
-        encoder: type[OpenAIEncoder],
+        encoder: Callable[[AnswerHead, UsageReports, AnswerOptions], Encoder],
         *,
         max_tokens: int | None,
         default_max_tokens: int | None = None,
@@ -151,7 +152,7 @@ class SamplingFields(TextRequest):
         if echo and logprobs is not None:
             prompt_logprobs = max(logprobs, prompt_logprobs or 0)
 
-        def encoder_for(head: AnswerHead) -> OpenAIEncoder:
+        def encoder_for(head: AnswerHead) -> Encoder:
             prompt_tokens = head.prompt_tokens if reports.continuous_usage_stats else None
             usage = UsageReports(bool(reports.include_usage), prompt_tokens)
             return encoder(head, usage, options or AnswerOptions())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -50,15 +51,20 @@ class Strict(BaseModel):
     def check(self) -> None:
         """Raise `ApiError` for values that are wrong in combination; `parse` calls it."""
 
+    @classmethod
+    def api_error(cls, error: ValidationError) -> ApiError:
+        """Return the first problem of a validation as an error for the client."""
+        return refusal(error)
+
     @model_validator(mode="before")
     @classmethod
     def _one_unknown_is_enough(cls, fields: Any) -> Any:
         """Keep only one unknown field: each would become an error object, and a megabyte of them would block the event
         loop for seconds. Unknown fields with null count as left out, as some clients send them.
         """
-        known = cls.model_fields
-        if not isinstance(fields, dict) or fields.keys() <= known.keys():
+        if not isinstance(fields, dict) or fields.keys() <= cls.model_fields.keys():
             return fields
+        known = [field.alias or name for name, field in cls.model_fields.items()]
         first = next((name for name in fields if name not in known and fields[name] is not None), None)
         unknown = {} if first is None else {first: fields[first]}
         return {name: fields[name] for name in known if name in fields} | unknown
@@ -96,23 +102,23 @@ def validate(schema: type[Schema], fields: Any) -> Schema:
     try:
         requested = schema.model_validate(fields)
     except ValidationError as error:
-        raise refusal(error) from None
+        raise schema.api_error(error) from None
     requested.check()
     return requested
 
 
-def refusal(error: ValidationError, is_tagged: bool = False) -> ApiError:
+def refusal(error: ValidationError, is_tagged: bool = False, has_brackets: bool = False) -> ApiError:
     """Return the first problem of a validation as an error for the client.
 
     is_tagged: the schema is one of several that a tag selects; the parameter is then the whole path after the tag
-    instead of its first field.
+    instead of its first field. has_brackets: the parameter is the whole path, with indexes in brackets.
     """
     kind, path, message = _problem(error)
     path = path[1:] if is_tagged else path
-    where = ".".join(path)
-    param = (where if is_tagged else path[0]) if path else None
+    where = _bracketed(path) if has_brackets else ".".join(map(str, path))
+    param = (where if is_tagged or has_brackets else str(path[0])) if path else None
     if kind in ("extra_forbidden", "none_required", "unsupported"):
-        more = f", {message}" if kind == "unsupported" else _hint(path[-1])
+        more = f", {message}" if kind == "unsupported" else _hint(str(path[-1]))
         return ApiError(400, f"unsupported parameter: {where}{more}", param=param, code="unsupported_parameter")
     return ApiError(400, f"{where}: {message}" if path else message, param=param, code="invalid_value")
 
@@ -147,7 +153,12 @@ def _hint(name: str) -> str:
     return f"; use {HINTS[name]}" if name in HINTS else ""
 
 
-def _problem(error: ValidationError) -> tuple[str, list[str], str]:
+def _bracketed(path: Sequence[int | str]) -> str:
+    """Return a path as OpenAI writes it, such as `input[3].content[0].text`."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+
+
+def _problem(error: ValidationError) -> tuple[str, list[int | str], str]:
     """Return type, path and message of the first problem. For a field with alternative types, choose the alternative
     that matches best: if a list is too long or wrong inside, report that instead of the fact that it is no string.
     """
@@ -161,7 +172,8 @@ def _problem(error: ValidationError) -> tuple[str, list[str], str]:
     # An unknown field may have any name, even that of a type.
     unknown = path[-1:] if nearest["type"] == "extra_forbidden" else ()
     known = [part for part in path[: len(path) - len(unknown)] if not _is_alternative(part)]
-    return nearest["type"], [str(part)[:MAX_NAME_CHARACTERS] for part in (*known, *unknown)], nearest["msg"]
+    parts = [part if isinstance(part, int) else part[:MAX_NAME_CHARACTERS] for part in (*known, *unknown)]
+    return nearest["type"], parts, nearest["msg"]
 
 
 def _is_alternative(part: int | str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 import msgspec
 from starlette.requests import Request
@@ -31,14 +32,23 @@ def stream(generation: Generation | PromptBatch, after: int = 0, encoder: Encode
         raise ApiError(404, f"{log.id} is a response of a realtime session and not a stream", code="stream_not_found")
     if log.is_closed and after == len(log.records) and isinstance(log.records[-1], Failure):
         # tells an EventSource, which has received the failure, to stop reconnecting
-        return Response(status_code=204, headers=_headers(log))
+        return Response(status_code=204, headers=stream_headers(log))
 
     def content(response: EventStream) -> AsyncGenerator[bytes]:
         if log.is_closed and after == len(log.records):
             return _end_mark(log)  # the connection was cut after the last record
-        return stream_chunks(log, after, encoder, response, sse.PING)
+        chunks = stream_chunks(log, after, encoder, response, sse.PING)
+        opening = encoder.opening(log) if after == 0 else b""
+        return _after_opening(opening, chunks) if opening else chunks
 
-    return EventStream(content, generation.on_reader_left, _headers(log))
+    return EventStream(content, generation.on_reader_left, stream_headers(log))
+
+
+async def _after_opening(opening: bytes, chunks: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+    async with aclosing(chunks):
+        yield opening
+        async for chunk in chunks:
+            yield chunk
 
 
 async def _end_mark(log: StreamLog) -> AsyncGenerator[bytes]:
@@ -66,10 +76,11 @@ async def respond_whole(request: Request, generation: Generation | PromptBatch, 
         else:
             content = await asyncio.to_thread(body)
     except ApiError as error:
-        error.headers |= _headers(log)  # so that the request's timeline can be found
+        error.headers |= stream_headers(log)  # so that the request's timeline can be found
         raise
-    return Response(content, media_type="application/json", headers=_headers(log))
+    return Response(content, media_type="application/json", headers=stream_headers(log))
 
 
-def _headers(log: StreamLog) -> dict[str, str]:
+def stream_headers(log: StreamLog) -> dict[str, str]:
+    """Return the headers of an answer that name its stream."""
     return {"X-Request-Id": log.id, "X-Carousel-Stream": log.id}

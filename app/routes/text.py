@@ -23,15 +23,15 @@ from app.streams.timeline import IntakeTimeline
 
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation, streamed or whole."""
-    return await _answer(request, ChatRequest)
+    return await answer(request, ChatRequest)
 
 
 async def text_completions(request: Request) -> Response:
     """Continue a text, streamed or whole."""
-    return await _answer(request, CompletionRequest)
+    return await answer(request, CompletionRequest)
 
 
-async def _answer(request: Request, schema: type[TextRequest]) -> Response:
+async def answer(request: Request, schema: type[TextRequest]) -> Response:
     """Answer a request of a text protocol, streamed or whole."""
     intake = IntakeTimeline(time.monotonic(), client_request_id(request.scope["headers"]) or "")
     service, tenant = get_service(request), authenticate_request(request)
@@ -48,8 +48,12 @@ async def _answer(request: Request, schema: type[TextRequest]) -> Response:
     assert encoder is not None  # every text protocol has one
     if not parsed.stream:
         return await respond_whole(request, generation, encoder)
-    may_resume = "x-carousel-resume" in request.headers  # others get neither ids nor status
-    return stream(generation, encoder=encoder if may_resume else encoder.without_resume_fields())
+    return stream(generation, encoder=encoder if expects_status(request) else encoder.without_resume_fields())
+
+
+def expects_status(request: Request) -> bool:
+    """Return whether the client reads status comments and event ids, which others may not be able to parse."""
+    return "x-carousel-resume" in request.headers
 
 
 def _resume_seconds(request: Request) -> float:

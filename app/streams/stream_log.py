@@ -108,6 +108,10 @@ Item = LogEntry | StatusEvent
 class Encoder(Protocol):
     """Encoder of records in one protocol. Stateless: a record gives the same bytes whenever it is read."""
 
+    def opening(self, log: StreamLog) -> bytes:
+        """Return the bytes before those of the first record; possibly empty."""
+        ...
+
     def encode(self, log: StreamLog, items: list[Item]) -> bytes:
         """Return the bytes for `items`; possibly empty."""
         ...
@@ -132,6 +136,7 @@ class StreamLog:
         "id",
         "listeners",
         "logprob_count",
+        "opened_at",
         "owner",
         "readers",
         "records",
@@ -144,6 +149,7 @@ class StreamLog:
         self.owner = owner
         self.cursor_start = f"{stream_id}.{epoch}".encode()  # prefix of every `Cursor` into this log
         self.created = time.time()  # wall clock, because it is shown to clients
+        self.opened_at = time.monotonic()
         self.records: list[Record] = []
         self.logprob_count = 0  # number of log-probabilities in the records
         self.status: StatusEvent | None = None
@@ -155,6 +161,11 @@ class StreamLog:
     def is_closed(self) -> bool:
         """Return whether the last record is written."""
         return self.closed_at is not None
+
+    @property
+    def completed(self) -> float | None:
+        """Return the time of the last record on the clock of `created`; None until it is written."""
+        return None if self.closed_at is None else self.created + self.closed_at - self.opened_at
 
     def append(self, record: Record) -> None:
         """Write one record; `Usage` and `Failure` close the log. Readers are notified by the next `notify`."""

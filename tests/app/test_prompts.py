@@ -1,4 +1,4 @@
-"""Prompts: the thread in which a conversation is rendered."""
+"""Prompts: the thread in which a conversation is rendered, and truncation."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import threading
 
 import pytest
 
-from app.generation.request import ChatPrompt
+from app.generation.request import ChatPrompt, GenerationRequest
 from app.http.json_body import MAX_INLINE_BYTES
 from app.prompts import Prompts, opens_reasoning
+from app.streams.timeline import IntakeTimeline
 from app.text.tools.formats import format_by_name
+from engine.types import ServiceClass
 from tests.app.text_models import byte_level
+from tests.engine.scheduling.test_scheduler_machine import model_info
 
 LONG = "a" * (MAX_INLINE_BYTES + 1)
 
@@ -62,3 +65,16 @@ def test_an_answer_continues_a_reasoning_block_that_its_prompt_has_opened(
     turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": message or ""}]
     prompt = ChatPrompt(turns=turns, continue_final_message=message is not None)
     assert opens_reasoning(form, prompt, rendered) is is_open
+
+
+@pytest.mark.parametrize(("max_tokens", "room"), [(None, 700), (5, 795), (10_000, 700)])
+async def test_a_truncated_prompt_leaves_room_for_the_answer(max_tokens: int | None, room: int):
+    """An eighth of the context or pool, or the limit of the answer if that is less."""
+    prompts = Prompts(byte_level(), lambda: model_info(200, 1, 4, max_model_len=1000))
+    turns = [{"role": "user", "content": letter * 94} for letter in "abcdfgijkmno"]  # 100 tokens each
+    request = GenerationRequest(
+        prompt=ChatPrompt(turns=turns), sampling={}, max_tokens=max_tokens, truncates_prompt=True
+    )
+    ids = (await prompts.prepare(request, ServiceClass.STANDARD, IntakeTimeline(0.0))).ids
+    assert room - 100 <= len(ids) <= room
+    assert byte_level().decode(ids).endswith("o" * 94)

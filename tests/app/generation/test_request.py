@@ -9,6 +9,7 @@ from app.protocols.chat import ChatRequest
 from app.protocols.common import SAMPLING_NAMES, TextRequest
 from app.protocols.completions import CompletionRequest
 from app.protocols.realtime import ResponseFields, SessionFields, generation_request
+from app.protocols.responses import ResponsesRequest
 from app.protocols.schema import validate
 from engine.types import SamplingParams, ServiceClass
 
@@ -29,6 +30,10 @@ def completion(**fields) -> GenerationRequest:
     return validate(CompletionRequest, {"prompt": "hi", **fields}).generation_request()
 
 
+def response(**fields) -> GenerationRequest:
+    return validate(ResponsesRequest, {"input": "hi", **fields}).generation_request()
+
+
 def realtime(session: dict | None = None, **fields) -> GenerationRequest:
     response, defaults = ResponseFields(**fields), SessionFields(**(session or {}))
     return generation_request(TURNS, response, defaults, ServiceClass.INTERACTIVE, "s1")
@@ -42,11 +47,12 @@ def test_the_same_parameters_give_the_same_sampling_in_every_protocol():
     )
     assert params(chat(**given, max_tokens=9)) == expected
     assert params(completion(**given, max_tokens=9)) == expected
+    assert params(response(**given, max_output_tokens=9)) == expected
     assert params(realtime(**given, max_output_tokens=9)) == expected
     assert params(realtime({"temperature": 0.2, "top_p": 0.1}, top_p=0.9, seed=7, max_output_tokens=9)) == expected
 
 
-@pytest.mark.parametrize("schema", [ChatRequest, CompletionRequest])
+@pytest.mark.parametrize("schema", [ChatRequest, CompletionRequest, ResponsesRequest])
 def test_every_sampling_field_of_a_schema_reaches_the_engine(schema: type[TextRequest]):
     """A field that is forgotten would be accepted without effect."""
     values = {
@@ -63,7 +69,8 @@ def test_every_sampling_field_of_a_schema_reaches_the_engine(schema: type[TextRe
         "seed": -1,
     }
     assert set(SAMPLING_NAMES) <= values.keys(), "add the new parameter to this test"
-    prompt = {"messages": TURNS} if schema is ChatRequest else {"prompt": "hi"}
+    names = {ChatRequest: "messages", CompletionRequest: "prompt", ResponsesRequest: "input"}
+    prompt = {names[schema]: "hi" if schema is CompletionRequest else TURNS}
     sampling = params(validate(schema, prompt | values | {"stop": ["a"]}).generation_request())
     expected = values | {"logit_bias": {5: 1.5}, "seed": 2**64 - 1}
     assert {name: getattr(sampling, name) for name in values} == expected
@@ -94,8 +101,7 @@ def test_a_seed_is_drawn_for_each_request_without_one():
     assert params(chat(top_k=-1)).top_k == 0
 
 
-def test_only_answers_to_conversations_have_a_parser():
-    """Text completions stay as the model has written them."""
-    assert chat().prompt.parser("[assistant]") is not None
+def test_only_answers_to_conversations_are_messages_of_their_own():
+    """Text completions continue the prompt."""
     assert isinstance(completion().prompt, str) and completion().continues_prompt
     assert not chat().continues_prompt

@@ -38,6 +38,7 @@ def test_a_path_below_the_root_path_has_the_same_format(other_protocol):
         client._transport.root_path = "/llm"
         assert client.post(f"/llm{CHAT}", json={"messages": []}).json()["error"]["type"] == "status_400"
         missing = client.get("/llm/v1/nothing").json()["error"]["message"]
-        assert missing == "there is no route /llm/v1/nothing; use /v1/chat/completions, /v1/completions or /v1/realtime"
+        known = "/v1/chat/completions, /v1/responses, /v1/completions or /v1/realtime"
+        assert missing == f"there is no route /llm/v1/nothing; use {known}"
         missing = client.get("/llm/static/v1/nothing").json()["error"]["message"]
         assert missing == "there is no route /llm/static/v1/nothing"

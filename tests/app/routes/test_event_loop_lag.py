@@ -18,6 +18,8 @@ import pytest
 from app.cli.serve import SWITCH_SECONDS
 from app.engine_client.client import EngineClient
 from app.protocols.messages import MAX_MESSAGES
+from app.protocols.responses_input import MAX_ITEMS
+from app.protocols.responses_tools import MAX_TOOLS
 from app.protocols.schema import MAX_CONTENT_PARTS
 from app.server import create_app
 from app.settings import Settings
@@ -30,12 +32,28 @@ ATTEMPTS = 8  # a busy machine stops any process at times; a request that blocks
 CONTEXT = 16_384  # of the fake engine
 IDS = 1 << 17
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 
 
 def chat(*contents, **fields) -> dict:
     """Return the body of a conversation, with an answer of one token."""
     return {"messages": [{"role": "user", "content": content} for content in contents], "max_tokens": 1, **fields}
+
+
+def response(*items, **fields) -> dict:
+    """Return the body of a response of one token."""
+    return {"input": items, "max_output_tokens": 1, **fields}
+
+
+def input_text(text: str) -> dict:
+    """Return a content part of an input item."""
+    return {"type": "input_text", "text": text}
+
+
+def call_and_output(number: int) -> tuple[dict, dict]:
+    """Return a function call, and its output."""
+    call = {"type": "function_call", "call_id": f"call_{number}", "name": "f", "arguments": "{}"}
+    return call, {"type": "function_call_output", "call_id": f"call_{number}", "output": "done"}
 
 
 def part(text: str) -> dict:
@@ -47,6 +65,15 @@ def text(unit: str, size: int = 3_900_000) -> str:
     """Return a text of about `size` bytes."""
     return unit * (size // len(unit.encode()))
 
+
+def deep(levels: int) -> dict:
+    """Return a schema of nested objects."""
+    return {"type": "object", "properties": {"a": deep(levels - 1)} if levels else {}}
+
+
+KEYS = [f"key{number}" for number in range(29_000)]
+CALLS = [item for number in range(MAX_ITEMS // 2) for item in call_and_output(number)]
+TOOLS = [{"type": "function", "name": f"f{number}", "parameters": {"type": "object"}} for number in range(MAX_TOOLS)]
 
 BODIES = {
     "2,200 messages of 60 parts": (CHAT, chat(*[[part("a")] * 60] * 2200)),
@@ -68,6 +95,30 @@ BODIES = {
     "empty arrays": (CHAT, chat("hi", tools=[[]] * 9_900)),
     "empty arrays without end": (CHAT, chat("hi", tools=[[]] * 1_000_000)),
     "a logit bias of many tokens": (CHAT, chat("hi", logit_bias={str(number): 1 for number in range(1024)})),
+    "a megabyte of wrong items": (RESPONSES, response(*[{"type": "x" * 90, "id": "y"}] * 9_900)),
+    "items without content": (RESPONSES, response(*[{"role": "user"}] * MAX_ITEMS)),
+    "an item of wrong parts": (RESPONSES, response({"role": "user", "content": [input_text(5)] * 4096})),
+    "unknown keys of an item": (RESPONSES, response({"role": "user", "content": "a"} | dict.fromkeys(KEYS, 0))),
+    "the maximum number of items": (RESPONSES, response(*[{"role": "user", "content": "a"}] * MAX_ITEMS)),
+    "the maximum number of calls": (RESPONSES, response(*CALLS)),
+    "the maximum number of calls of one answer": (RESPONSES, response(*sorted(CALLS, key=len, reverse=True))),
+    "an output without a call": (RESPONSES, response(*CALLS[:-1], CALLS[1])),
+    "the maximum number of parts of items": (
+        RESPONSES,
+        response(*[{"role": "user", "content": [input_text("a")] * 4}] * (MAX_CONTENT_PARTS // 4)),
+    ),
+    "the maximum number of tools": (RESPONSES, response({"role": "user", "content": "a"}, tools=TOOLS)),
+    "tools of deep schemas": (
+        RESPONSES,
+        response(
+            {"role": "user", "content": "a"}, tools=[{"type": "function", "name": "f", "parameters": deep(40)}] * 99
+        ),
+    ),
+    "long instructions": (RESPONSES, response({"role": "user", "content": "a"}, instructions=text("Be brief. "))),
+    "the tokens of many items": (
+        f"{RESPONSES}/input_tokens",
+        {"input": [{"role": "user", "content": "a"}] * MAX_ITEMS},
+    ),
     "a prompt of ids": (COMPLETIONS, {"prompt": [100] * (CONTEXT - 10), "max_tokens": 1}),
     "a prompt of more ids than fit": (COMPLETIONS, {"prompt": [100] * IDS, "max_tokens": 1}),
     "lists of ids": (COMPLETIONS, {"prompt": [[1, 2, 3]] * 1024, "max_tokens": 1}),

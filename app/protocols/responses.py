@@ -1,0 +1,251 @@
+"""`/v1/responses`: request, without storage of responses or items."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationError
+from pydantic_core import PydanticCustomError
+
+from app.errors import ApiError
+from app.generation.request import AnswerHead, ChatPrompt, GenerationRequest, effective_defaults
+from app.protocols.answers import AnswerOptions, UsageReports
+from app.protocols.common import SamplingFields, StreamOptions, reasoning_variables
+from app.protocols.responses_encoder import ResponsesEncoder
+from app.protocols.responses_input import MAX_ITEMS, InputItem, Message, count_parts, supported_types, tag_of, turns
+from app.protocols.responses_output import ResponseHead
+from app.protocols.responses_tools import FunctionTools, ToolChoice, tool_use
+from app.protocols.schema import MAX_CONTENT_PARTS, FalseOnly, Metadata, Strict, Unsupported, only_value, refusal
+from app.text.answer_format import AnswerFormat
+
+PARAMETER_NAMES = {"prompt": "input", "max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}
+
+Included = Literal["reasoning.encrypted_content", "message.output_text.logprobs"]
+Input = str | Annotated[list[InputItem], Field(fail_fast=True, min_length=1, max_length=MAX_ITEMS)]
+
+
+def unsupported(advice: str, accepted: Any = None) -> BeforeValidator:
+    """Return a validator that refuses all values but null and `accepted`. advice: the alternative."""
+
+    def check(value: Any) -> Any:
+        if value is not None and value is not accepted:
+            raise PydanticCustomError("unsupported", "{advice}", {"advice": advice})
+        return value
+
+    return BeforeValidator(check)
+
+
+class TextFormat(Strict):
+    """Text without constraints."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Strict):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JsonSchemaFormat(Strict):
+    """JSON that satisfies a schema."""
+
+    type: Literal["json_schema"]
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    schema_: dict[str, Any] = Field(alias="schema")
+    description: str | None = None
+    strict: bool | None = None  # every answer satisfies the schema
+
+
+Format = Annotated[
+    Annotated[TextFormat, Tag("[text]")]
+    | Annotated[JsonObjectFormat, Tag("[json_object]")]
+    | Annotated[JsonSchemaFormat, Tag("[json_schema]")],
+    Discriminator(tag_of),
+    supported_types("text", "json_object", "json_schema", advice="a JSON Schema can describe most formats"),
+]
+
+
+class TextConfig(Strict):
+    """`text` of a request."""
+
+    format: Format | None = None
+    verbosity: Annotated[Literal["low", "medium", "high"], only_value("medium")] | None = None
+
+    @property
+    def answer_format(self) -> AnswerFormat | None:
+        """Return the constraint on the answer."""
+        match self.format:
+            case JsonObjectFormat():
+                return AnswerFormat("json_schema", {"type": "object"}, "text.format")
+            case JsonSchemaFormat(schema_=schema):
+                return AnswerFormat("json_schema", schema, "text.format.schema")
+        return None
+
+    def view(self) -> dict[str, Any]:
+        """Return the field as a response repeats it."""
+        form = {"type": "text"} if self.format is None else self.format.model_dump(by_alias=True)
+        return {"format": form, "verbosity": "medium"}
+
+
+Summary = Literal["auto", "concise", "detailed"]
+
+
+class ReasoningConfig(Strict):
+    """`reasoning` of a request. No summaries are made: clients receive the whole reasoning."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: Summary | None = None
+    generate_summary: Summary | None = None
+    context: Annotated[Literal["auto", "current_turn", "all_turns"], only_value("auto")] | None = None
+    mode: Annotated[str, only_value("standard")] | None = None
+
+
+class PromptCacheOptions(Strict):
+    """`prompt_cache_options` of a request, which change no answer: every prompt is cached as long as there is room."""
+
+    mode: Literal["implicit", "explicit"] | None = None
+    ttl: Literal["30m", "12h"] | None = None
+    prewarm: FalseOnly | None = None
+    comparison_response_id: Unsupported = None
+
+
+class ResponseStreamOptions(StreamOptions):
+    """`stream_options` of a streamed request. The last event always has the usage."""
+
+    include_usage: Unsupported = None
+    continuous_usage_stats: Unsupported = None
+
+
+class PromptFields(Strict):
+    """Fields from which the prompt is made."""
+
+    model: str | None = None
+    input: Input
+    instructions: str | None = None
+    tools: FunctionTools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    previous_response_id: Annotated[None, unsupported("no response is stored; send the earlier items in input")] = None
+    conversation: Annotated[None, unsupported("no conversation is stored; send its items in input")] = None
+
+    def check(self) -> None:
+        """Check values that are wrong in combination. Raises `ApiError`."""
+        super().check()
+        parts = 0 if isinstance(self.input, str) else count_parts(self.input)
+        if parts > MAX_CONTENT_PARTS:
+            message = f"input must have at most {MAX_CONTENT_PARTS} content parts in all, got {parts}"
+            raise ApiError(400, message, param="input", code="invalid_value")
+
+    @classmethod
+    def api_error(cls, error: ValidationError) -> ApiError:
+        """Return the first problem of a validation as an error for the client."""
+        return refusal(error, has_brackets=True)
+
+    @property
+    def chat_prompt(self) -> ChatPrompt:
+        """Return the conversation for the chat template. Raises `ApiError` for calls and tools that do not match."""
+        items = [Message(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+        tools = tool_use(self.tools or [], self.tool_choice or "auto", self.parallel_tool_calls is not False)
+        variables = reasoning_variables(self.reasoning.effort if self.reasoning else None)
+        return ChatPrompt(turns=turns(items, self.instructions), tools=tools, variables=variables or None)
+
+    def repeated_fields(self) -> dict[str, Any]:
+        """Return the fields that a response repeats, with effective values."""
+        effort = None if self.reasoning is None else self.reasoning.effort
+        choice = self.tool_choice or "auto"
+        return {
+            "instructions": self.instructions,
+            "tools": [tool.view() for tool in self.tools or []],
+            "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
+            "parallel_tool_calls": self.parallel_tool_calls is not False,
+            "text": (self.text or TextConfig()).view(),
+            "reasoning": {"effort": effort, "summary": None},
+            "truncation": self.truncation or "disabled",
+            "previous_response_id": None,
+        }
+
+
+class InputTokensRequest(PromptFields):
+    """Body of `POST /v1/responses/input_tokens`, which counts the whole input."""
+
+    truncation: Annotated[Literal["auto", "disabled"], only_value("disabled")] | None = None
+
+
+class ResponsesRequest(PromptFields, SamplingFields):
+    """Body of `POST /v1/responses`. Sampling fields of chat completions are accepted as extensions, as in vLLM."""
+
+    max_output_tokens: int | None = Field(None, ge=1, lt=2**31)
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    include: Annotated[list[Included], Field(fail_fast=True, max_length=16)] | None = None
+    stream_options: ResponseStreamOptions | None = None
+    n: Unsupported = None
+    # Accepted without effect: there are no built-in tools, nothing is stored, and the rest changes no answer.
+    max_tool_calls: int | None = Field(None, ge=1)
+    store: bool | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
+    client_metadata: Metadata | None = None
+    background: Annotated[
+        bool | None,
+        unsupported(
+            "only false is supported; with stream: true and the header X-Carousel-Resume an answer continues for up to "
+            "600 s without its reader",
+            accepted=False,
+        ),
+    ] = None
+    background_options: Unsupported = None
+    response_format: Annotated[None, unsupported('use text, such as {"format": ...}')] = None
+    prompt_logprobs: Unsupported = None
+    prompt: Annotated[None, unsupported("no prompt is stored; send its text in instructions and input")] = None
+    context_management: Annotated[None, unsupported("the server does not compact; send a shorter input")] = None
+    moderation: Unsupported = None
+    image: Unsupported = None
+    access_programs: Unsupported = None
+
+    def generation_request(self, resume_seconds: float = 0.0) -> GenerationRequest:
+        """Return the request. Its limit is reduced to the room that the context has left."""
+        request = self.request(
+            self.chat_prompt,
+            self._encoder,
+            max_tokens=self.max_output_tokens,
+            logprobs=self._logprobs,
+            names=PARAMETER_NAMES,
+            resume_seconds=resume_seconds,
+        )
+        answer_format = self.text.answer_format if self.text is not None else request.answer_format
+        return replace(
+            request,
+            answer_format=answer_format,
+            clips_max_tokens=True,
+            truncates_prompt=self.truncation == "auto",
+        )
+
+    @property
+    def _logprobs(self) -> int | None:
+        """Return the number of alternatives of each token; None for no log-probabilities."""
+        if self.top_logprobs or "message.output_text.logprobs" in (self.include or []):
+            return self.top_logprobs or 0
+        return None
+
+    def _encoder(self, head: AnswerHead, reports: UsageReports, options: AnswerOptions) -> ResponsesEncoder:
+        sampling = effective_defaults(head.text.sampling_defaults) | self.sampling
+        limit = self.max_output_tokens
+        fields = self.repeated_fields() | {
+            "background": False,
+            "max_output_tokens": None if limit is None else min(limit, head.max_tokens),
+            "max_tool_calls": self.max_tool_calls,
+            "metadata": self.metadata or {},
+            "prompt_cache_key": self.prompt_cache_key,
+            "safety_identifier": self.safety_identifier,
+            "store": False,
+            "temperature": sampling["temperature"],
+            "top_logprobs": self._logprobs or 0,
+            "top_p": sampling["top_p"],
+            "user": self.user,
+        }
+        return ResponsesEncoder(ResponseHead(head, fields))

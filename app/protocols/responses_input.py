@@ -1,0 +1,255 @@
+"""Input items of `/v1/responses`, and their conversion to the turns of a conversation.
+
+Output items of an answer are valid input items, as clients send them back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError
+
+from app.errors import ApiError
+from app.generation.request import Turns
+from app.protocols.schema import MAX_CONTENT_PARTS, Strict, max_fields
+
+MAX_ITEMS = 4096  # of one input
+
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+def type_of(value: Any) -> Any:
+    """Return the type of an object of the protocol, or None. A message need not have one."""
+    if not isinstance(value, dict):
+        return None
+    return value.get("type") or ("message" if "role" in value else "item_reference" if "id" in value else None)
+
+
+def tag_of(value: Any) -> str:
+    """Return the tag of the schema for an object. Its brackets keep it out of the paths in error messages."""
+    return f"[{type_of(value)}]"
+
+
+def supported_types(*types: str, advice: str, allows_text: bool = False) -> BeforeValidator:
+    """Return a validator that refuses values other than objects of these types, with the type that was given.
+
+    allows_text: leave strings to the next validator.
+    """
+
+    def check(value: Any) -> Any:
+        if allows_text and isinstance(value, str):
+            return value
+        kind = type_of(value)
+        if not isinstance(kind, str):
+            raise PydanticCustomError("object_type", "Input should be an object with a type")
+        if kind not in types:
+            context = {"kind": repr(kind[:80]), "types": ", ".join(types), "advice": advice}
+            raise PydanticCustomError(
+                "unsupported", "the type {kind} is not supported, only {types}; {advice}", context
+            )
+        return value
+
+    return BeforeValidator(check)
+
+
+class InputText(Strict):
+    """Text from the client."""
+
+    type: Literal["input_text"]
+    text: str
+    prompt_cache_breakpoint: Annotated[dict[str, Any], max_fields(8)] | None = None  # changes no answer
+
+
+class OutputText(Strict):
+    """Text of an earlier answer. Its annotations and log-probabilities are not shown to the model."""
+
+    type: Literal["output_text"]
+    text: str
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+
+class RefusalPart(Strict):
+    """Refusal of an earlier answer."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        """Return the refusal's text."""
+        return self.refusal
+
+
+ContentPart = Annotated[
+    Annotated[InputText, Tag("[input_text]")]
+    | Annotated[OutputText, Tag("[output_text]")]
+    | Annotated[RefusalPart, Tag("[refusal]")],
+    Discriminator(tag_of),
+    supported_types("input_text", "output_text", "refusal", advice="the served model reads text only"),
+]
+Content = str | Annotated[list[ContentPart], Field(fail_fast=True, max_length=MAX_CONTENT_PARTS)]
+
+
+def _text(content: Content) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+class Message(Strict):
+    """Message of a conversation."""
+
+    type: Literal["message"] | None = None
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Content
+    id: str | None = None
+    status: Status | None = None
+    phase: Literal["commentary", "final_answer"] | None = None  # no known template has it
+
+
+class FunctionCall(Strict):
+    """Call of a function by an earlier answer. arguments: the text of a JSON object."""
+
+    type: Literal["function_call"]
+    call_id: Annotated[str, Field(min_length=1)]
+    name: Annotated[str, Field(min_length=1)]
+    arguments: str
+    id: str | None = None
+    status: Status | None = None
+
+    def template_form(self) -> dict[str, Any]:
+        """Return the call as chat templates read it, in the format of OpenAI's chat completions."""
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": self.call_id, "type": "function", "function": function}
+
+
+class FunctionCallOutput(Strict):
+    """Result of a function call, from the client."""
+
+    type: Literal["function_call_output"]
+    call_id: Annotated[str, Field(min_length=1)]
+    output: Content
+    id: str | None = None
+    name: str | None = None
+    status: Status | None = None
+
+
+class SummaryText(Strict):
+    """Part of the summary of a reasoning item."""
+
+    type: Literal["summary_text"]
+    text: str
+
+
+class ReasoningText(Strict):
+    """Part of the text of a reasoning item."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class Reasoning(Strict):
+    """Reasoning of an earlier answer. Encrypted content is not read, because only its author has the key."""
+
+    type: Literal["reasoning"]
+    summary: Annotated[list[SummaryText], Field(fail_fast=True, max_length=MAX_CONTENT_PARTS)]
+    content: Annotated[list[ReasoningText], Field(fail_fast=True, max_length=MAX_CONTENT_PARTS)] | None = None
+    encrypted_content: str | None = None
+    id: str | None = None
+    status: Status | None = None
+
+    @property
+    def text(self) -> str:
+        """Return the whole text, or the summary if that is all there is."""
+        return "\n\n".join(part.text for part in self.content or self.summary)
+
+
+InputItem = Annotated[
+    Annotated[Message, Tag("[message]")]
+    | Annotated[FunctionCall, Tag("[function_call]")]
+    | Annotated[FunctionCallOutput, Tag("[function_call_output]")]
+    | Annotated[Reasoning, Tag("[reasoning]")],
+    Discriminator(tag_of),
+    supported_types(
+        "message",
+        "function_call",
+        "function_call_output",
+        "reasoning",
+        advice="built-in tools are not supported, and no items are stored: send the item itself for an item_reference",
+    ),
+]
+
+
+@dataclass
+class _AssistantTurn:
+    """Consecutive items of an assistant, which are one turn for chat templates."""
+
+    texts: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+
+    def template_form(self) -> Turns:
+        """Return the turn, if there is one: reasoning without an answer is none."""
+        if not self.texts and not self.calls:
+            return []
+        turn: dict[str, Any] = {"role": "assistant", "content": "\n\n".join(self.texts)}
+        if self.reasoning:
+            turn["reasoning_content"] = "\n\n".join(self.reasoning)
+        if self.calls:
+            turn["tool_calls"] = self.calls
+        return [turn]
+
+
+def turns(items: Iterable[InputItem], instructions: str | None = None) -> Turns:
+    """Return items as chat templates read them, after a system turn with `instructions`. Raises `ApiError` (400) for
+    the output of a call that does not precede it or already has an output.
+    """
+    converted: Turns = [{"role": "system", "content": instructions}] if instructions else []
+    answer = _AssistantTurn()
+    pending: set[str] = set()  # ids of calls without an output
+    for index, item in enumerate(items):
+        match item:
+            case Message(role="assistant"):
+                answer.texts.append(_text(item.content))
+            case Reasoning():
+                answer.reasoning += [item.text] if item.text else []
+            case FunctionCall():
+                answer.calls.append(item.template_form())
+                pending.add(item.call_id)
+            case FunctionCallOutput(call_id=call_id):
+                if call_id not in pending:
+                    raise _no_call(index, call_id)
+                pending.remove(call_id)
+                converted += answer.template_form()
+                answer = _AssistantTurn()
+                converted.append({"role": "tool", "tool_call_id": call_id, "content": _text(item.output)})
+            case Message():
+                converted += answer.template_form()
+                answer = _AssistantTurn()
+                role = "system" if item.role == "developer" else item.role
+                converted.append({"role": role, "content": _text(item.content)})
+    return converted + answer.template_form()
+
+
+def _no_call(index: int, call_id: str) -> ApiError:
+    where = f"input[{index}].call_id"
+    message = f"{where}: no function_call before this item has the call_id {call_id[:80]!r} and lacks an output"
+    return ApiError(400, message, param=where, code="invalid_value")
+
+
+def count_parts(items: Iterable[InputItem]) -> int:
+    """Return the number of content parts of all items."""
+    return sum(len(part) for item in items for part in _part_lists(item) if isinstance(part, list))
+
+
+def _part_lists(item: InputItem) -> tuple[Any, ...]:
+    match item:
+        case Message():
+            return (item.content,)
+        case FunctionCallOutput():
+            return (item.output,)
+        case Reasoning():
+            return (item.content, item.summary)
+    return ()
