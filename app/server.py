@@ -40,7 +40,7 @@ from app.observe.loop_lag import LoopLag
 from app.observe.metrics import Metrics
 from app.observe.request_log import REQUEST_ID, RequestLog
 from app.protocols.error_format import error_format
-from app.routes import live, openai_responses, ops, pages, realtime, requests, streams
+from app.routes import anthropic, live, openai_responses, ops, pages, realtime, requests, streams
 from app.routes import text as text_routes
 from app.service import Service
 from app.settings import Settings
@@ -102,6 +102,8 @@ def create_app(
         routes=[  # matched in order: the most frequent first
             Route("/v1/chat/completions", text_routes.chat_completions, methods=["POST"]),
             Route("/v1/completions", text_routes.text_completions, methods=["POST"]),
+            Route("/v1/messages", anthropic.create_message, methods=["POST"]),
+            Route("/v1/messages/count_tokens", anthropic.count_tokens, methods=["POST"]),
             Route("/v1/responses", openai_responses.create_response, methods=["POST"]),
             WebSocketRoute("/v1/responses", openai_responses.refuse_websocket),
             Route("/v1/responses/input_tokens", openai_responses.count_input_tokens, methods=["POST"]),

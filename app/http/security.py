@@ -34,10 +34,11 @@ def authenticate(connection: HTTPConnection, settings: Settings, *, key: str | N
         return anonymous(client_network(connection.scope.get("client")))
     if key is None:
         scheme, _, credentials = connection.headers.get("authorization", "").partition(" ")
-        key = credentials.strip() if scheme.lower() == "bearer" else ""
+        # Anthropic's clients send x-api-key.
+        key = credentials.strip() if scheme.lower() == "bearer" else connection.headers.get("x-api-key", "").strip()
     tenant = settings.tenants_by_digest.get(key_digest(key))
     if tenant is None:
-        message = "a valid API key is needed: Authorization: Bearer KEY"
+        message = "a valid API key is needed: Authorization: Bearer KEY, or x-api-key: KEY"
         raise KeyRefused(message, "invalid_api_key", was_given=bool(key))
     connection.scope[TENANT] = tenant.name
     return tenant

@@ -24,7 +24,7 @@ PING_SECONDS = 15.0
 
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 DONE = b"[DONE]"
-PING = PING_SECONDS, b": ping\n\n"
+PING = b": ping\n\n"
 
 # UTF-8 of U+0085, U+2028 and U+2029. They may occur unescaped in a JSON string, but clients that split the stream with
 # str.splitlines() (such as openai-python) treat them as ends of lines.

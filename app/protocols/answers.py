@@ -114,6 +114,7 @@ class OpenAIEncoder(ABC):
 
     __slots__ = ("_chunk_start", "_counted", "_head", "_is_plain", "_options", "_reports")
 
+    ping = sse.PING
     prefix: str  # of the answer's id
     chunk_object: str
     body_object: str

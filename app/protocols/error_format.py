@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from app.errors import ApiError
+from app.protocols.anthropic_encoder import error_body as anthropic_error_body
 
 ErrorFormat = Callable[[ApiError], dict[str, Any]]
 
@@ -17,7 +18,7 @@ def openai_error(error: ApiError) -> dict[str, Any]:
 
 
 # By path; all other paths answer as OpenAI does.
-FORMATS: Mapping[str, ErrorFormat] = MappingProxyType({})
+FORMATS: Mapping[str, ErrorFormat] = MappingProxyType({"/v1/messages": anthropic_error_body})
 
 
 def error_format(path: str) -> ErrorFormat:

@@ -26,6 +26,8 @@ class ResponsesEncoder:
     reader that resumes continues.
     """
 
+    ping = sse.PING
+
     def __init__(self, head: ResponseHead) -> None:
         self._head = head
         self._checkpoints: list[ResponseOutput] = []

@@ -37,7 +37,7 @@ def stream(generation: Generation | PromptBatch, after: int = 0, encoder: Encode
     def content(response: EventStream) -> AsyncGenerator[bytes]:
         if log.is_closed and after == len(log.records):
             return _end_mark(log)  # the connection was cut after the last record
-        chunks = stream_chunks(log, after, encoder, response, sse.PING)
+        chunks = stream_chunks(log, after, encoder, response, (sse.PING_SECONDS, encoder.ping))
         opening = encoder.opening(log) if after == 0 else b""
         return _after_opening(opening, chunks) if opening else chunks
 

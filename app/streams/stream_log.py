@@ -106,7 +106,12 @@ Item = LogEntry | StatusEvent
 
 
 class Encoder(Protocol):
-    """Encoder of records in one protocol. Stateless: a record gives the same bytes whenever it is read."""
+    """Encoder of records in one protocol. A record gives the same bytes whenever it is read."""
+
+    @property
+    def ping(self) -> bytes:
+        """Return the bytes that keep a connection without records alive."""
+        ...
 
     def opening(self, log: StreamLog) -> bytes:
         """Return the bytes before those of the first record; possibly empty."""

@@ -166,7 +166,7 @@ async def test_a_reader_that_leaves_ends_its_stream_at_once(is_full: bool):
 
 async def test_a_silent_stream_is_pinged(monkeypatch: pytest.MonkeyPatch):
     """Proxies close idle connections, and events after a ping are sent as usual."""
-    monkeypatch.setattr(sse, "PING", (0.02, sse.PING[1]))
+    monkeypatch.setattr(sse, "PING_SECONDS", 0.02)
     answer, socket = FakeGeneration(), Socket()
     serving = asyncio.create_task(socket.serve(answer))
     async with asyncio.timeout(10):
