@@ -45,8 +45,8 @@ class CallSyntax(ABC):
             block = rules.until(f"reasoning_{index}", pair.close)
             if not is_open:
                 begin = rules.marker(pair.open)
-                if begin == literal(pair.open):
-                    begin = rules.add_lazy(f"open_{index}", f"{LEADING_SPACE} {begin}")
+                if not rules.is_special(pair.open):
+                    begin = rules.add_lazy(f"open_{index}", begin)
                 block = f"({begin} {block})"
             blocks.append(block)
         return f"({any_of(blocks)} {rules.add('gap', GAP)}){'' if is_open else '?'}"
@@ -135,7 +135,8 @@ class LeadingSyntax(CallSyntax):
 
     def required(self, rules: GrammarRules, use: ToolUse) -> str:
         """Return an expression for calls without text around them."""
-        return f"{rules.marker(self.token)}? {self._calls(rules, offered(use), use)}"
+        token = f"{rules.marker(self.token)}?" if rules.is_special(self.token) else ""
+        return f"{token} {self._calls(rules, offered(use), use)}"
 
     def optional(self, rules: GrammarRules, use: ToolUse) -> str:
         """Return an expression for calls or text. Text at the beginning is a call from a known tool's name on."""

@@ -60,14 +60,17 @@ class GrammarRules:
         self._lines.setdefault(name, f"{name}[lazy]: {terminal}")
         return name
 
+    def is_special(self, text: str) -> bool:
+        """Return whether a text is a special token."""
+        return text in self._special_tokens
+
     def marker(self, text: str) -> str:
         """Return an expression for a text that may be a special token."""
-        token_id = self._special_tokens.get(text)
-        return literal(text) if token_id is None else f"<[{token_id}]>"
+        return f"<[{self._special_tokens[text]}]>" if self.is_special(text) else literal(text)
 
     def until(self, name: str, end: str) -> str:
         """Return an expression for free text up to and including the marker `end`. name: for the rule."""
-        if end in self._special_tokens:
+        if self.is_special(end):
             return f"text? {self.marker(end)}"
         return self.add_lazy(name, f"/(?s:.*)/ {literal(end)}")
 

@@ -75,6 +75,8 @@ CASES = (
     Case("stray start marker in text", f"Use <tool_call> so: {PARIS}", "Use <tool_call> so:", (PARIS_CALL,)),
     Case("stray end marker", "a</tool_call>b", "a</tool_call>b"),
     Case("no JSON", "<tool_call>get_weather(Paris)</tool_call>", "<tool_call>get_weather(Paris)</tool_call>", is_valid=False),
+    Case("two names", '<tool_call>{"name": "ping", "name": "add", "arguments": {}}</tool_call>', calls=(("ping", "{}"),)),
+    Case("two arguments", '<tool_call>{"name": "ping", "arguments": {}, "parameters": {"a": 1}}</tool_call>', calls=(("ping", "{}"),)),
     Case("long key", f'<tool_call>{{"{"a" * 300}": 1, "name": "ping"}}</tool_call>',
          f'<tool_call>{{"{"a" * 300}": 1, "name": "ping"}}</tool_call>'),
     Case("no name", '<tool_call>{"arguments": {}}</tool_call>', '<tool_call>{"arguments": {}}</tool_call>', is_valid=False),
