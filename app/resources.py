@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from pathlib import Path
 
@@ -28,3 +29,12 @@ def templates_dir() -> Path:
 def demo_model() -> Path:
     """Return the folder of the model that ships with Carousel."""
     return root() / "models" / "demo"
+
+
+def fetched_models() -> Path:
+    """Return the folder of fetched models: models/ of a checkout, else one in the user's cache folder, which may not
+    exist yet.
+    """
+    if root() == _PACKAGE.parent:
+        return root() / "models"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "carousel" / "models"
