@@ -255,7 +255,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # dict: f
         Option(
             PAGE,
             "questions that an empty conversation on the chat page offers, one per line; an empty text offers none",
-            "examples that the demo model can answer",
+            "four questions that fit the model",
         ),
     ] = None
     page_system_prompt: Annotated[

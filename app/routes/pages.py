@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.templating import Jinja2Templates
@@ -9,9 +11,10 @@ from starlette.templating import Jinja2Templates
 from app import __version__
 from app.generation.request import effective_defaults
 from app.http.assets import bundled, version
-from app.resources import static_dir, templates_dir
+from app.resources import demo_model, static_dir, templates_dir
 from app.routes import get_service
 from app.service import MAX_RESUME_SECONDS
+from app.settings import Settings
 
 SECURITY_HEADERS = {
     "Content-Security-Policy": (
@@ -24,6 +27,20 @@ SECURITY_HEADERS = {
     "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
     "Cache-Control": "no-cache",
 }
+# Questions that an empty conversation offers: those of the subjects of the bundled model, and those that the default
+# model, and any larger one, answers well.
+DEMO_EXAMPLES = [
+    "Tell me a story about a fox",
+    "How does continuous batching work?",
+    "Write a table of the planets",
+    "Write a Python function that checks for primes",
+]
+EXAMPLES = [
+    "Explain what an algorithm is",
+    "Give me three tips for sleeping better",
+    "Describe a sunset at the beach in one paragraph",
+    "What are the benefits of regular exercise?",
+]
 
 _templates = Jinja2Templates(templates_dir())
 
@@ -38,7 +55,7 @@ def _page(request: Request, name: str) -> Response:
         "base": base,
         "page": name,
         "title": settings.page_title,
-        "examples": _examples(settings.page_examples),
+        "examples": _examples(settings),
         "system_prompt": settings.page_system_prompt,
         "sampling": effective_defaults(service.text.sampling_defaults),
         "resume_seconds": int(MAX_RESUME_SECONDS),
@@ -48,9 +65,11 @@ def _page(request: Request, name: str) -> Response:
     return _templates.TemplateResponse(request, f"{name}.html", context, headers=SECURITY_HEADERS)
 
 
-def _examples(lines: str | None) -> list[str] | None:
-    """Return the operator's example questions; None selects the page's own."""
-    return None if lines is None else [line.strip() for line in lines.splitlines() if line.strip()]
+def _examples(settings: Settings) -> list[str]:
+    """Return the operator's example questions, or those that suit the model."""
+    if settings.page_examples is None:
+        return DEMO_EXAMPLES if Path(settings.engine.model).resolve() == demo_model() else EXAMPLES
+    return [line.strip() for line in settings.page_examples.splitlines() if line.strip()]
 
 
 async def chat_page(request: Request) -> Response:

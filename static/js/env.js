@@ -7,8 +7,8 @@ export const BASE = meta("base").replace(/\/$/, "");
 export const MODEL = meta("model");
 export const TITLE = meta("title");
 export const SYSTEM_PROMPT = meta("system-prompt");
-/** Example questions of the operator; null: the page's own. @type {string[] | null} */
-export const OFFERED = JSON.parse(meta("examples") || "null");
+/** Example questions of an empty conversation. @type {string[]} */
+export const EXAMPLES = JSON.parse(meta("examples") || "[]");
 /** Default sampling parameters of the server. @type {Record<string, number>} */
 export const SAMPLING = JSON.parse(meta("sampling") || "{}");
 export const VERSION = meta("version");

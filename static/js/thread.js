@@ -1,6 +1,6 @@
 // Column of messages of the open conversation: its views and their messages.
 import { byId, h } from "./dom.js";
-import { EXAMPLES } from "./examples.js";
+import { EXAMPLES } from "./env.js";
 import { whenIdle } from "./idle.js";
 import { AnswerView } from "./messages.js";
 import { UserView } from "./question.js";

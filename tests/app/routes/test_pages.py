@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import re
 from html import unescape
+from pathlib import Path
 
+from app.routes import pages
+from app.routes.pages import DEMO_EXAMPLES, EXAMPLES
 from tests.app.routes.test_http import make
 
 
@@ -29,10 +32,16 @@ def test_the_operator_s_texts_are_in_the_page():
 
 
 def test_without_options_the_page_has_its_own_texts():
-    """An empty list of examples is a choice, while null means the page's own examples."""
-    assert json.loads(meta(make().get("/").text, "examples")) is None
+    """An empty list of examples is a choice; by default there are examples."""
+    assert json.loads(meta(make().get("/").text, "examples")) == EXAMPLES
     assert json.loads(meta(make(page_examples="").get("/").text, "examples")) == []
     assert meta(make().get("/").text, "title") == "Carousel"
+
+
+def test_the_bundled_model_gets_questions_about_its_subjects(monkeypatch):
+    """It can answer few others."""
+    monkeypatch.setattr(pages, "demo_model", lambda: Path("fake").resolve())  # the model of `make`
+    assert json.loads(meta(make().get("/").text, "examples")) == DEMO_EXAMPLES != EXAMPLES
 
 
 def test_the_page_has_the_sampling_defaults_of_the_server(monkeypatch):
