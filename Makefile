@@ -15,7 +15,7 @@ SELECT ?=
 # Tests without servers, engine processes, browsers and compilers.
 QUICK := tests --ignore=tests/e2e --ignore=tests/benchmarks --ignore=tests/kernels --ignore=tests/engine/models \
   --ignore=tests/models --ignore=tests/app/engine_client/test_client.py --ignore=tests/app/test_llm.py \
-  -m "not slow and not emulated and not device"
+  -m "not slow and not emulated and not device and not model"
 # For `make sanitize`: compile the kernels with sanitizers; their runtime must be loaded first.
 SANITIZE := KERNELS_CXXFLAGS="-O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined" \
   ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0
@@ -23,13 +23,16 @@ SANITIZE := KERNELS_CXXFLAGS="-O1 -g1 -fno-omit-frame-pointer -fsanitize=address
 # Written by npm when it has installed the packages of package-lock.json.
 JS_STAMP := node_modules/.package-lock.json
 
-.PHONY: serve test install lint types js unit quick coverage emulated sanitize browser docs bench soak peers gpu-check gpu-figures gpu-wheels constraints clean help
+.PHONY: serve model test install lint types js unit quick coverage emulated sanitize browser docs bench soak peers gpu-check gpu-figures gpu-wheels constraints clean help
 
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
 
-serve: install  ## serve the demo model on http://127.0.0.1:8000; MODEL=... serves another, ARGS="--port 9000" adds options
+serve: install  ## serve a small chat model on http://127.0.0.1:8000; MODEL=... serves another, ARGS="--port 9000" adds options
 	@exec $(BIN)/carousel serve $(MODEL) $(ARGS)
+
+model: install  ## fetch the small chat model that `make serve` serves (93 MB), if it is not there
+	@$(BIN)/carousel fetch
 
 install: $(STAMP)  ## make .venv with pinned dependencies
 

@@ -14,7 +14,8 @@ from app.cli.bench.options import Options, check
 from app.cli.bench.options import add_arguments as add_bench_arguments
 from app.options import add_arguments, reread_tenants, resolve
 from app.settings import Settings, SettingsError
-from app.text.model_folder import download_model
+from app.text.model_folder import ModelNotFound, download_model, find_folder
+from app.text.packaged_model import DEFAULT_MODEL
 from engine.errors import ConfigError
 from engine.log_queue import start_logging
 
@@ -28,6 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="carousel", description="An LLM server for when humans are waiting.")
     parser.add_argument("--version", action="version", version=f"carousel {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    fetch = commands.add_parser("fetch", help="fetch a model, so that a later start needs no network")
+    fetch.add_argument("model", nargs="?", default=DEFAULT_MODEL.name, help="a hub name; default: %(default)s")
     serve = commands.add_parser("serve", help="serve a model on HTTP and WebSocket, with a chat page")
     add_arguments(serve)
     explain_parser = commands.add_parser("explain", help="show where the time of a request went")
@@ -52,6 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.command == "bench":
             return _bench(check(vars(options)))
+        if options.command == "fetch":
+            return _fetch(options.model)
         if options.command == "explain":
             return _explain(options)
         if options.command == "usage":
@@ -81,6 +86,16 @@ def _serve(settings: Settings, flags: dict[str, Any]) -> int:
     if status < 0:  # re-raised so that a supervisor sees which signal ended the process
         signal.raise_signal(-status)
     return status
+
+
+def _fetch(model: str) -> int:
+    try:
+        folder = find_folder(model, download_model)
+    except ModelNotFound as error:
+        print(f"carousel: {error}", file=sys.stderr)
+        return 1
+    print_text(f"{model} is in {folder}")
+    return 0
 
 
 def _explain(options: argparse.Namespace) -> int:

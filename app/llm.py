@@ -16,6 +16,7 @@ and, for conversations, of `/v1/chat/completions`, with the same defaults and ch
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
@@ -39,6 +40,8 @@ from app.streams.stream_log import Delta, Failure, LogEntry, Reader
 from app.streams.timeline import IntakeTimeline
 from app.text.model_folder import download_model
 
+log = logging.getLogger("carousel")
+
 T = TypeVar("T")
 Params = Mapping[str, Any]  # fields of a request
 Conversation = Sequence[Mapping[str, Any]]  # messages with `role` and `content`
@@ -51,9 +54,12 @@ class LLM:
     """One model, served by an engine process that ends with this object. Methods may be called from any thread."""
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
-        """Load `model`: a folder or a hub name; None: the bundled one. options: those of `carousel serve`, such as
-        `max_num_seqs=8`. Returns when requests are served. Raises `SettingsError`, `EngineUnavailable`."""
+        """Load `model`: a folder, a hub name, or "demo"; None: the default of `carousel serve`, with a warning in the
+        log if the bundled model takes its place. options: those of `carousel serve`, such as `max_num_seqs=8`. Returns
+        when requests are served. Raises `SettingsError`, `EngineUnavailable`."""
         settings = resolve({"model": model, **options}, {}, download=download_model)
+        if settings.model_warning:
+            log.warning("%s", settings.model_warning)
         self._is_closed = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="carousel", daemon=True)

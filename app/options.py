@@ -24,7 +24,7 @@ from app.admission.tenants import KEY_CHARACTERS, Tenant, is_valid_key, key_dige
 from app.resources import demo_model
 from app.settings import Settings, SettingsError
 from app.text.generation_config import AUTO_CONFIG, GENERATION_CONFIG_FILE, NO_CONFIG, config_file
-from app.text.model_folder import ModelNotFound, find_folder
+from app.text.model_folder import ModelNotFound, find_default, find_folder
 from engine.config import EngineConfig
 from engine.options import VARIABLE_PREFIX, DeclaredOption, declared_options
 
@@ -51,7 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser, settings: type[Settings] = Se
     parser.add_argument(
         "model",
         nargs="?",
-        help="a folder in Hugging Face layout or a hub name; default: the demo model [CAROUSEL_MODEL]",
+        help="a folder in Hugging Face layout, a hub name, or demo, the small bundled model (a folder of that name is "
+        "./demo); default: smollm2-135m-instruct, which is fetched once [CAROUSEL_MODEL]",
     )
     parser.add_argument(
         "--config", type=Path, help="TOML file with options, named as the flags with underscores [CAROUSEL_CONFIG]"
@@ -68,17 +69,17 @@ def resolve(
 ) -> Settings:
     """Return settings from parsed flags, the environment, and the file that they name. Raises `SettingsError`.
 
-    `download(name)` fetches a model from the hub and returns its folder; it is called only if there is no local folder.
+    `download(name)` fetches a model and returns its folder; it is called only if there is no local folder.
     A subclass of `Settings` adds options.
     """
     options = options_of(settings)
     values = _merge_sources(options, flags, environment)
-    model = str(values.pop("model", None) or demo_model())
+    model = str(values.pop("model", None) or "")
+    check_values(options, values)
     try:
-        folder = find_folder(model, download)
+        folder, values["model_warning"] = (find_folder(model, download), "") if model else find_default(download)
     except ModelNotFound as error:
         raise SettingsError(str(error)) from None
-    check_values(options, values)
     engine_keys = {option.key for option in options if option.engine}
     engine = EngineConfig(model=str(folder), **{key: values.pop(key) for key in engine_keys & values.keys()})
     name = values.pop("served_model_name", None) or _name(model, folder)

@@ -53,6 +53,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # dict: f
         ),
     ] = ()
     model_name: Annotated[str, Option(MODEL, "model name for clients", "name of the folder", key="served_model_name")]
+    model_warning: str = ""  # reason for which the bundled model is served instead of the default one
     chat_template: Annotated[  # text of the template; the option is its path
         str | None,
         Option(MODEL, "file with a Jinja chat template to use instead of the checkpoint's", "the checkpoint's"),

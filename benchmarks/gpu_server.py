@@ -125,16 +125,17 @@ def main() -> int:
     on_gpu = options.device.startswith("cuda")
     streams, tokens, prompt = (options.streams, options.tokens, PROMPT) if on_gpu else (4, 16, 24)
     with tempfile.TemporaryDirectory() as name:
-        folder, model = Path(name), []
+        folder, model, weights = Path(name), "demo", []
         vocabulary: int | None = None
         if options.shape != "demo":
             make_folder(folder, SHAPES[options.shape])
-            vocabulary, model = SHAPES[options.shape].vocab, [name, "--load-format", "dummy"]
+            vocabulary, model = SHAPES[options.shape].vocab, name
+            weights = ["--load-format", "dummy"]
         early = ["--no-early-launch"] if options.no_early_launch else []
         began = time.perf_counter()
         with Serving(
-            *model, *early, "--served-model-name", "m", "--device", options.device, "--max-num-seqs", str(streams),
-            log=folder / "server.log",
+            *weights, *early, "--served-model-name", "m", "--device", options.device, "--max-num-seqs", str(streams),
+            model=model, log=folder / "server.log",
         ) as server:  # fmt: skip
             client = Client(server.port, vocabulary, tokens, prompt)
             client._show({"what": "start", "seconds": time.perf_counter() - began})

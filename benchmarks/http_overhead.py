@@ -120,14 +120,13 @@ def main() -> None:
         assert engine.stdin is not None and engine.stdout is not None
         assert engine.stdout.readline() == "ready\n"
         options_of_server = [
-            name,
             "--load-format",
             "dummy",
             "--max-num-seqs",
             str(STREAMS),
             "--no-enable-prefix-caching",
         ]
-        with Serving(*options_of_server) as server:
+        with Serving(*options_of_server, model=name) as server:
             for run in range(-1, options.runs):  # the first is a warm-up
                 engine.stdin.write(f"{run}\n")
                 engine.stdin.flush()

@@ -18,16 +18,20 @@ class Serving:
     Entering waits until the server is ready at `host` and `port`. It also freezes the objects that this process has
     loaded for the garbage collector: walking all of torch would pause the measuring client for 100 ms and more.
 
-    cores: cores of the server (Linux); None: those of this process. log: file for the server's log.
+    model: the bundled one, or as on the command line. cores: cores of the server (Linux); None: those of this process.
+    log: file for the server's log.
     """
 
-    def __init__(self, *options: str, cores: set[int] | None = None, log: Path | None = None) -> None:
+    def __init__(
+        self, *options: str, model: str = "demo", cores: set[int] | None = None, log: Path | None = None
+    ) -> None:
+        self.model = model
         self.options = options
         self.cores = cores
         self._log = log or Path(os.devnull)
 
     def __enter__(self) -> Serving:
-        command = [sys.executable, "-m", "app", "serve", *self.options, "--port", "0"]
+        command = [sys.executable, "-m", "app", "serve", self.model, *self.options, "--port", "0"]
         ours = os.sched_getaffinity(0)
         os.sched_setaffinity(0, self.cores or ours)  # inherited
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)

@@ -1,4 +1,4 @@
-"""Time from `make serve` to the Ready line with the demo model, once installed, and CPU usage of the idle server.
+"""Time from `make serve MODEL=demo` to the Ready line, once installed, and CPU usage of the idle server.
 
 python -m benchmarks.start       # 5 starts
 """
@@ -26,7 +26,7 @@ SETTLE, IDLE = 3.0, 20.0  # seconds to wait, then seconds to observe the idle se
 def start() -> dict[str, float]:
     """Start a server and return the seconds until it is ready, and the cores that it uses when idle."""
     began = time.perf_counter()
-    command = ["make", "serve", "ARGS=--port 0"]
+    command = ["make", "serve", "MODEL=demo", "ARGS=--port 0"]
     server = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
         return watch(server, began)
@@ -43,7 +43,7 @@ def watch(server: subprocess.Popen[str], began: float) -> dict[str, float]:
         if line.startswith("Ready"):
             break
     else:
-        raise RuntimeError("The server ended before it was ready; run `make serve` to see the reason.")
+        raise RuntimeError("The server ended before it was ready; run `make serve MODEL=demo` to see the reason.")
     ready = time.perf_counter() - began
     first = psutil.Process(server.pid)
     family = [first, *first.children(recursive=True)]

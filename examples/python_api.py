@@ -1,6 +1,6 @@
 """Use a model in a Python program, without a server.
 
-    python examples/python_api.py            # the bundled model; MODEL as an argument: a folder or a hub name
+    python examples/python_api.py            # the default model, or MODEL as an argument: a folder, a hub name, demo
 
 Needs this project to be importable: `pip install .`, or its root on PYTHONPATH.
 """

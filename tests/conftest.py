@@ -17,6 +17,8 @@ from hypothesis import settings
 
 from app.engine_client.engine_process import ENGINE_ENVIRONMENT_DEFAULTS
 from app.resources import demo_model
+from app.text.model_folder import ModelNotFound, download_model, find_folder
+from app.text.packaged_model import DEFAULT_MODEL
 from tests import chromium, requirements
 
 # Match the engine process; the variables must be set before torch is loaded.
@@ -64,8 +66,8 @@ class Server:
         self._follower = threading.Thread(target=self._follow, daemon=True)
 
     @classmethod
-    def start(cls, *options: str, model: Path | None = None, timeout: float = 90.0) -> Server:
-        """Start a server on a free port and wait until it logs that it is ready."""
+    def start(cls, *options: str, model: Path | str | None = "demo", timeout: float = 90.0) -> Server:
+        """Start a server on a free port and wait until it logs that it is ready. model: None names none."""
         arguments = [sys.executable, "-m", "app", "serve", *([str(model)] if model else []), "--port", "0", *options]
         process = subprocess.Popen(arguments, cwd=ROOT, stderr=subprocess.PIPE, text=True)
         server = cls(process)
@@ -102,6 +104,25 @@ def demo() -> Path:
 def server() -> Iterator[Server]:
     """Yield one server with the demo model, shared by all tests that do not change its state."""
     running = Server.start("--max-num-seqs", "8")
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="session")
+def chat_model() -> Path:
+    """Return the folder of the small chat model. The first test that needs it fetches it."""
+    try:
+        return find_folder(DEFAULT_MODEL.name, download_model)
+    except ModelNotFound as error:
+        if requirements.is_strict():
+            pytest.fail(f"{error}, and CAROUSEL_STRICT forbids skipping tests")
+        pytest.skip(f"{error}: its tests are skipped")
+
+
+@pytest.fixture(scope="session")
+def chat_server(chat_model: Path) -> Iterator[Server]:
+    """Yield a server as it is without a model on its command line, computing in float32."""
+    running = Server.start("--dtype", "float32", "--max-num-seqs", "8", model=None)
     yield running
     running.stop()
 

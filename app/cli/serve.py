@@ -115,6 +115,8 @@ async def _run(
     host, port = bound.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}{settings.root_path}"
     logs.write_plain(f"Carousel is starting on {url} with {settings.model_name}")
+    if settings.model_warning:
+        log.warning("%s", settings.model_warning)
     if not (settings.requires_keys or is_loopback(settings.host)):
         log.warning("every client that can reach %s may use it; --api-key and --keys-file require keys", settings.host)
     if settings.keys_file is not None and is_exposed(Path(settings.keys_file)):

@@ -1,10 +1,18 @@
-"""Location of the model: a folder in Hugging Face layout, or a hub name that is downloaded into one."""
+"""Location of the model: a folder in Hugging Face layout, a hub name that is downloaded into one, or the name of the
+bundled or of the default model.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from app.resources import demo_model
+from app.text.packaged_model import DEFAULT_MODEL
+
+DEMO = "demo"  # name of the bundled model
 GGUF_ADVICE = (
     "GGUF files are not supported; serve the folder or hub name that they were made from, or convert them with "
     "transformers (from_pretrained with gguf_file=FILE and GgufConfig(dequantize=True), then save_pretrained)"
@@ -17,9 +25,14 @@ class ModelNotFound(Exception):
 
 
 def find_folder(model: str, download: Callable[[str], Path] | None) -> Path:
-    """Return the folder of `model`. `download(name)` fetches a model from the hub and returns its folder; it is called
-    for hub names that are not a local folder. Raises `ModelNotFound`.
+    """Return the folder of `model`. `download(name)` fetches a model and returns its folder; it is called for hub names
+    that are not a local folder, and for the default model if it has not been fetched. The names of the bundled and of
+    the default model take precedence over folders. Raises `ModelNotFound`.
     """
+    if model == DEMO:
+        return demo_model()
+    if model == DEFAULT_MODEL.name:
+        return _default_folder(download)
     folder = Path(model)
     if folder.is_file():
         raise ModelNotFound(f"model {model!r} is a file: {GGUF_ADVICE if _is_gguf(folder) else FOLDER_ADVICE}")
@@ -35,8 +48,49 @@ def find_folder(model: str, download: Callable[[str], Path] | None) -> Path:
     return folder
 
 
+def find_default(download: Callable[[str], Path] | None) -> tuple[Path, str]:
+    """Return the folder of the default model and an empty text. If it cannot be fetched, return the folder of the
+    bundled model and a warning with the reason.
+    """
+    try:
+        return _default_folder(download), ""
+    except ModelNotFound as error:
+        advice = "`carousel fetch`, in a checkout also `make model`, tries again"
+        return demo_model(), f"the small bundled demo model is served instead of the default one: {error}; {advice}"
+
+
+def _default_folder(download: Callable[[str], Path] | None) -> Path:
+    if DEFAULT_MODEL.is_fetched:
+        return DEFAULT_MODEL.folder
+    if download is None:
+        raise ModelNotFound(f"model {DEFAULT_MODEL.name!r} has not been fetched")
+    return download(DEFAULT_MODEL.name)
+
+
 def download_model(name: str) -> Path:
-    """Download a model from the Hugging Face hub, with the hub's progress bars. Raises `ModelNotFound`."""
+    """Fetch the default model from the package index, or another one from the Hugging Face hub, with progress bars.
+    Raises `ModelNotFound`.
+    """
+    return _fetch_default() if name == DEFAULT_MODEL.name else _download_from_hub(name)
+
+
+def _fetch_default() -> Path:
+    from app.text.fetch_model import FetchError, fetch_model
+
+    try:
+        return fetch_model(DEFAULT_MODEL, _write_line)
+    except FetchError as error:
+        raise ModelNotFound(f"model {DEFAULT_MODEL.name!r} cannot be fetched: {error}") from None
+
+
+def _write_line(line: str) -> None:
+    """Write a line to standard error, if possible."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
+
+
+def _download_from_hub(name: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 

@@ -17,11 +17,14 @@ LOADS = {"people": (True, 0), "bulk": (False, 3 * SLOTS), "both": (True, 3 * SLO
 
 def live(options: argparse.Namespace) -> None:
     """Measure interactive requests alone, bulk work alone, and both, for each policy."""
-    serve = [options.model or model(), *options.serve, "--max-num-seqs", str(SLOTS), "--max-model-len", str(CONTEXT)]
+    serve = [*options.serve, "--max-num-seqs", str(SLOTS), "--max-model-len", str(CONTEXT)]
     names = options.policies
     turns = AlternatingWindows([f"{name}, {part}" for name in names for part in LOADS])
     with ExitStack() as stack:
-        servers = {name: stack.enter_context(Serving(*serve, *POLICIES[name])) for name in names}
+        servers = {
+            name: stack.enter_context(Serving(*serve, *POLICIES[name], model=options.model or model()))
+            for name in names
+        }
         clients = {name: Clients(server, options.vocabulary) for name, server in servers.items()}
 
         async def measure(part: str, seed: int) -> Window:

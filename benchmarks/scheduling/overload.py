@@ -61,7 +61,6 @@ def overload(options: argparse.Namespace) -> None:
     """Measure the capacity first, then send ten times as many requests."""
     rows = []
     serve = [
-        options.model or model(),
         *options.serve,
         "--max-num-seqs",
         str(SLOTS),
@@ -71,7 +70,7 @@ def overload(options: argparse.Namespace) -> None:
         "32",
     ]
     for run in range(options.runs):
-        with Serving(*serve) as server:
+        with Serving(*serve, model=options.model or model()) as server:
             client = Clients(server, options.vocabulary)
             alone = asyncio.run(client.window(5.0, people=False, bulk=2 * SLOTS, seed=run))
             capacity = alone.bulk / BULK["answer"]

@@ -79,11 +79,12 @@ def tenants(options: argparse.Namespace) -> None:
     """
     cores = sorted(os.sched_getaffinity(0))
     half = max(1, len(cores) // 2)
-    serve = [options.model or model(), *options.serve, "--max-model-len", str(CONTEXT), "--api-key", f"{CALM},{FLOOD}"]
+    serve = [*options.serve, "--max-model-len", str(CONTEXT), "--api-key", f"{CALM},{FLOOD}"]
     with ExitStack() as stack:
 
         def serving(slots: int, on: list[int], *more: str) -> Serving:
-            return stack.enter_context(Serving(*serve, "--max-num-seqs", str(slots), *more, cores=set(on)))
+            flags = (*serve, "--max-num-seqs", str(slots), *more)
+            return stack.enter_context(Serving(*flags, model=options.model or model(), cores=set(on)))
 
         own, other = serving(SLOTS // 2, cores[:half]), serving(SLOTS // 2, cores[-half:])
         whole, first_come = serving(SLOTS, cores), serving(SLOTS, cores, *POLICIES["fcfs"])

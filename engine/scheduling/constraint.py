@@ -14,7 +14,7 @@ NO_TOKEN_ALLOWED = -2  # token id of a row whose constraint allows no token
 class Constraint(Protocol):
     """Part of a sequence: it follows the tokens of one choice, and is rebuilt from them in another engine.
 
-    A constrained sequence is scheduled only when its last token is known (docs/decisions/0038).
+    A constrained sequence is scheduled only when its last token is known (docs/decisions/0040).
     """
 
     @property

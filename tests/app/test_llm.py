@@ -6,15 +6,19 @@ import asyncio
 import re
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import app.llm
 from app.engine_client.client import EngineUnavailable
 from app.errors import ApiError
 from app.llm import LLM
 from app.protocols.messages import Message
 from app.settings import SettingsError
+from app.text import packaged_model
+from app.text.model_folder import ModelNotFound
 
 PROMPTS = ["Count from 1 to 5:", "Tell me a story about a fox.", "Hello!"]
 PARAMS = {"max_tokens": 24, "temperature": 0.8, "seed": 3}
@@ -23,7 +27,7 @@ PARAMS = {"max_tokens": 24, "temperature": 0.8, "seed": 3}
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
     """The bundled model with few slots."""
-    with LLM(max_num_seqs=4) as running:
+    with LLM("demo", max_num_seqs=4) as running:
         yield running
 
 
@@ -56,7 +60,7 @@ def test_more_prompts_than_the_queue_takes_are_all_completed(llm: LLM):
 
 def test_closing_ends_a_stream_that_is_read_elsewhere():
     """Its reader gets an error instead of waiting forever."""
-    running = LLM(max_num_seqs=2, kernels="torch")
+    running = LLM("demo", max_num_seqs=2, kernels="torch")
     pieces = running.stream(PROMPTS[1], {"max_tokens": 900, "ignore_eos": True, "seed": 1})
     assert next(pieces)
     running.close()
@@ -71,7 +75,7 @@ def test_closing_ends_a_stream_that_is_read_elsewhere():
 
 async def test_closing_ends_texts_that_are_awaited_elsewhere():
     """They fail with an error; a cancellation would look like one of the caller."""
-    running = LLM(max_num_seqs=2, kernels="torch")
+    running = LLM("demo", max_num_seqs=2, kernels="torch")
     params = {"max_tokens": 900, "ignore_eos": True, "seed": 1}
     awaited = asyncio.create_task(running.agenerate("Hello!", params))
     pieces = running.astream(PROMPTS[1], params)
@@ -165,6 +169,21 @@ def test_an_unknown_model_is_refused():
         LLM("./nowhere")
 
 
+def test_without_the_default_model_the_log_names_the_reason(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """The bundled model is loaded in its place."""
+
+    def unreachable(name: str) -> Path:
+        raise ModelNotFound(f"model {name!r} cannot be fetched: no network")
+
+    monkeypatch.setattr(packaged_model, "fetched_models", lambda: tmp_path)
+    monkeypatch.setattr(app.llm, "download_model", unreachable)
+    with LLM(max_num_seqs=2) as running:
+        assert "cannot be fetched: no network" in caplog.text
+        assert running.generate("Hello!", PARAMS) == llm.generate("Hello!", PARAMS)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -177,4 +196,4 @@ def test_an_unknown_model_is_refused():
 def test_an_option_that_cannot_be_honoured_is_refused_by_name(options: dict, message: str):
     """Unknown names, and values of another type."""
     with pytest.raises(SettingsError, match=re.escape(message)):
-        LLM(**options)
+        LLM("demo", **options)

@@ -233,4 +233,4 @@ def test_a_program_may_give_paths_as_objects(tmp_path: Path):
     """A `Path` means the same as its text."""
     template = tmp_path / "chat.jinja"
     template.write_text("x")
-    assert resolve({"chat_template": template}, {}).chat_template == "x"
+    assert resolve({"model": "demo", "chat_template": template}, {}).chat_template == "x"

@@ -145,7 +145,7 @@ def test_a_client_whose_sockets_flood_is_refused_for_a_while(limited: Server):
 @pytest.fixture(scope="module")
 def small() -> Iterator[Server]:
     """Yield a server with a low limit of open files."""
-    command = f"ulimit -n {OPEN_FILES}; exec {sys.executable} -m app serve --port 0 --max-num-seqs 1"
+    command = f"ulimit -n {OPEN_FILES}; exec {sys.executable} -m app serve demo --port 0 --max-num-seqs 1"
     process = subprocess.Popen(["bash", "-c", command], cwd=ROOT, stderr=subprocess.PIPE, text=True)
     server = Server(process)
     server._follower.start()
@@ -173,7 +173,7 @@ def test_connections_beyond_the_limit_of_open_files_get_503(small: Server):
 
 def test_more_connections_than_open_files_are_refused_at_the_start():
     """The exit status is 2, with one line."""
-    command = f"ulimit -n {OPEN_FILES}; exec {sys.executable} -m app serve --port 0 --max-connections 129"
+    command = f"ulimit -n {OPEN_FILES}; exec {sys.executable} -m app serve demo --port 0 --max-connections 129"
     done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     reason = "`ulimit -n` allows 192 open files, of which 64 are reserved"
     assert done.returncode == 2

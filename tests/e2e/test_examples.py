@@ -55,7 +55,7 @@ def test_barging_in_cancels_the_first_answer_and_gets_the_second(server: Server)
 
 def test_the_python_api_completes_and_streams():
     """Without a server, on the bundled model."""
-    printed = run("python_api.py")
+    printed = run("python_api.py", "demo")
     assert printed.count("> ") == 2 and printed.rstrip().endswith("2 texts")
 
 

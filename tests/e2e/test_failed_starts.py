@@ -24,7 +24,7 @@ def spawn_once(*arguments):
     spawned.append(1)
     return spawn(*arguments) if len(spawned) == 1 else subprocess.Popen([sys.executable, "-c", "exit(3)"])
 app.engine_client.engine_process._spawn = spawn_once
-sys.exit(main(["serve", "--port", "0", "--kernels", "torch", *sys.argv[1:]]))
+sys.exit(main(["serve", "demo", "--port", "0", "--kernels", "torch", *sys.argv[1:]]))
 """
 LONG = {"messages": [{"role": "user", "content": "Tell me a story."}], "stream": True, "max_tokens": 500}
 

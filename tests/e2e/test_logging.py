@@ -25,7 +25,7 @@ def test_a_standard_error_that_is_not_read_does_not_block_the_server():
     """Requests are answered at debug level with a full pipe, and SIGTERM ends the process."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "app", "serve", "--port", str(port), "--log-level", "debug"]
+    command = [sys.executable, "-m", "app", "serve", "demo", "--port", str(port), "--log-level", "debug"]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, pipesize=4096)
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:

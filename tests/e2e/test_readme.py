@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests import requirements
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -26,18 +28,20 @@ def run(command: list[str]) -> str:
     return done.stdout
 
 
+@pytest.mark.model
 @requirements.curl
-def test_the_curl_example_streams_and_ends(server):
+def test_the_curl_example_streams_and_ends(chat_server):
     """The output has events, then [DONE]."""
-    (command,) = [code for code in blocks("sh", server) if code.startswith("curl")]
+    (command,) = [code for code in blocks("sh", chat_server) if code.startswith("curl")]
     output = run(["bash", "-c", command])
     assert output.count("data: {") > 3
     assert output.rstrip().endswith("data: [DONE]")
 
 
-def test_the_openai_example_prints_an_answer(server):
+@pytest.mark.model
+def test_the_openai_example_prints_an_answer(chat_server):
     """It exits without an error and prints text."""
-    (code,) = blocks("python", server)
+    (code,) = blocks("python", chat_server)
     assert len(run([sys.executable, "-c", code]).strip()) > 2
 
 

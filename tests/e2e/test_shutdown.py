@@ -137,7 +137,7 @@ def test_a_websocket_gets_the_end_of_its_answer_and_new_requests_are_refused(ser
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_before_the_server_is_ready_reports_no_failure(number: signal.Signals):
     """The exit status is that of the signal, and nothing is reported as failed."""
-    command = [sys.executable, "-m", "app", "serve", "--port", "0"]
+    command = [sys.executable, "-m", "app", "serve", "demo", "--port", "0"]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as starting:
         assert starting.stderr is not None
         line = starting.stderr.readline()
@@ -290,7 +290,7 @@ def test_sighup_reloads_keys_and_keeps_the_old_ones_on_failure(tmp_path: Path):
 
 def test_under_nohup_sighup_neither_reloads_keys_nor_stops_the_server():
     """SIGHUP stays ignored."""
-    command = f"trap '' HUP; exec {sys.executable} -m app serve --port 0"
+    command = f"trap '' HUP; exec {sys.executable} -m app serve demo --port 0"
     process = subprocess.Popen(["bash", "-c", command], cwd=ROOT, stderr=subprocess.PIPE, text=True)
     try:
         server = Server(process)

@@ -53,7 +53,7 @@ def test_a_server_works_without_usable_standard_streams(streams: str):
     """The streams are closed, on a full disk, or a pipe without a reader."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = f"exec {sys.executable} -m app serve --port {port} {streams}"
+    command = f"exec {sys.executable} -m app serve demo --port {port} {streams}"
     with subprocess.Popen(["bash", "-c", command], cwd=ROOT) as serving:
         try:
             deadline = time.monotonic() + 60
@@ -72,7 +72,7 @@ def test_an_occupied_port_is_named():
     """The port is checked before anything is loaded."""
     with socket.create_server(("127.0.0.1", 0)) as occupied:
         port = occupied.getsockname()[1]
-        status, lines = serve("--port", str(port))
+        status, lines = serve("demo", "--port", str(port))
     assert status == 1
     assert len(lines) == 1
     assert f"127.0.0.1:{port}" in lines[0]
@@ -117,7 +117,7 @@ def test_an_unsupported_value_in_config_json_is_named(model_copy: Path):
 
 def test_a_pool_without_pages_is_named():
     """The error names the option."""
-    status, lines = serve("--port", "0", "--num-pages", "0")
+    status, lines = serve("demo", "--port", "0", "--num-pages", "0")
     assert status == 2
     assert "num_pages" in lines[-1]
 
@@ -134,7 +134,7 @@ def test_a_pool_without_pages_is_named():
 )
 def test_an_absurd_size_of_an_option_is_named(options: list[str], named: str):
     """The error names its value too, in one line."""
-    status, lines = serve("--port", "0", *options)
+    status, lines = serve("demo", "--port", "0", *options)
     assert status in (1, 2)
     assert named in lines[-1]
     assert all(line.startswith(("carousel: ", "Carousel is starting")) for line in lines)
@@ -159,7 +159,7 @@ def test_an_absurd_value_in_config_json_is_named(model_copy: Path, key: str, val
 
 def test_too_few_open_files_are_named():
     """The error comes before anything is loaded."""
-    command = f"ulimit -n 16; exec {sys.executable} -m app serve --port 0"
+    command = f"ulimit -n 16; exec {sys.executable} -m app serve demo --port 0"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=90, cwd=ROOT, check=False)
     assert done.returncode == 1
     assert done.stderr.splitlines() == ["carousel: `ulimit -n` allows 16 open files; at least 128 are needed"]

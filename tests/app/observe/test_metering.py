@@ -276,7 +276,7 @@ def test_a_foreign_file_is_refused_and_not_changed(path: Path, damage, expected:
 def test_the_server_does_not_start_with_such_a_file(path: Path):
     """The status is 2 and one line names the option, before anything is loaded."""
     create_foreign_table(path)
-    command = [sys.executable, "-m", "app", "serve", "--port", "0", "--metering", str(path)]
+    command = [sys.executable, "-m", "app", "serve", "demo", "--port", "0", "--metering", str(path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (
         2,

@@ -1,0 +1,129 @@
+"""Names of models, and the default."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from app.__main__ import main
+from app.options import parse, resolve
+from app.resources import demo_model
+from app.settings import SettingsError
+from app.text import model_folder, packaged_model
+from app.text.model_folder import ModelNotFound
+
+NAME = "smollm2-135m-instruct"
+
+
+@pytest.fixture(autouse=True)
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder of fetched models, which does not exist yet."""
+    folder = tmp_path / "models"
+    monkeypatch.setattr(packaged_model, "fetched_models", lambda: folder)
+    return folder
+
+
+@pytest.fixture
+def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the working folder, with models in ./demo and in ./smollm2-135m-instruct."""
+    for name in ("demo", NAME):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def fetched(models: Path) -> Path:
+    """Make the folder of the default model, and return it."""
+    folder = models / NAME
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def unreachable(name: str) -> Path:
+    """Fail to download a model."""
+    raise ModelNotFound(f"model {name!r} cannot be fetched: no network")
+
+
+def refuse(name: str) -> Path:
+    """Fail the test, in which nothing may be downloaded."""
+    raise AssertionError(name)
+
+
+@pytest.mark.parametrize("source", [{"model": "demo"}, {"config": "carousel.toml"}])
+def test_demo_names_the_bundled_model_rather_than_a_folder(working_folder: Path, source: dict):
+    """A folder of that name is reached by a path, as is one with the default model's name."""
+    (working_folder / "carousel.toml").write_text('model = "demo"\n')
+    settings = resolve(source, {})
+    assert (settings.engine.model, settings.model_name) == (str(demo_model()), "carousel-demo")
+    for name in ("demo", NAME):
+        settings = resolve({"model": f"./{name}"}, {})
+        assert Path(settings.engine.model).resolve() == working_folder / name
+        assert settings.model_name == name
+
+
+@pytest.mark.parametrize("model", [None, NAME])
+def test_the_default_model_is_fetched_once(models: Path, working_folder: Path, model: str | None):
+    """A fetched one is found without any download, and clients see its name."""
+
+    def download(name: str) -> Path:
+        assert name == NAME
+        return fetched(models)
+
+    for available in (download, refuse, None):
+        settings = resolve({"model": model}, {}, download=available)
+        assert (settings.engine.model, settings.model_name) == (str(models / NAME), NAME)
+        assert settings.model_warning == ""
+
+
+@pytest.mark.parametrize(
+    ("download", "reason"), [(unreachable, "cannot be fetched: no network"), (None, "has not been fetched")]
+)
+def test_without_the_default_model_the_bundled_one_is_served_with_a_warning(
+    download: Callable[[str], Path] | None, reason: str
+):
+    """The warning has the reason and the remedy; the model given by name is an error instead."""
+    settings = resolve({}, {}, download=download)
+    assert (settings.engine.model, settings.model_name) == (str(demo_model()), "carousel-demo")
+    assert settings.model_warning == (
+        f"the small bundled demo model is served instead of the default one: model {NAME!r} {reason}; "
+        "`carousel fetch`, in a checkout also `make model`, tries again"
+    )
+    with pytest.raises(SettingsError, match=f"^model {NAME!r} {reason}$"):
+        resolve({"model": NAME}, {}, download=download)
+
+
+def test_options_are_checked_before_anything_is_downloaded():
+    """A mistake in an option does not wait for a download."""
+    with pytest.raises(SettingsError, match="port must be"):
+        resolve({"port": 70_000}, {}, download=refuse)
+
+
+def test_no_model_is_fetched_for_another_one(working_folder: Path):
+    """Folders, and the bundled model, need no download."""
+    for model in ("demo", "./demo", str(working_folder / NAME)):
+        assert resolve({"model": model}, {"CAROUSEL_MODEL": NAME}, download=refuse).model_warning == ""
+    assert parse([], {"CAROUSEL_MODEL": "demo"}).model_name == "carousel-demo"
+
+
+def test_carousel_fetch_prints_the_folder_or_the_reason(
+    models: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """The exit status is 0 or 1; long steps are reported on standard error."""
+    for name, value in {"CONFIG_FILE": os.devnull, "NO_INDEX": "1", "FIND_LINKS": ""}.items():
+        monkeypatch.setenv(f"PIP_{name}", value)
+    assert main(["fetch"]) == 1
+    steps, error = capsys.readouterr().err.splitlines()
+    assert steps.startswith("Fetching SmolLM2-135M-Instruct, 93 MB")
+    assert error.startswith(f"carousel: model {NAME!r} cannot be fetched: pip: No matching distribution found")
+    assert main(["fetch", "owner/name/x"]) == 1
+    assert capsys.readouterr().err == (
+        "carousel: model 'owner/name/x': no such folder, and not a hub name (owner/name)\n"
+    )
+    monkeypatch.setattr(model_folder, "_fetch_default", lambda: fetched(models))
+    assert main(["fetch"]) == 0
+    assert capsys.readouterr().out == f"{NAME} is in {models / NAME}\n"
