@@ -7,7 +7,7 @@ from typing import Any
 
 STRING = frozenset({"string"})
 ANY = frozenset({"string", "integer", "number", "boolean", "object", "array", "null"})
-MAX_REFERENCES = 16  # nested references and alternatives in a schema
+MAX_NESTING = 64  # nested references and alternatives in a schema
 _PYTHON_LITERALS = {"True": "true", "False": "false", "None": "null"}  # as templates in Jinja write them
 
 
@@ -23,7 +23,7 @@ def argument_types(parameters: dict[str, Any], name: str) -> frozenset[str]:
         schema = parameters.get("additionalProperties")
         if not isinstance(schema, dict):
             return STRING
-    return _types(schema, parameters, MAX_REFERENCES)
+    return _types(schema, parameters, set(), MAX_NESTING)
 
 
 def json_value(text: str, types: frozenset[str]) -> str:
@@ -51,8 +51,11 @@ def referenced(reference: str, root: dict[str, Any]) -> Any:
     return found
 
 
-def _types(schema: Any, root: dict[str, Any], depth: int) -> frozenset[str]:
-    """Return the types that `schema` allows; `ANY` if it does not restrict them or is nested too deeply."""
+def _types(schema: Any, root: dict[str, Any], seen: set[str], depth: int) -> frozenset[str]:
+    """Return the types that `schema` allows; `ANY` if it does not restrict them or is nested too deeply.
+
+    seen: references that were followed before; they add nothing, so that the work is linear in the schema's size.
+    """
     if not isinstance(schema, dict) or depth == 0:
         return ANY
     given = schema.get("type")
@@ -61,11 +64,15 @@ def _types(schema: Any, root: dict[str, Any], depth: int) -> frozenset[str]:
     if isinstance(given, list):
         return frozenset(item for item in given if isinstance(item, str))
     if isinstance(reference := schema.get("$ref"), str):
-        return _types(referenced(reference, root), root, depth - 1)
+        if reference in seen:
+            return frozenset()
+        seen.add(reference)
+        return _types(referenced(reference, root), root, seen, depth - 1)
     for key in ("anyOf", "oneOf", "allOf"):
         if isinstance(schemas := schema.get(key), list) and schemas:
-            found = [_types(each, root, depth - 1) for each in schemas]
-            return frozenset.intersection(*found) if key == "allOf" else frozenset.union(*found)
+            found = [types for each in schemas if (types := _types(each, root, seen, depth - 1))]
+            join = frozenset.intersection if key == "allOf" else frozenset.union
+            return join(*found) if found else frozenset()
     values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema["const"]] if "const" in schema else []
     return frozenset().union(*(_types_of(json.dumps(value)) for value in values)) or ANY
 

@@ -6,7 +6,7 @@ Only text is built here; the engine process compiles it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from app.text.tools.definitions import Tool
@@ -29,6 +29,7 @@ class GrammarRules:
         self._special_tokens = special_tokens
         self._constrains_arguments = constrains_arguments
         self._lines = {"text": "text: /(?s:.+)/"}  # by the name of the rule
+        self._shared: dict[tuple[int, str], str] = {}  # names of rules for referenced schemas
 
     def __str__(self) -> str:
         return "\n".join(self._lines.values()) + "\n"
@@ -37,6 +38,16 @@ class GrammarRules:
         """Add a rule, unless there is one of this name. Return its name."""
         self._lines.setdefault(name, f"{name}: {body}")
         return name
+
+    def add_shared(self, root: dict[str, Any], reference: str, write: Callable[[], str]) -> str:
+        """Add a rule for the schema at a reference into `root`, unless there is one; it may refer to itself. Return its
+        name. write: returns the body.
+        """
+        key = id(root), reference
+        if key not in self._shared:
+            name = self._shared[key] = f"shared_{len(self._shared)}"
+            self._lines[name] = f"{name}: {write()}"
+        return self._shared[key]
 
     def add_separated(self, items: Iterable[tuple[str, bool]], separator: str) -> str:
         """Return an expression for items in order with `separator` between them.

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from app.text.tools.argument_types import MAX_REFERENCES, argument_types, referenced
+from app.text.tools.argument_types import MAX_NESTING, argument_types, referenced
 from app.text.tools.definitions import Tool
 from app.text.tools.grammar_rules import GrammarRules, any_of, json_value, literal, parameters_of
 
@@ -52,7 +52,7 @@ def python_arguments(rules: GrammarRules, tool: Tool) -> str:
         item = rules.add("argument", f'/[a-zA-Z_][a-zA-Z0-9_]{{0,63}}/ "=" {_any_python(rules)}')
         return f'({item} (", " {item})*)?'
     schema = parameters_of(tool)
-    return _python_members(rules, schema, schema, MAX_REFERENCES, lambda name: literal(f"{name}="))
+    return _python_members(rules, schema, schema, lambda name: literal(f"{name}="))
 
 
 def _is_free(rules: GrammarRules, tool: Tool) -> bool:
@@ -90,7 +90,7 @@ def _tagged_argument(
 
 def _listed_values(schema: Any, root: dict[str, Any]) -> list[Any] | None:
     """Return the values that an enumeration or constant allows; None for other schemas."""
-    for _ in range(MAX_REFERENCES):
+    for _ in range(MAX_NESTING):
         if not isinstance(schema, dict):
             return None
         if isinstance(values := schema.get("enum"), list) and values:
@@ -104,42 +104,43 @@ def _listed_values(schema: Any, root: dict[str, Any]) -> list[Any] | None:
 
 
 def _python_members(
-    rules: GrammarRules, schema: dict[str, Any], root: dict[str, Any], depth: int, begin: Callable[[str], str]
+    rules: GrammarRules, schema: dict[str, Any], root: dict[str, Any], begin: Callable[[str], str]
 ) -> str:
     """Return an expression for the members of an object. begin: returns the expression before a member's value."""
     items = [
-        (f"{begin(name)} {_python_value(rules, schema['properties'][name], root, depth)}", is_required)
+        (f"{begin(name)} {_python_value(rules, schema['properties'][name], root)}", is_required)
         for name, is_required in _members(schema).items()
     ]
     return rules.add_separated(items, '", "')
 
 
-def _python_value(rules: GrammarRules, schema: Any, root: dict[str, Any], depth: int) -> str:
-    """Return an expression for a value in Python's syntax; any value where the schema is nested too deeply."""
-    if not isinstance(schema, dict) or depth == 0:
+def _python_value(rules: GrammarRules, schema: Any, root: dict[str, Any]) -> str:
+    """Return an expression for a value in Python's syntax."""
+    if not isinstance(schema, dict):
         return _any_python(rules)
     values = _listed_values(schema, root)
     if values is not None:
         return any_of(text for value in values for text in _python_literals(value))
     if isinstance(reference := schema.get("$ref"), str):
-        return _python_value(rules, referenced(reference, root), root, depth - 1)
+        target = referenced(reference, root)
+        return rules.add_shared(root, reference, lambda: _python_value(rules, target, root))
     alternatives = schema.get("anyOf") or schema.get("oneOf")
     if isinstance(alternatives, list) and alternatives:
-        return any_of(_python_value(rules, each, root, depth - 1) for each in alternatives)
+        return any_of(_python_value(rules, each, root) for each in alternatives)
     given = schema.get("type")
     types = given if isinstance(given, list) and given else [given]
-    return any_of(_python_type(rules, each, schema, root, depth - 1) for each in types)
+    return any_of(_python_type(rules, each, schema, root) for each in types)
 
 
-def _python_type(rules: GrammarRules, given: Any, schema: dict[str, Any], root: dict[str, Any], depth: int) -> str:
+def _python_type(rules: GrammarRules, given: Any, schema: dict[str, Any], root: dict[str, Any]) -> str:
     """Return an expression for values of one type of a schema."""
     if given in PYTHON_TERMINALS:
         return rules.add(f"python_{given}", PYTHON_TERMINALS[given])
     if given == "array":
-        item = _python_value(rules, schema.get("items"), root, depth)
+        item = _python_value(rules, schema.get("items"), root)
         return f'"[" ({item} (", " {item})*)? "]"'
     if given == "object" and _members(schema):
-        members = _python_members(rules, schema, root, depth, lambda name: _python_key(literal(name)))
+        members = _python_members(rules, schema, root, lambda name: _python_key(literal(name)))
         return f'"{{" {members} "}}"'
     return _any_python(rules)
 

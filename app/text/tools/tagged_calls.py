@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from app.text.tools.argument_types import STRING, argument_types, escape, json_value
 from app.text.tools.call_parser import MAX_NAME, CallParser
+from app.text.tools.definitions import ToolUse
 from app.text.tools.text_reader import Steps
 
 _NAME = re.compile(r"[^<>\n]+")
@@ -23,12 +24,15 @@ class TaggedCallParser(CallParser):
 
     value_ends: tuple[str, ...]  # texts that end a value, each begins with "<" or a line break
 
+    def __init__(self, use: ToolUse | None, new_id: Callable[[], str]) -> None:
+        super().__init__(use, new_id)
+        self._types: dict[tuple[str, str], frozenset[str]] = {}  # by tool and argument
+
     def _read_argument(self, tool: str, name: str, *, is_first: bool) -> Steps[str]:
         """Read the value of argument `name` up to its end, and append both to the call's arguments. Return the end,
         which is not read; empty at the end of the answer.
         """
-        parameters = self._tools[tool].parameters if tool in self._tools else {}
-        types = argument_types(parameters, name)
+        types = self._types_of(tool, name)
         self._add_arguments(("{" if is_first else ", ") + json.dumps(name, ensure_ascii=False) + ": ")
         if types == STRING:
             self._add_arguments('"')
@@ -40,6 +44,14 @@ class TaggedCallParser(CallParser):
         value = "".join(pieces)
         self._add_arguments(json_value(value, types) if end else value)
         return end
+
+    def _types_of(self, tool: str, name: str) -> frozenset[str]:
+        """Return the types that an argument may have; those of an unknown tool's arguments do not matter."""
+        if tool not in self._tools:
+            return STRING
+        if (tool, name) not in self._types:
+            self._types[tool, name] = argument_types(self._tools[tool].parameters, name)
+        return self._types[tool, name]
 
     def _read_value(self, put: Callable[[str], None]) -> Steps[str]:
         reader = self._reader
