@@ -231,8 +231,8 @@ class Prompts:
             text = await self.render(chat, names)
             try:
                 ids = await self._encode(text, service_class, False, intake, names)
-            except ApiError as error:
-                shorter = self._shorter(chat, request, text, 0, attempt) if error.code == ContextExceeded.code else None
+            except ApiError:
+                shorter = self._shorter(chat, request, text, 0, attempt)
                 if shorter is None:
                     raise
             else:

@@ -114,7 +114,7 @@ class ResponsesEncoder:
 
     def _keep_checkpoint(self, output: ResponseOutput) -> None:
         if output.records == CHECKPOINT_RECORDS * (len(self._checkpoints) + 1):
-            self._checkpoints.append(output.copy())
+            self._checkpoints.append(output.checkpoint())
 
 
 def _blocks(events: Iterable[Event]) -> bytes:

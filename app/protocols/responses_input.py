@@ -154,7 +154,7 @@ class Reasoning(Strict):
     """Reasoning of an earlier answer. Encrypted content is not read, because only its author has the key."""
 
     type: Literal["reasoning"]
-    summary: Annotated[list[SummaryText], Field(fail_fast=True, max_length=MAX_CONTENT_PARTS)]
+    summary: Annotated[list[SummaryText], Field(fail_fast=True, max_length=MAX_CONTENT_PARTS)] | None = None
     content: Annotated[list[ReasoningText], Field(fail_fast=True, max_length=MAX_CONTENT_PARTS)] | None = None
     encrypted_content: str | None = None
     id: str | None = None
@@ -163,7 +163,7 @@ class Reasoning(Strict):
     @property
     def text(self) -> str:
         """Return the whole text, or the summary if that is all there is."""
-        return "\n\n".join(part.text for part in self.content or self.summary)
+        return "\n\n".join(part.text for part in self.content or self.summary or [])
 
 
 InputItem = Annotated[

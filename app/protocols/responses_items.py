@@ -67,9 +67,8 @@ class OutputItem:
 
     def join(self) -> None:
         """Join the pieces that were added since the last call."""
-        if self._joined < len(self.pieces):
-            self.pieces[self._joined :] = ["".join(self.pieces[self._joined :])]
-            self._joined = len(self.pieces)
+        self.pieces[self._joined :] = ["".join(self.pieces[self._joined :])]
+        self._joined = len(self.pieces)
 
     def copy(self) -> Self:
         """Return a copy that grows independently."""

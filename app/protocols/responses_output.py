@@ -109,12 +109,16 @@ class ResponseOutput:
         self.number = len(OPENING)  # of the next event
         self.records = 0  # added so far
 
-    def copy(self) -> Self:
-        """Return a copy that continues independently. Pieces of text are joined so that copies share them."""
-        other = type(self)(self._head, self._log, self.first)
+    def checkpoint(self) -> Self:
+        """Return a copy that later readers continue from. The text so far is joined, so that checkpoints share it."""
         if self._item is not None:
             self._item.join()
-            other._item = self._item.copy()
+        return self.copy()
+
+    def copy(self) -> Self:
+        """Return a copy that continues independently."""
+        other = type(self)(self._head, self._log, self.first)
+        other._item = None if self._item is None else self._item.copy()
         other.items = list(self.items)
         other.number, other.records, other._reason = self.number, self.records, self._reason
         return other
@@ -223,7 +227,7 @@ class ResponseOutput:
         """Return the log-probabilities of an item's tokens; none if there are so many that other requests would wait
         for their encoding.
         """
-        if self.records - item.first_record > self._max_logprobs:
+        if not self._log.logprob_count or self.records - item.first_record > self._max_logprobs:
             return []
         records = self._log.records[item.first_record : self.records]
         infos = [info for record in records if isinstance(record, Delta) for info in _text_infos(record)]

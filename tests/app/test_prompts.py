@@ -10,6 +10,7 @@ from app.generation.request import ChatPrompt, GenerationRequest
 from app.http.json_body import MAX_INLINE_BYTES
 from app.prompts import Prompts, opens_reasoning
 from app.streams.timeline import IntakeTimeline
+from app.text.text_model import TextModel
 from app.text.tools.formats import format_by_name
 from engine.types import ServiceClass
 from tests.app.text_models import byte_level
@@ -78,3 +79,24 @@ async def test_a_truncated_prompt_leaves_room_for_the_answer(max_tokens: int | N
     ids = (await prompts.prepare(request, ServiceClass.STANDARD, IntakeTimeline(0.0))).ids
     assert room - 100 <= len(ids) <= room
     assert byte_level().decode(ids).endswith("o" * 94)
+
+
+def joined_contents() -> TextModel:
+    """Return a model with a template that adds nothing to the contents."""
+    return TextModel(byte_level().tokenizer, "{% for m in messages %}{{ m.content }}{% endfor %}", {}, frozenset())
+
+
+@pytest.mark.parametrize(("attempts", "fits"), [(1, False), (16, True)])
+async def test_turns_with_few_tokens_are_dropped_in_a_bounded_number_of_attempts(
+    monkeypatch, attempts: int, fits: bool
+):
+    """Their part in the text is larger than that in the tokens, so that the first attempts drop too few."""
+    monkeypatch.setattr("app.prompts.MAX_TRUNCATIONS", attempts)
+    text, rendered = joined_contents(), []
+    render = text.render_chat
+    monkeypatch.setattr(text, "render_chat", lambda *given, **more: rendered.append(1) or render(*given, **more))
+    prompts = Prompts(text, lambda: model_info(5000, 1, 1, max_model_len=5000))
+    turns = [{"role": "user", "content": "hell"}] * 600 + [{"role": "user", "content": "a" * 4375}]
+    request = GenerationRequest(prompt=ChatPrompt(turns=turns), sampling={}, truncates_prompt=True)
+    ids = (await prompts.prepare(request, ServiceClass.STANDARD, IntakeTimeline(0.0))).ids
+    assert (len(ids) == 4375) is fits and len(rendered) <= attempts + 1

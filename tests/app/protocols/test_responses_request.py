@@ -108,7 +108,7 @@ def test_calls_in_sequence_are_a_turn_each():
 def test_reasoning_without_a_text_or_an_answer_is_dropped():
     """Encrypted reasoning cannot be read, and reasoning alone is not a turn."""
     assert turns(reasoning("alone"), USER) == [USER]
-    encrypted = {"type": "reasoning", "summary": [], "encrypted_content": "x"}
+    encrypted = {"type": "reasoning", "encrypted_content": "x"}
     assert turns(encrypted, {"role": "assistant", "content": "a"}) == [{"role": "assistant", "content": "a"}]
 
 
@@ -140,6 +140,8 @@ def refusal(given="hi", **fields) -> ApiError:
         ([call("a", namespace="n")], "input[0].namespace", "unsupported parameter"),
         ([reasoning("a", content=[{"type": "text", "text": ""}])], "input[0].content[0].type", "'reasoning_text'"),
         ([{**USER, "content": [{"type": "input_text", "text": ""}] * 4000}] * 2, "input", "got 8000"),
+        ([call("a"), output("a", [{"type": "input_text", "text": ""}] * 4096), reasoning("")], "input", "got 4097"),
+        ([reasoning("", content=[{"type": "reasoning_text", "text": ""}] * 4096)], "input", "got 4097"),
         ([], "input", "at least 1 item"),
         ([USER] * 4097, "input", "at most 4096 items"),
     ],
@@ -181,6 +183,11 @@ def test_a_wrong_item_is_refused_by_its_path(items: list, param: str, message: s
         ({"text": {"format": {"type": "grammar"}}}, "text.format", "'grammar' is not supported"),
         ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema", "required"),
         ({"text": {"format": {"type": "text", "schema": {}}}}, "text.format.schema", "unsupported parameter"),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "a", "schema": {}, "x": 1}}},
+            "text.format.x",
+            "unsupported parameter",
+        ),
         ({"reasoning": {"context": "all_turns"}}, "reasoning.context", 'only "auto"'),
         ({"reasoning": {"mode": "pro"}}, "reasoning.mode", 'only "standard"'),
         ({"include": ["file_search_call.results"]}, "include[0]", "message.output_text.logprobs"),

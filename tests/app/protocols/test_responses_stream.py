@@ -27,7 +27,7 @@ from app.streams.stream_log import (
     ToolCallPiece,
     Usage,
 )
-from engine.types import Alternative
+from engine.types import Alternative, Phase, StatusEvent
 from tests.app.text_models import MODEL
 
 EVENT = TypeAdapter(ResponseStreamEvent)
@@ -147,6 +147,7 @@ def test_reasoning_text_and_calls_are_items_in_the_order_of_generation():
     assert output[2] | expected == output[2] and output[3]["arguments"] == "{}"
     assert joined(found, "reasoning_text", 0) == "Hmm." and joined(found, "output_text", 1) == "Let me see."
     assert joined(found, "function_call_arguments", 2) == expected["arguments"]
+    assert all(event["delta"] for event in found if event["type"].endswith(".delta"))
     added = [event["item"]["id"] for event in found if event["type"] == "response.output_item.added"]
     done = [event["item"] for event in found if event["type"] == "response.output_item.done"]
     assert added == [item["id"] for item in output] and done == output
@@ -294,16 +295,17 @@ def test_log_probabilities_are_those_of_the_message():
     assert found[-1]["response"]["top_logprobs"] == 2
 
 
-@pytest.mark.parametrize("infos", [1, 2])
+@pytest.mark.parametrize("infos", [0, 1, 2])
 def test_many_log_probabilities_are_not_repeated_in_a_stream(infos: int):
     """To encode them again would hold up other requests. A whole response has them, since it is encoded in a thread."""
-    records = [Delta(0, "a", 1, (info(72),) * infos) for _ in range(MAX_REPEATED_LOGPROBS // infos // 2 + 1)]
-    log = filled(STARTED, *records, *STOPPED)
+    count = MAX_REPEATED_LOGPROBS // infos // 3 + 1 if infos else MAX_REPEATED_LOGPROBS
+    records = [Delta(0, "a", 1, (info(72),) * infos) for _ in range(count)]
+    log = filled(STARTED, Delta(0, "a", 1, (info(72),)), *records, *STOPPED)
     found = events(log, top_logprobs=2)
-    assert all(e["logprobs"] for e in found if e["type"] == "response.output_text.delta")
+    assert sum(len(e["logprobs"]) for e in found if e["type"] == "response.output_text.delta") == 1 + infos * count
     assert found[-1]["response"]["output"][0]["content"][0]["logprobs"] == []
     whole = encoder(top_logprobs=2).body(log, 1)["output"][0]["content"][0]["logprobs"]
-    assert len(whole) == infos * len(records)
+    assert len(whole) == 1 + infos * count
 
 
 def test_output_items_are_valid_input():
@@ -344,20 +346,55 @@ async def test_a_reader_may_resume_after_any_event():
 
 
 async def test_a_reader_of_a_long_answer_resumes_from_a_checkpoint():
-    """Only the records since then are read again, in any order of readers."""
+    """Only the records since then are read again, whether or not another reader was there before."""
     count = 3 * CHECKPOINT_RECORDS
     deltas = [reasoning("a") if at < count // 2 else text("bc") for at in range(count)]
     log = filled(STARTED, *deltas, *STOPPED)
     made = encoder()
     first = blocks(made, log)
+    assert len(made._checkpoints) == 3
+    assert all(len(kept._item.pieces) <= 3 for kept in made._checkpoints), "they share joined text"
     for after in (count - 5, 10, CHECKPOINT_RECORDS + 1, CHECKPOINT_RECORDS + 2, len(first) - 2):
         for other in (made, encoder()):
-            assert await resumed(other, log, after) == first[after + 1 :]
             _, records = await other.resume(log, after)
             assert after - records < CHECKPOINT_RECORDS + 20
-    assert json.loads(first[-1].split(b"data: ")[1])["response"]["output"][1]["content"][0]["text"] == "bc" * (
-        count // 2
-    )
+            assert await resumed(other, log, after) == first[after + 1 :]
+    output = json.loads(first[-1].split(b"data: ")[1])["response"]["output"]
+    assert [item["content"][0]["text"] for item in output] == ["a" * (count // 2), "bc" * (count // 2)]
+
+
+@pytest.mark.parametrize("left", [0, 1, 2])
+async def test_a_checkpoint_may_be_anywhere_in_the_log(left: int):
+    """`left` records follow it: the end of the choice and of the request, that of the request, or none."""
+    deltas = [text("a") for _ in range(CHECKPOINT_RECORDS - 3 + left)]
+    log = filled(STARTED, *deltas, ChoiceFinished(0, "length"), Usage(5, 7, 3))
+    made = encoder()
+    first = blocks(made, log)
+    assert len(log.records) == CHECKPOINT_RECORDS + left
+    for after in range(len(first) - 8, len(first) - 1):
+        assert await resumed(made, log, after) == first[after + 1 :]
+    assert await made.resume(log, len(first) - 1) is None
+
+
+async def test_readers_at_the_same_record_do_not_disturb_each_other():
+    """Each has its own position."""
+    log = filled(STARTED, *[text("a") for _ in range(CHECKPOINT_RECORDS + 5)], *STOPPED)
+    items = [LogEntry(seq, record) for seq, record in enumerate(log.records, 1)]
+    made = encoder()
+    sent = made.opening(log) + made.encode(log, items[:CHECKPOINT_RECORDS])
+    number = sent.count(b"\n\n") - 1
+    reader, records = await made.resume(log, number + 2)
+    assert records == CHECKPOINT_RECORDS
+    late, rest = reader.encode(log, items[records:]), made.encode(log, items[CHECKPOINT_RECORDS:])
+    assert late.split(b"\n\n") == rest.split(b"\n\n")[2:]
+
+
+def test_only_readers_that_may_resume_receive_the_status():
+    """It is a comment, as in other protocols."""
+    log = filled(STARTED)
+    status = StatusEvent("a1", 0, Phase.QUEUED, position=2)
+    assert encoder().encode(log, [status]).startswith(b": carousel {")
+    assert encoder().without_resume_fields().encode(log, [status]) == b""
 
 
 async def test_a_record_read_out_of_order_gives_the_same_bytes():

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from openai.types.responses import Response
 from starlette.testclient import TestClient, WebSocketDenialResponse
 
 from app.admission.tenants import tenant_of_key
+from app.routes.responses import stream
 from app.streams.stream_log import Delta
 from tests.app.routes.test_http import CHAT, make, ready
 
@@ -203,6 +205,33 @@ def test_a_limit_beyond_the_context_is_reduced(http):
     with http.stream("POST", RESPONSES, json=LONG | {"max_output_tokens": 10**6, "stream": True}) as running:
         created = json.loads(next(line for line in running.iter_lines() if line.startswith("data: "))[6:])
     assert created["response"]["max_output_tokens"] == context - prompt
+
+
+@pytest.mark.parametrize("headers", [{}, RESUME])
+def test_a_reader_that_resumes_gets_the_status_on_request(http, headers: dict):
+    """Some clients cannot parse comments."""
+    with http.stream("POST", RESPONSES, json=LONG | {"stream": True}, headers=RESUME) as running:
+        identity = f"resp_{running.headers['x-carousel-stream']}"
+        lines = running.iter_lines()
+        while not next(lines).startswith("event: response.output_text.delta"):
+            pass
+        with http.stream("GET", f"{RESPONSES}/{identity}?stream=true", headers=headers) as second:
+            started = []
+            for line in second.iter_lines():
+                started.append(line.partition(" ")[0])
+                if line.startswith("event: response.output_text.delta"):
+                    break
+        http.delete(f"{RESPONSES}/{identity}")
+    assert (":" in started) is bool(headers)
+
+
+async def test_an_opening_is_only_sent_from_the_beginning(http):
+    """A reader that resumes has received it."""
+    identity = http.post(CHAT, json={"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}).json()["id"]
+    generation = http.app.state.service.registry.get_any_owner(identity.removeprefix("chatcmpl-"))
+    encoder = SimpleNamespace(opening=lambda log: b"opening", encode=lambda log, items: b"records")
+    chunks = [[chunk async for chunk in stream(generation, after, encoder)._content] for after in (0, 1)]
+    assert chunks == [[b"opening", b"records"], [b"records"]]
 
 
 def test_a_response_without_a_reader_is_given_up(http):
