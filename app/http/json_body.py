@@ -13,6 +13,7 @@ MAX_INLINE_BYTES = 32 << 10
 MAX_CONTAINERS = 10_000  # objects and arrays
 MAX_KEYS = 30_000
 MAX_VALUES = 150_000
+MAX_DEPTH = 100  # of nested objects and arrays; values are encoded again, which recurses on a deeper stack
 MAX_UNCHECKED = 10_000  # of all three, counted inside strings too, below which no closer check is needed
 _SLICE_BYTES = 256 << 10  # scanned between two opportunities for other threads to run
 _SURROGATE_STARTS = (rb"\ud", rb"\uD")
@@ -20,8 +21,8 @@ _SURROGATE_STARTS = (rb"\ud", rb"\uD")
 
 def decode_json(text: bytes | str) -> Any:
     """Decode JSON (RFC 8259) in UTF-8. Raises `ApiError` (400) for anything else, duplicate keys of an object, NaN and
-    Infinity, and lone surrogates. Texts above `MAX_INLINE_BYTES` must pass `check_structure` first and belong in a
-    thread.
+    Infinity, lone surrogates, and more than `MAX_DEPTH` levels of nesting. Texts above `MAX_INLINE_BYTES` must pass
+    `check_structure` first and belong in a thread.
     """
     try:
         decoded = _decoder.decode(text if isinstance(text, str) else text.decode())
@@ -30,6 +31,8 @@ def decode_json(text: bytes | str) -> Any:
             start in raw for start in _SURROGATE_STARTS
         ):  # a pair is a character; a lone surrogate is not, and cannot be sent back
             json.dumps(decoded, ensure_ascii=False).encode()
+        if raw.count(b"{") + raw.count(b"[") > MAX_DEPTH:
+            _check_depth(decoded)
     except json.JSONDecodeError as error:
         raise _invalid(f"{error.msg} at line {error.lineno}, column {error.colno}") from None
     except UnicodeDecodeError as error:
@@ -37,7 +40,7 @@ def decode_json(text: bytes | str) -> Any:
     except UnicodeEncodeError:
         raise _invalid("it contains a lone surrogate") from None
     except RecursionError:
-        raise _invalid("nested too deeply") from None
+        raise _too_deep() from None
     except ValueError as error:  # from below, or from Python for a number of more than 4,300 digits
         raise _invalid(str(error).partition(";")[0]) from None
     return decoded
@@ -73,6 +76,22 @@ def check_structure(body: bytes) -> None:
                 raise ApiError(
                     400, f"the body has {number:,} JSON {kind}; at most {limit:,} are allowed", code="body_too_complex"
                 )
+
+
+def _check_depth(decoded: Any) -> None:
+    """Raise `ApiError` (400) for a value with too many levels of nesting. The time is that of reading it once."""
+    level = [decoded]
+    for _ in range(MAX_DEPTH + 1):
+        containers = [value for value in level if isinstance(value, (dict, list))]
+        if not containers:
+            return
+        level = [value for each in containers for value in (each.values() if isinstance(each, dict) else each)]
+    raise _too_deep()
+
+
+def _too_deep() -> ApiError:
+    message = f"the body has more than {MAX_DEPTH} levels of nested JSON objects and arrays"
+    return ApiError(400, message, code="body_too_complex")
 
 
 def _invalid(why: str) -> ApiError:
