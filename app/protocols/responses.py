@@ -184,6 +184,7 @@ class ResponsesRequest(PromptFields, SamplingFields):
     include: Annotated[list[Included], Field(fail_fast=True, max_length=16)] | None = None
     stream_options: ResponseStreamOptions | None = None
     n: Unsupported = None
+    thinking_token_budget: int | None = Field(None, ge=0, lt=2**31)  # an extension, as in chat completions
     # Accepted without effect: there are no built-in tools, nothing is stored, and the rest changes no answer.
     max_tool_calls: int | None = Field(None, ge=1)
     store: bool | None = None
@@ -215,15 +216,19 @@ class ResponsesRequest(PromptFields, SamplingFields):
             max_tokens=self.max_output_tokens,
             logprobs=self._logprobs,
             names=PARAMETER_NAMES,
+            thinking_budget=self.thinking_token_budget,
             resume_seconds=resume_seconds,
         )
-        answer_format = self.text.answer_format if self.text is not None else request.answer_format
-        return replace(
-            request,
-            answer_format=answer_format,
-            clips_max_tokens=True,
-            truncates_prompt=self.truncation == "auto",
-        )
+        return replace(request, clips_max_tokens=True, truncates_prompt=self.truncation == "auto")
+
+    def answer_format(self) -> AnswerFormat | None:
+        """Return the format of the answer. Raises `ApiError` (400) for fields that contradict each other."""
+        by_text = self.text.answer_format if self.text is not None else None
+        other = super().answer_format()
+        if by_text is not None and other is not None:
+            message = "text.format and structured_outputs cannot be combined"
+            raise ApiError(400, message, param="structured_outputs", code="invalid_value")
+        return by_text or other
 
     @property
     def _logprobs(self) -> int | None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import openai
+import pydantic
 import pytest
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
@@ -80,6 +83,41 @@ def test_log_probabilities_add_up_to_the_text(client, model):
     events = list(client.responses.create(**fields, stream=True))
     deltas = [entry.token for event in events if event.type == "response.output_text.delta" for entry in event.logprobs]
     assert deltas == [entry.token for entry in entries]
+
+
+class Weather(pydantic.BaseModel):
+    """Weather of a city."""
+
+    city: Literal["Ulm", "Rome"]
+    days: int
+
+
+TOOL = openai.pydantic_function_tool(Weather)["function"] | {"type": "function"}
+
+
+def test_a_required_tool_is_called(client, model):
+    """Streamed and whole calls are equal, the library reads the arguments, and their result is accepted."""
+    fields = {"model": model, "input": QUESTION, "tools": [TOOL], "tool_choice": "required", "temperature": 0}
+    whole = client.responses.create(**fields, max_output_tokens=200, parallel_tool_calls=False)
+    (call,) = [item for item in whole.output if item.type == "function_call"]
+    assert whole.status == "completed" and call.name == "Weather" and Weather.model_validate_json(call.arguments)
+    with client.responses.stream(**fields, max_output_tokens=200, parallel_tool_calls=False) as stream:
+        events = list(stream)
+        parsed = stream.get_final_response().output[-1]
+    deltas = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+    assert "".join(deltas) == parsed.arguments == call.arguments and isinstance(parsed.parsed_arguments, dict | Weather)
+    history = [{"role": "user", "content": QUESTION}, *whole.output]
+    history += [{"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}]
+    answer = client.responses.create(model=model, input=history, tools=[TOOL], tool_choice="none", max_output_tokens=9)
+    assert [item.type for item in answer.output] == ["message"]
+
+
+def test_an_answer_has_the_requested_format(client, model):
+    """The library's helper parses it."""
+    parsed = client.responses.parse(
+        model=model, input=QUESTION, text_format=Weather, max_output_tokens=200, temperature=0
+    )
+    assert isinstance(parsed.output_parsed, Weather) and parsed.text.format.name == "Weather"
 
 
 def test_a_running_response_is_followed_and_cancelled(slow_client):

@@ -272,6 +272,15 @@ def test_a_format_is_a_constraint_on_the_answer():
     assert requested(text={"format": {"type": "json_object"}}).answer_format == expected
 
 
+def test_a_format_may_be_one_of_vllm_s_structured_outputs():
+    """The other fields of `text` do not replace it, but a second format contradicts it."""
+    fields = {"structured_outputs": {"choice": ["a", "b"]}}
+    for text in (None, {"verbosity": "medium"}, {"format": {"type": "text"}}):
+        assert requested(**fields, text=text).answer_format.value == ["a", "b"]
+    error = refusal(**fields, text={"format": {"type": "json_object"}})
+    assert error.param == "structured_outputs" and "cannot be combined" in str(error)
+
+
 def test_the_effort_is_a_variable_of_the_template():
     """`none` turns reasoning off, under the names that Qwen3's and DeepSeek's templates read."""
     assert requested(reasoning={"effort": "high"}).prompt.variables == {"reasoning_effort": "high"}
@@ -280,6 +289,12 @@ def test_the_effort_is_a_variable_of_the_template():
         "thinking": False,
     }
     assert reasoning_variables(None) == {}
+
+
+def test_reasoning_can_be_limited():
+    """The field has the name that it has in chat completions."""
+    assert requested(thinking_token_budget=5).thinking_budget == 5
+    assert requested().thinking_budget is None
 
 
 @pytest.mark.parametrize(
