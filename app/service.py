@@ -24,6 +24,7 @@ from app.engine_client.grammar_checker import GrammarChecker
 from app.errors import ApiError
 from app.generation.choice import OutputOptions
 from app.generation.generation import Generation
+from app.generation.idempotency import IdempotentRequests
 from app.generation.prompt_batch import PromptBatch
 from app.generation.registry import StreamRegistry
 from app.generation.request import AnswerHead, GenerationRequest
@@ -67,6 +68,7 @@ class Service:
     draining: bool = False  # the server is stopping: new requests are refused
     prompts: Prompts = field(init=False)
     grammars: GrammarChecker = field(init=False)
+    idempotent: IdempotentRequests = field(init=False)
     live: LiveFeed = field(init=False)
     pacer: EventPacer = field(default_factory=EventPacer)
     limits: RateLimits = field(init=False)
@@ -77,6 +79,7 @@ class Service:
     def __post_init__(self) -> None:
         self.prompts = Prompts(self.text, lambda: self.info)
         self.grammars = GrammarChecker(self.text.vocabulary)
+        self.idempotent = IdempotentRequests(self.registry)
         defaults = {limit: getattr(self.settings, limit) for limit in LIMIT_OPTIONS}
         self.limits = RateLimits(defaults, time.monotonic)
         self.websockets = WebSocketLimits(self.settings.max_websockets, time.monotonic)

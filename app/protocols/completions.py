@@ -84,7 +84,8 @@ class CompletionRequest(SamplingFields):
         if len(prompts) > 1 and resume_seconds:
             raise ApiError(
                 400,
-                f"X-Carousel-Resume needs a single prompt, got {len(prompts)}; send one request for each",
+                f"X-Carousel-Resume and Idempotency-Key need a single prompt, got {len(prompts)}; send one request for "
+                "each",
                 param="X-Carousel-Resume",
                 code="invalid_value",
             )

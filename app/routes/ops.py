@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -12,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from app.admission.tenants import TIER_OF_CLASS, Tenant
 from app.engine_client.client import EngineState
 from app.errors import error_body
-from app.generation.request import ChatPrompt
+from app.generation.request import ChatPrompt, effective_defaults
 from app.http.disconnect import run_unless_disconnected
 from app.http.security import authenticate_metrics, authenticate_operator, read_json_body
 from app.protocols.messages import turns
@@ -36,13 +37,38 @@ def _model(service: Service, tenant: Tenant) -> dict[str, Any]:
         "owned_by": "carousel",
         "max_model_len": service.info.max_model_len,
         "service_tiers": [tier for service_class, tier in TIER_OF_CLASS.items() if tenant.may(service_class)],
+        "capabilities": {
+            "chat": service.text.has_chat_template,
+            "tools": service.text.has_chat_template and service.text.calls_tools,
+            "reasoning": service.text.writes_reasoning,
+            "structured_output": bool(service.text.eos_token_ids),
+        },
+        "generation_defaults": effective_defaults(service.text.sampling_defaults),
+    }
+
+
+def _anthropic_model(service: Service) -> dict[str, Any]:
+    """Return the model as Anthropic's clients read it."""
+    created = datetime.fromtimestamp(service.started, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    name, context = service.settings.model_name, service.info.max_model_len
+    return {
+        "type": "model",
+        "id": name,
+        "display_name": name,
+        "created_at": created,
+        "max_input_tokens": context,
+        "max_tokens": context,
     }
 
 
 async def models(request: Request) -> Response:
-    """GET /v1/models."""
-    tenant = authenticate_request(request)
-    return JSONResponse({"object": "list", "data": [_model(get_service(request), tenant)]})
+    """GET /v1/models, in the shape of the client's protocol."""
+    tenant, service = authenticate_request(request), get_service(request)
+    if "anthropic-version" in request.headers:
+        listed = _anthropic_model(service)
+        ends = {"first_id": listed["id"], "last_id": listed["id"]}
+        return JSONResponse({"data": [listed], "has_more": False, **ends})
+    return JSONResponse({"object": "list", "data": [_model(service, tenant)]})
 
 
 async def model(request: Request) -> Response:
@@ -52,7 +78,8 @@ async def model(request: Request) -> Response:
     tenant = authenticate_request(request)
     service = get_service(request)
     service.check_model(request.path_params["model_id"])
-    return JSONResponse(_model(service, tenant))
+    is_anthropic = "anthropic-version" in request.headers
+    return JSONResponse(_anthropic_model(service) if is_anthropic else _model(service, tenant))
 
 
 async def tokenize(request: Request) -> Response:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from app.errors import ApiError
 from app.generation.generation import Generation
+from app.generation.idempotency import MAX_KEY_CHARACTERS, RETRY_SECONDS
 from app.generation.prompt_batch import PromptBatch
 from app.http.disconnect import run_unless_disconnected
 from app.http.security import read_json_body
@@ -38,15 +41,31 @@ async def answer(request: Request, schema: type[TextRequest]) -> Response:
     body = await read_json_body(request, service.settings)
     intake.body_received(time.monotonic())
     parsed = await service.prompts.parse(schema, body, intake)
-    requests = parsed.generation_requests(_resume_seconds(request))
+    key = _idempotency_key(request)
+    requests = parsed.generation_requests(max(_resume_seconds(request), RETRY_SECONDS if key else 0.0))
     generation: Generation | PromptBatch
-    if len(requests) == 1:
+    was_repeated = False
+    if len(requests) > 1:
+        generation = await run_unless_disconnected(request.receive, service.generate_batch(requests, tenant, intake))
+    elif key is None:
         generation = await run_unless_disconnected(request.receive, service.generate(requests[0], tenant, intake))
     else:
-        generation = await run_unless_disconnected(request.receive, service.generate_batch(requests, tenant, intake))
+        digest = hashlib.sha256(request.url.path.encode() + b"\0" + body).digest()
+        start = partial(service.generate, requests[0], tenant, intake)
+        generation, was_repeated = await run_unless_disconnected(
+            request.receive, service.idempotent.run(tenant.owner, key, digest, start)
+        )
+    response = await _respond(request, generation, is_streamed=bool(parsed.stream))
+    if was_repeated:
+        response.headers["Idempotent-Replayed"] = "true"
+    return response
+
+
+async def _respond(request: Request, generation: Generation | PromptBatch, *, is_streamed: bool) -> Response:
+    """Return the answer, streamed or whole."""
     encoder = generation.encoder
     assert encoder is not None  # every text protocol has one
-    if not parsed.stream:
+    if not is_streamed:
         return await respond_whole(request, generation, encoder)
     return stream(generation, encoder=encoder if expects_status(request) else encoder.without_resume_fields())
 
@@ -54,6 +73,18 @@ async def answer(request: Request, schema: type[TextRequest]) -> Response:
 def expects_status(request: Request) -> bool:
     """Return whether the client reads status comments and event ids, which others may not be able to parse."""
     return "x-carousel-resume" in request.headers
+
+
+def _idempotency_key(request: Request) -> str | None:
+    """Return the key under which a repeated request gets the same answer, if any. Raises `ApiError`."""
+    key = request.headers.get("idempotency-key")
+    if key is not None and not 1 <= len(key) <= MAX_KEY_CHARACTERS:
+        raise ApiError(
+            400,
+            f"Idempotency-Key must have 1 to {MAX_KEY_CHARACTERS} characters, got {len(key)}",
+            param="Idempotency-Key",
+        )
+    return key
 
 
 def _resume_seconds(request: Request) -> float:

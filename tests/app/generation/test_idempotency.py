@@ -1,0 +1,99 @@
+"""Idempotency keys."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import cast
+
+import httpx
+import pytest
+
+from app.engine_client.client import EngineClient
+from app.generation.generation import Generation
+from app.generation.idempotency import IdempotentRequests
+from app.generation.registry import StreamRegistry
+from app.server import create_app
+from app.settings import Settings
+from engine.config import EngineConfig
+from tests.app.engine_client.test_client import CONFIG, fake_engine
+from tests.app.text_models import byte_level
+
+CHAT = "/v1/chat/completions"
+BODY = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[httpx.AsyncClient]:
+    settings = Settings(engine=EngineConfig(model="fake"), model_name="fake")
+    app = create_app(settings, EngineClient(CONFIG, fake_engine), byte_level())
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client,
+    ):
+        while (await client.get("/health")).status_code != 200:
+            await asyncio.sleep(0.001)
+        yield client
+
+
+async def post(http: httpx.AsyncClient, key: str, path: str = CHAT, **fields) -> httpx.Response:
+    return await http.post(path, json=BODY | fields, headers={"Idempotency-Key": key})
+
+
+async def test_a_repeated_request_gets_the_same_answer(http: httpx.AsyncClient):
+    """Also while the first one is being generated; another key gets an answer of its own."""
+    first, second = await asyncio.gather(post(http, "a"), post(http, "a"))
+    third = await post(http, "a")
+    assert first.json() == second.json() == third.json()
+    assert [one.headers.get("idempotent-replayed") for one in (first, second, third)].count("true") == 2
+    assert (await post(http, "b")).json()["id"] != first.json()["id"]
+
+
+async def test_a_repeated_stream_has_the_same_events(http: httpx.AsyncClient):
+    """It is sent from the beginning."""
+    first = await post(http, "a", stream=True)
+    again = await post(http, "a", stream=True)
+    assert first.text == again.text and first.text.endswith("data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize(("path", "fields"), [(CHAT, {"max_tokens": 6}), ("/v1/messages", {})])
+async def test_a_key_with_another_request_is_refused(http: httpx.AsyncClient, path: str, fields: dict):
+    """Its body or its route differs."""
+    await post(http, "a")
+    refused = await post(http, "a", path, **fields)
+    assert refused.status_code == 409 and "Idempotency-Key" in refused.text
+
+
+async def test_a_refused_request_may_be_repeated(http: httpx.AsyncClient):
+    """Its key is free again."""
+    assert (await post(http, "a", model="other")).status_code == 404
+    assert (await post(http, "a")).status_code == 200
+
+
+@pytest.mark.parametrize("key", ["", "a" * 256])
+async def test_a_key_has_a_limited_length(http: httpx.AsyncClient, key: str):
+    """The error names the header."""
+    refused = await post(http, key)
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "Idempotency-Key"
+
+
+async def test_a_waiting_request_starts_itself_if_the_first_client_leaves_early():
+    """The first one was not queued yet."""
+    requests = IdempotentRequests(StreamRegistry())
+    began, generation = asyncio.Event(), SimpleNamespace(log=SimpleNamespace(id="x"))
+
+    async def never() -> Generation:
+        began.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def start() -> Generation:
+        return cast(Generation, generation)
+
+    first = asyncio.create_task(requests.run("o", "k", b"d", never))
+    await began.wait()
+    second = asyncio.create_task(requests.run("o", "k", b"d", start))
+    await asyncio.sleep(0)
+    first.cancel()
+    assert await second == (generation, False)
