@@ -84,10 +84,14 @@ class PreparedPrompt:
 
 @dataclass
 class Prompts:
-    """Decoding, rendering and tokenization for one model. model: returns the loaded one, or raises `ApiError`."""
+    """Decoding, rendering and tokenization for one model.
+
+    model: returns the loaded one, or raises `ApiError`. strict_tools: the schema of every tool holds.
+    """
 
     text: TextModel
     model: Callable[[], ModelInfo]
+    strict_tools: bool = False
     tokenize_queue: TokenizeQueue = field(init=False)
     # Decoding and rendering of large bodies.
     body_queue: ThreadQueue = field(default_factory=lambda: ThreadQueue(1, max_cpu_share=CPU_SHARE))
@@ -155,6 +159,9 @@ class Prompts:
     def _grammar(self, request: GenerationRequest, *, is_reasoning: bool, may_reason: bool) -> str | None:
         """Return the grammar of a request's answer. Raises `ApiError` (400) for a format that cannot be enforced."""
         form, tools = request.answer_format, request.prompt.tools if isinstance(request.prompt, ChatPrompt) else None
+        if tools is not None and tools.choice != "none" and not self.text.calls_tools:
+            message = "tools are not supported, because this server runs with --tool-parser none"
+            raise ApiError(400, message, param="tools", code="unsupported_parameter")
         try:
             grammar = self.text.tool_format.grammar(
                 tools,
@@ -162,6 +169,7 @@ class Prompts:
                 special_tokens={text: token_id for token_id, text in self.text.special_texts.items()},
                 is_reasoning=is_reasoning,
                 may_reason=may_reason,
+                constrains_all=self.strict_tools,
             )
         except InvalidFormat as error:
             assert form is not None

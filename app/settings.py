@@ -6,7 +6,7 @@ Names are vLLM's if vLLM has such an option. `app.options` reads their values.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -14,6 +14,10 @@ from app.admission.tenants import Tenant
 from app.text.generation_config import AUTO_CONFIG
 from engine.config import EngineConfig
 from engine.options import FINITE, SHARE, Option, at_least, between
+
+ToolParser = Literal[
+    "auto", "deepseek", "glm", "harmony", "hermes", "llama3_json", "mistral", "none", "pythonic", "qwen3_coder"
+]
 
 # Groups of options.
 NETWORK, MODEL, KEYS, LIMITS = "Network", "Model and text", "Keys", "Limits"
@@ -72,6 +76,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # dict: f
             MODEL,
             "encode control tokens in chat messages, such as <|im_end|>, as the model's own, so that a message can end "
             "its turn and begin another one; off: they are plain text there",
+        ),
+    ] = False
+    tool_parser: Annotated[
+        ToolParser,
+        Option(
+            MODEL,
+            "format in which the model writes tool calls; auto finds it in the chat template, and is hermes for a template "
+            "without tools; none refuses requests with tools",
+        ),
+    ] = "auto"
+    strict_tools: Annotated[
+        bool,
+        Option(
+            MODEL,
+            "enforce the schema of every tool's arguments; off: only of tools with strict: true, and of calls that a "
+            "request requires",
         ),
     ] = False
     tenants: Annotated[  # of the option, and of the config file

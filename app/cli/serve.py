@@ -106,6 +106,7 @@ def load_text(settings: Settings) -> TextModel:
         settings.chat_template,
         generation_config=settings.generation_config,
         allow_control_tokens=settings.allow_control_tokens,
+        tool_parser=settings.tool_parser,
     )
 
 

@@ -229,7 +229,7 @@ async def test_an_opening_is_only_sent_from_the_beginning(http):
     """A reader that resumes has received it."""
     identity = http.post(CHAT, json={"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}).json()["id"]
     generation = http.app.state.service.registry.get_any_owner(identity.removeprefix("chatcmpl-"))
-    encoder = SimpleNamespace(opening=lambda log: b"opening", encode=lambda log, items: b"records")
+    encoder = SimpleNamespace(opening=lambda log: b"opening", encode=lambda log, items: b"records", ping=b": ping\n\n")
     chunks = [[chunk async for chunk in stream(generation, after, encoder)._content] for after in (0, 1)]
     assert chunks == [[b"opening", b"records"], [b"records"]]
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from typing import get_args
 
 import pytest
 
+from app.settings import ToolParser
 from app.text.output_parser import ParsedText, ThinkTagParser
 from app.text.tools.definitions import Tool, ToolUse
 from app.text.tools.formats import FORMAT_NAMES, FORMATS, NO_FORMAT, find_format, format_by_name
@@ -155,3 +157,8 @@ def test_plain_text_is_not_held_back():
         parser.push(1, "Hi")
         assert parser.push(1, " there.") == [ParsedText(" there.")], tool_format.name
         assert parser.push(1, " \n") == [] and parser.push(1, "So") == [ParsedText(" \nSo")]
+
+
+def test_the_option_has_the_names_of_all_formats():
+    """And the choice by the template."""
+    assert sorted(get_args(ToolParser)) == sorted((*FORMAT_NAMES, "auto"))
