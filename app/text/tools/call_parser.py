@@ -1,8 +1,8 @@
 """CallParser: the part that all parsers of tool calls share: text around calls, the decision on each, and the output.
 
 Rules of all families:
-- A call is one that names a tool of the request and whose arguments begin as the format demands. It is reported from
-  then on: id and name once, then the arguments as they arrive. If the answer is cut, its arguments are cut.
+- A call names a tool of the request, and its arguments begin as the format demands. It is reported from then on:
+  id and name once, then the arguments as they arrive. If the answer is cut, its arguments are cut.
 - Text that only resembles a call is content, character by character: a start marker without a call, JSON without a
   name, an unknown name, a second call if the request allows only one. Text inside of such a call starts no other call.
 - After a call's arguments its markup is dropped up to the end marker; other text there is content.

@@ -1,4 +1,4 @@
-"""Tools for models whose chat template does not support them: a prompt in the Hermes format, and history as text.
+"""Tools for chat templates that do not support them: a prompt in the Hermes format, and history as text.
 
 The answer is parsed and constrained in the Hermes format too.
 """

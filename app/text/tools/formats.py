@@ -86,7 +86,7 @@ class ToolFormat:
         is_reasoning, may_reason: as in `parser`. constrains_all: all arguments must satisfy their schema, not only
         those of strict tools and required calls. Raises `InvalidFormat`.
         """
-        if use is not None and use.choice == "none":
+        if use is not None and (use.choice == "none" or not use.tools):
             use = None
         if form is None and use is None:
             return None

@@ -85,7 +85,9 @@ def answer_grammar(
 
 def offered(use: ToolUse) -> list[Tool]:
     """Return the tools that an answer may call."""
-    return [tool for tool in use.tools if use.name in (None, tool.name)]
+    tools = [tool for tool in use.tools if use.name in (None, tool.name)]
+    assert tools, f"no tool is named {use.name}"
+    return tools
 
 
 def by_tool(rules: GrammarRules, tools: Sequence[Tool], write: Callable[[GrammarRules, Tool], str]) -> str:
@@ -183,8 +185,9 @@ class HarmonySyntax(CallSyntax):
         return f"{self._header(rules, 'final')} {rules.add('content', content)}"
 
     def reasoning(self, rules: GrammarRules, tags: Sequence[Tags], *, is_open: bool) -> str:
-        """Return an expression for a message of the analysis channel."""
-        return self._rest(rules) if is_open else f"({self._header(rules, 'analysis')} {self._rest(rules)})?"
+        """Return an expression for messages of the analysis channel."""
+        rest = self._rest(rules)
+        return f"{rest if is_open else ''} ({self._header(rules, 'analysis')} {rest})*"
 
     def _header(self, rules: GrammarRules, channel: str) -> str:
         return f"{rules.marker(self.channel)} {literal(channel)} {rules.marker(self.message)}"

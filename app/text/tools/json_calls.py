@@ -163,9 +163,7 @@ class JsonCallParser(CallParser):
                 return bool(begin)
 
     def _read_encoded(self) -> Steps[bool]:
-        """Read a string whose text is an object, pass the decoded text to the arguments. Return whether the string is
-        complete.
-        """
+        """Read an object in a string, pass its text to the arguments. Return whether the string is complete."""
         reader = self._reader
         reader.take(1)
         while True:

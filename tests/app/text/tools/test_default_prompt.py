@@ -1,4 +1,4 @@
-"""Tools in a prompt and history in text, for models whose template does not support tools."""
+"""Tools in a prompt and history in text, for chat templates that do not support tools."""
 
 from __future__ import annotations
 

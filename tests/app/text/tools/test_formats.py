@@ -10,7 +10,7 @@ import pytest
 from app.settings import ToolParser
 from app.text.output_parser import ParsedText, ThinkTagParser
 from app.text.tools.definitions import Tool, ToolUse
-from app.text.tools.formats import FORMAT_NAMES, FORMATS, NO_FORMAT, find_format, format_by_name
+from app.text.tools.formats import FORMAT_NAMES, FORMATS, NO_FORMAT, ToolFormat, find_format, format_by_name
 
 USE = ToolUse((Tool("ping"),))
 
@@ -54,7 +54,7 @@ def test_names_of_formats():
 
 
 @pytest.mark.parametrize("tool_format", FORMATS, ids=lambda each: each.name)
-def test_call_ids(tool_format):
+def test_call_ids(tool_format: ToolFormat):
     """Mistral's templates accept only nine letters and digits."""
     pattern = "[a-zA-Z0-9]{9}" if tool_format.name == "mistral" else "call_[0-9a-f]{24}"
     ids = {tool_format.call_id() for _ in range(50)}
@@ -62,7 +62,7 @@ def test_call_ids(tool_format):
 
 
 @pytest.mark.parametrize("tool_format", FORMATS, ids=lambda each: each.name)
-def test_markers_are_visible(tool_format):
+def test_markers_are_visible(tool_format: ToolFormat):
     """The parser sees each start marker and the tags of reasoning, which may be special tokens."""
     markers = {start for start in tool_format.call_parser.starts if start.startswith(("<|", "<｜", "["))}
     assert markers <= tool_format.visible_tokens

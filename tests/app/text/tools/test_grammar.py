@@ -313,5 +313,6 @@ def test_a_text_that_the_grammar_of_required_calls_accepts_is_parsed_as_calls(na
 
 
 def test_choice_none_has_no_grammar():
-    """All text is allowed."""
+    """All text is allowed, as it is if no tool is offered."""
     assert get_format("hermes").grammar(ToolUse(TOOLS, "none")) is None
+    assert get_format("hermes").grammar(ToolUse(())) is None

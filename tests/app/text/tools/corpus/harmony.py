@@ -25,7 +25,7 @@ CASES = (
     Case("no format", '<|channel|>commentary to=functions.ping<|message|>{"a": "é"}', calls=(("ping", '{"a": "é"}'),)),
     Case("empty arguments", "<|channel|>commentary to=functions.ping<|message|><|call|>", calls=(("ping", "{}"),)),
     Case("preamble", f"<|channel|>commentary<|message|>Let me see.<|end|>{ROLE}{ADD}", "Let me see.", (ADD_CALL,), is_valid=True),
-    Case("two analysis messages", f"{HM}{ROLE}{HM}{ROLE}{FINAL}", "Yes.", reasoning="Hm <b>.Hm <b>."),
+    Case("two analysis messages", f"{HM}{ROLE}{HM}{ROLE}{FINAL}", "Yes.", reasoning="Hm <b>.Hm <b>.", is_valid=True),
     Case("analysis that the prompt opened", f"Hm.<|end|>{ROLE}{FINAL}", "Yes.", reasoning="Hm.", is_open=True, is_valid=True),
     Case("call inside analysis", f"<|channel|>analysis<|message|>I could write to=functions.add {{}}.<|end|>{ROLE}{FINAL}", "Yes.",
          reasoning="I could write to=functions.add {}.", is_valid=True),

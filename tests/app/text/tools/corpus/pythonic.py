@@ -35,7 +35,7 @@ CASES = (
     Case("unicode", '[get_weather(city="Zürich 東京")]', calls=(("get_weather", '{"city": "Zürich 東京"}'),), is_valid=True),
     Case("text after calls", f"[{ADD}] is it.", " is it.", (ADD_CALL,), is_valid=False),
     Case("text before a list", f"So: [{ADD}]", f"So: [{ADD}]"),
-    Case("reference", "[1] says so.", "[1] says so."),
+    Case("reference", "[1] shows it.", "[1] shows it."),
     Case("link", "[ping](http://x)", "[ping](http://x)"),
     Case("JSON list", '["ping()", 2]', '["ping()", 2]'),
     Case("no brackets", ADD, ADD),
