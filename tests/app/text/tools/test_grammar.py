@@ -9,7 +9,9 @@ from typing import Any
 
 import llguidance
 import pytest
+from tokenizers import Tokenizer
 
+from app.resources import demo_model
 from app.text.tools.definitions import Tool, ToolUse
 from app.text.tools.formats import FORMATS, ToolFormat, format_by_name
 from tests.app.text.tools.corpus import TOOLS, Case
@@ -89,6 +91,22 @@ def test_well_formed_outputs_are_accepted_and_others_refused(name: str, case: Ca
     needs_special = case.text.startswith("<|python_tag|>")  # never written by a model without this token
     may_be_required = bool(case.calls) and not case.content and (bool(special) or not needs_special)
     assert is_accepted("required", False) == (case.is_valid and may_be_required)
+
+
+def test_tokens_may_span_the_ends_of_markers():
+    """Well-formed outputs are accepted in the tokens of a BPE tokenizer, which join characters inside and outside of
+    markers.
+    """
+    file = str(demo_model() / "tokenizer.json")
+    vocabulary, tokenizer = llguidance.LLTokenizer(file), Tokenizer.from_file(file)
+    for name, case in JUDGED:
+        use = ToolUse(TOOLS, parallel=case.parallel)
+        grammar = get_format(name).grammar(use, is_reasoning=case.is_open)
+        assert grammar is not None
+        matcher = llguidance.LLMatcher(vocabulary, grammar, log_level=0)
+        ids = tokenizer.encode(case.text, add_special_tokens=False).ids
+        is_accepted = matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+        assert is_accepted == case.is_valid, (name, case.kind)
 
 
 def write_call(name: str, tool: str, arguments: dict[str, Any]) -> str:
