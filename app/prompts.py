@@ -21,8 +21,8 @@ from app.generation.truncation import drop_oldest
 from app.http.json_body import MAX_INLINE_BYTES, check_structure
 from app.protocols.schema import Schema, parse
 from app.streams.timeline import IntakeTimeline
-from app.text.answer_format import InvalidFormat
 from app.text.chat_template import MessagesRefused, ReservedVariable
+from app.text.content_format import InvalidFormat
 from app.text.detokenizer import Detokenizer
 from app.text.output_parser import OutputParser
 from app.text.text_model import TextModel
@@ -158,7 +158,7 @@ class Prompts:
 
     def _grammar(self, request: GenerationRequest, *, is_reasoning: bool, may_reason: bool) -> str | None:
         """Return the grammar of a request's answer. Raises `ApiError` (400) for a format that cannot be enforced."""
-        form, tools = request.answer_format, request.prompt.tools if isinstance(request.prompt, ChatPrompt) else None
+        form, tools = request.content_format, request.prompt.tools if isinstance(request.prompt, ChatPrompt) else None
         if tools is not None and tools.choice != "none" and not self.text.calls_tools:
             message = "tools are not supported, because this server runs with --tool-parser none"
             raise ApiError(400, message, param="tools", code="unsupported_parameter")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from app.streams.stream_log import Encoder
-from app.text.answer_format import AnswerFormat
+from app.text.content_format import ContentFormat
 from app.text.text_model import TextModel
 from app.text.tools.definitions import ToolUse
 from engine.types import SamplingParams, ServiceClass
@@ -50,7 +50,7 @@ class GenerationRequest:
     prompt: a conversation, a text, or token ids. sampling: the fields of `SamplingParams` that the client has set; the
     checkpoint's recommendations replace missing ones. max_tokens: None for `default_max_tokens`, or if that is None
     too, as many as fit. service_class: None for the highest up to standard that the tenant may use. deadline_ms: from
-    arrival to the last token; None for the tenant's default. answer_format: constraint on the content.
+    arrival to the last token; None for the tenant's default. content_format: constraint on the content.
     thinking_budget: maximum number of reasoning tokens, after which the block is closed. clips_max_tokens: reduce
     `max_tokens` to the room that the context has left, instead of refusing the request. truncates_prompt: drop the
     oldest turns of a conversation that does not fit. resume_seconds: time for which the answer continues without a
@@ -74,7 +74,7 @@ class GenerationRequest:
     service_class: ServiceClass | None = None
     priority: int = 0
     deadline_ms: int | None = None
-    answer_format: AnswerFormat | None = None
+    content_format: ContentFormat | None = None
     thinking_budget: int | None = None
     clips_max_tokens: bool = False
     truncates_prompt: bool = False

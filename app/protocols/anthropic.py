@@ -22,7 +22,7 @@ from app.protocols.schema import (
     only_value,
 )
 from app.protocols.tools import MAX_TOOLS, Parameters, ToolName
-from app.text.answer_format import AnswerFormat
+from app.text.content_format import ContentFormat
 from app.text.tools.definitions import Tool, ToolUse
 from engine.types import ServiceClass
 
@@ -246,7 +246,7 @@ class MessagesRequest(CountTokensRequest):
             stop=tuple(self.stop_sequences or ()),
             model=self.model,
             service_class=ServiceClass.STANDARD if self.service_tier == "standard_only" else None,
-            answer_format=AnswerFormat("json_schema", form.schema_, param) if form is not None else None,
+            content_format=ContentFormat("json_schema", form.schema_, param) if form is not None else None,
             thinking_budget=self.thinking.budget_tokens if self.thinking is not None else None,
             resume_seconds=resume_seconds,
             parameter_names={"prompt": "messages"},

@@ -14,7 +14,7 @@ from app.protocols.answers import AnswerOptions, UsageReports
 from app.protocols.formats import ResponseFormat, StructuredOutputs
 from app.protocols.schema import DeadlineMs, FalseOnly, Metadata, StopString, Strict, TokenIds, max_fields
 from app.streams.stream_log import Encoder
-from app.text.answer_format import AnswerFormat
+from app.text.content_format import ContentFormat
 from engine.types import SamplingParams, ServiceClass
 
 
@@ -78,7 +78,7 @@ class SamplingFields(TextRequest):
 
     def check(self) -> None:
         """Check values that are wrong in combination. Raises `ApiError`."""
-        self.answer_format()
+        self.content_format()
         if self.prompt_logprobs is not None and self.stream:
             raise ApiError(
                 400,
@@ -96,9 +96,9 @@ class SamplingFields(TextRequest):
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
-    def answer_format(self) -> AnswerFormat | None:
+    def content_format(self) -> ContentFormat | None:
         """Return the format of the answer. Raises `ApiError` (400) for fields that contradict each other."""
-        by_response_format = self.response_format.answer_format() if self.response_format is not None else None
+        by_response_format = self.response_format.content_format() if self.response_format is not None else None
         if self.structured_outputs is None:
             return by_response_format
         if by_response_format is not None:
@@ -108,7 +108,7 @@ class SamplingFields(TextRequest):
                 param="structured_outputs",
                 code="invalid_value",
             )
-        return self.structured_outputs.answer_format()
+        return self.structured_outputs.content_format()
 
     @property
     def requested_class(self) -> ServiceClass | None:
@@ -174,7 +174,7 @@ class SamplingFields(TextRequest):
             service_class=self.requested_class,
             priority=self.priority or 0,
             deadline_ms=self.deadline_ms,
-            answer_format=self.answer_format(),
+            content_format=self.content_format(),
             thinking_budget=thinking_budget,
             resume_seconds=resume_seconds,
             parameter_names=names or {},

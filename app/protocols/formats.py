@@ -8,7 +8,7 @@ from pydantic import Field
 
 from app.errors import ApiError
 from app.protocols.schema import Strict, Unsupported, max_fields
-from app.text.answer_format import MAX_CHOICES, MAX_FORMAT_CHARACTERS, AnswerFormat
+from app.text.content_format import MAX_CHOICES, MAX_FORMAT_CHARACTERS, ContentFormat
 
 Schema = Annotated[dict[str, Any], max_fields(4096)] | bool
 Pattern = Annotated[str, Field(min_length=1, max_length=MAX_FORMAT_CHARACTERS)]
@@ -29,12 +29,12 @@ class ResponseFormat(Strict):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
-    def answer_format(self) -> AnswerFormat | None:
+    def content_format(self) -> ContentFormat | None:
         """Return the format. Raises `ApiError` (400) without a schema where there must be one."""
         if self.type == "text":
             return None
         if self.type == "json_object":
-            return AnswerFormat("json_schema", {"type": "object"}, "response_format")
+            return ContentFormat("json_schema", {"type": "object"}, "response_format")
         schema = self.json_schema.schema_ if self.json_schema is not None else None
         if schema is None:
             raise ApiError(
@@ -43,7 +43,7 @@ class ResponseFormat(Strict):
                 param="response_format",
                 code="invalid_value",
             )
-        return AnswerFormat("json_schema", schema, "response_format")
+        return ContentFormat("json_schema", schema, "response_format")
 
 
 class StructuredOutputs(Strict):
@@ -63,7 +63,7 @@ class StructuredOutputs(Strict):
     disable_additional_properties: Unsupported = None
     whitespace_pattern: Unsupported = None
 
-    def answer_format(self) -> AnswerFormat:
+    def content_format(self) -> ContentFormat:
         """Return the format. Raises `ApiError` (400) unless exactly one is set."""
         param = "structured_outputs"
         given = {
@@ -72,7 +72,7 @@ class StructuredOutputs(Strict):
             "choice": self.choice,
             "grammar": self.grammar,
         }
-        formats = [AnswerFormat(kind, value, param) for kind, value in given.items() if value is not None]  # type: ignore[arg-type]
+        formats = [ContentFormat(kind, value, param) for kind, value in given.items() if value is not None]  # type: ignore[arg-type]
         if len(formats) != 1:
             raise ApiError(
                 400,

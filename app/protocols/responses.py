@@ -17,7 +17,7 @@ from app.protocols.responses_input import MAX_ITEMS, InputItem, Message, count_p
 from app.protocols.responses_output import ResponseHead
 from app.protocols.responses_tools import FunctionTools, ToolChoice, tool_use
 from app.protocols.schema import MAX_CONTENT_PARTS, FalseOnly, Metadata, Strict, Unsupported, only_value, refusal
-from app.text.answer_format import AnswerFormat
+from app.text.content_format import ContentFormat
 
 PARAMETER_NAMES = {"prompt": "input", "max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}
 
@@ -74,13 +74,13 @@ class TextConfig(Strict):
     verbosity: Annotated[Literal["low", "medium", "high"], only_value("medium")] | None = None
 
     @property
-    def answer_format(self) -> AnswerFormat | None:
+    def content_format(self) -> ContentFormat | None:
         """Return the constraint on the answer."""
         match self.format:
             case JsonObjectFormat():
-                return AnswerFormat("json_schema", {"type": "object"}, "text.format")
+                return ContentFormat("json_schema", {"type": "object"}, "text.format")
             case JsonSchemaFormat(schema_=schema):
-                return AnswerFormat("json_schema", schema, "text.format.schema")
+                return ContentFormat("json_schema", schema, "text.format.schema")
         return None
 
     def view(self) -> dict[str, Any]:
@@ -221,10 +221,10 @@ class ResponsesRequest(PromptFields, SamplingFields):
         )
         return replace(request, clips_max_tokens=True, truncates_prompt=self.truncation == "auto")
 
-    def answer_format(self) -> AnswerFormat | None:
+    def content_format(self) -> ContentFormat | None:
         """Return the format of the answer. Raises `ApiError` (400) for fields that contradict each other."""
-        by_text = self.text.answer_format if self.text is not None else None
-        other = super().answer_format()
+        by_text = self.text.content_format if self.text is not None else None
+        other = super().content_format()
         if by_text is not None and other is not None:
             message = "text.format and structured_outputs cannot be combined"
             raise ApiError(400, message, param="structured_outputs", code="invalid_value")

@@ -8,7 +8,7 @@ import string
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from app.text.answer_format import AnswerFormat
+from app.text.content_format import ContentFormat
 from app.text.output_parser import MISTRAL_TAGS, THINK_TAGS, OutputParser, SequentialParser, Tags, ThinkTagParser
 from app.text.tools import harmony
 from app.text.tools.call_parser import CallParser
@@ -73,7 +73,7 @@ class ToolFormat:
     def grammar(
         self,
         use: ToolUse | None,
-        form: AnswerFormat | None = None,
+        form: ContentFormat | None = None,
         *,
         special_tokens: Mapping[str, int] | None = None,
         is_reasoning: bool = False,

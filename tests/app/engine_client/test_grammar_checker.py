@@ -13,7 +13,7 @@ from app.engine_client.grammar_checker import MAX_PENDING_PER_TENANT, GrammarChe
 from app.errors import ApiError
 from app.protocols.chat import ChatRequest
 from app.protocols.schema import validate
-from app.text.answer_format import InvalidFormat
+from app.text.content_format import InvalidFormat
 from app.text.tools.formats import format_by_name
 from engine.types import Vocabulary
 from tests.app.engine_client.hostile_formats import FORMATS
@@ -91,7 +91,7 @@ async def test_hostile_formats_are_refused_or_compiled_one_by_one(checker: Gramm
     refused, hermes = [], format_by_name("hermes")
     assert hermes is not None
     for name, fields in FORMATS.items():
-        form = validate(ChatRequest, {"messages": [{"role": "user", "content": "x"}], **fields}).answer_format()
+        form = validate(ChatRequest, {"messages": [{"role": "user", "content": "x"}], **fields}).content_format()
         assert form is not None
         try:
             grammar = hermes.grammar(None, form, may_reason=False)

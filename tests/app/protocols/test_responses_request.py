@@ -9,7 +9,7 @@ from app.generation.request import GenerationRequest
 from app.protocols.common import reasoning_variables
 from app.protocols.responses import ResponsesRequest
 from app.protocols.schema import validate
-from app.text.answer_format import AnswerFormat
+from app.text.content_format import ContentFormat
 from app.text.tools.definitions import Tool, ToolUse
 
 USER = {"role": "user", "content": "hi"}
@@ -235,7 +235,7 @@ def test_fields_that_change_no_answer_are_accepted():
     }
     names = ResponsesRequest.model_fields.keys() - fields.keys() - {"input"}
     request = requested(**fields, **dict.fromkeys(names))
-    assert request.prompt.tools is None and request.prompt.variables is None and request.answer_format is None
+    assert request.prompt.tools is None and request.prompt.variables is None and request.content_format is None
 
 
 @pytest.mark.parametrize(
@@ -267,16 +267,16 @@ def test_a_format_is_a_constraint_on_the_answer():
     """Any JSON object satisfies `json_object`."""
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     form = {"type": "json_schema", "name": "n", "schema": schema, "strict": True, "description": "d"}
-    assert requested(text={"format": form}).answer_format == AnswerFormat("json_schema", schema, "text.format.schema")
-    expected = AnswerFormat("json_schema", {"type": "object"}, "text.format")
-    assert requested(text={"format": {"type": "json_object"}}).answer_format == expected
+    assert requested(text={"format": form}).content_format == ContentFormat("json_schema", schema, "text.format.schema")
+    expected = ContentFormat("json_schema", {"type": "object"}, "text.format")
+    assert requested(text={"format": {"type": "json_object"}}).content_format == expected
 
 
 def test_a_format_may_be_one_of_vllm_s_structured_outputs():
     """The other fields of `text` do not replace it, but a second format contradicts it."""
     fields = {"structured_outputs": {"choice": ["a", "b"]}}
     for text in (None, {"verbosity": "medium"}, {"format": {"type": "text"}}):
-        assert requested(**fields, text=text).answer_format.value == ["a", "b"]
+        assert requested(**fields, text=text).content_format.value == ["a", "b"]
     error = refusal(**fields, text={"format": {"type": "json_object"}})
     assert error.param == "structured_outputs" and "cannot be combined" in str(error)
 

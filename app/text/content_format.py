@@ -20,7 +20,7 @@ class InvalidFormat(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerFormat:
+class ContentFormat:
     """Constraint on the content of an answer; reasoning before it is free.
 
     kind and value: `json_schema` with a schema (a dict or a bool), `regex` with a pattern that matches the whole

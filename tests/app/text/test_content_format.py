@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.text.answer_format import MAX_FORMAT_CHARACTERS, AnswerFormat, InvalidFormat, escaped_pattern
+from app.text.content_format import MAX_FORMAT_CHARACTERS, ContentFormat, InvalidFormat, escaped_pattern
 from app.text.tools.formats import format_by_name
 from engine.constraints.grammars import GrammarTokenizer
 from engine.types import Vocabulary
@@ -23,12 +23,12 @@ SCHEMA = {
     "$defs": {"name": {"type": "string", "pattern": "^[A-Z][a-z]+$"}},
 }
 FORMATS = {
-    "schema": AnswerFormat("json_schema", SCHEMA, "response_format"),
-    "object": AnswerFormat("json_schema", {"type": "object"}, "response_format"),
-    "any JSON": AnswerFormat("json_schema", True, "structured_outputs"),
-    "regex": AnswerFormat("regex", r"^[0-9]+/[0-9]+\n?$", "structured_outputs"),
-    "choice": AnswerFormat("choice", ["yes", 'n"o', "näh\n"], "structured_outputs"),
-    "grammar": AnswerFormat("grammar", 'start: "<" WORD ">"\nWORD: /[a-z]+/', "structured_outputs"),
+    "schema": ContentFormat("json_schema", SCHEMA, "response_format"),
+    "object": ContentFormat("json_schema", {"type": "object"}, "response_format"),
+    "any JSON": ContentFormat("json_schema", True, "structured_outputs"),
+    "regex": ContentFormat("regex", r"^[0-9]+/[0-9]+\n?$", "structured_outputs"),
+    "choice": ContentFormat("choice", ["yes", 'n"o', "näh\n"], "structured_outputs"),
+    "grammar": ContentFormat("grammar", 'start: "<" WORD ">"\nWORD: /[a-z]+/', "structured_outputs"),
 }
 
 
@@ -36,7 +36,7 @@ HERMES = format_by_name("hermes")
 assert HERMES is not None
 
 
-def accepts(form: AnswerFormat, text: str, *, is_reasoning: bool = False, may_reason: bool = False) -> bool:
+def accepts(form: ContentFormat, text: str, *, is_reasoning: bool = False, may_reason: bool = False) -> bool:
     """Return whether `text` is a complete answer."""
     grammar = HERMES.grammar(None, form, is_reasoning=is_reasoning, may_reason=may_reason)
     assert grammar is not None
@@ -92,7 +92,7 @@ def test_answers_have_their_format(name: str, text: str, is_accepted: bool):
 def test_a_format_that_cannot_be_enforced_is_refused(kind: Any, value: Any, message: str):
     """The message gives the reason."""
     with pytest.raises(InvalidFormat, match=message):
-        AnswerFormat(kind, value, "p").expression()
+        ContentFormat(kind, value, "p").expression()
 
 
 @pytest.mark.parametrize(
