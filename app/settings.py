@@ -82,7 +82,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # dict: f
         ToolParser,
         Option(
             MODEL,
-            "format in which the model writes tool calls; auto finds it in the chat template, and is hermes for a template "
+            "format in which the model writes tool calls; auto finds it in the chat template, and is hermes for one "
             "without tools; none refuses requests with tools",
         ),
     ] = "auto"

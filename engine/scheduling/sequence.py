@@ -134,8 +134,8 @@ class Sequence:
 
         Only the choice that computes the prompt reports them, when its prompt is computed for the first time.
         """
-        is_due = self.prompt_leader is None and self.max_computed < self.prompt_len
-        return self.request.sampling.prompt_logprobs if is_due else None
+        is_reported = self.prompt_leader is not None or self.max_computed >= self.prompt_len
+        return None if is_reported else self.request.sampling.prompt_logprobs
 
     def digest(self, index: int) -> bytes:
         """Return the prefix-cache digest of full page `index` of its tokens; computed once."""
