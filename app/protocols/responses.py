@@ -15,7 +15,7 @@ from app.protocols.common import SamplingFields, StreamOptions, reasoning_variab
 from app.protocols.responses_encoder import ResponsesEncoder
 from app.protocols.responses_input import MAX_ITEMS, InputItem, Message, count_parts, supported_types, tag_of, turns
 from app.protocols.responses_output import ResponseHead
-from app.protocols.responses_tools import FunctionTools, ToolChoice, tool_use
+from app.protocols.responses_tools import FunctionTool, NamespaceTool, ToolChoice, Tools, names_in_namespaces, tool_use
 from app.protocols.schema import MAX_CONTENT_PARTS, FalseOnly, Metadata, Strict, Unsupported, only_value, refusal
 from app.text.content_format import ContentFormat
 
@@ -124,7 +124,7 @@ class PromptFields(Strict):
     model: str | None = None
     input: Input
     instructions: str | None = None
-    tools: FunctionTools | None = None
+    tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
@@ -160,7 +160,7 @@ class PromptFields(Strict):
         choice = self.tool_choice or "auto"
         return {
             "instructions": self.instructions,
-            "tools": [tool.view() for tool in self.tools or []],
+            "tools": [tool.view() for tool in self.tools or [] if isinstance(tool, FunctionTool | NamespaceTool)],
             "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
             "parallel_tool_calls": self.parallel_tool_calls is not False,
             "text": (self.text or TextConfig()).view(),
@@ -253,4 +253,4 @@ class ResponsesRequest(PromptFields, SamplingFields):
             "top_p": sampling["top_p"],
             "user": self.user,
         }
-        return ResponsesEncoder(ResponseHead(head, fields))
+        return ResponsesEncoder(ResponseHead(head, fields, names_in_namespaces(self.tools or [])))

@@ -109,6 +109,11 @@ class Message(Strict):
     phase: Literal["commentary", "final_answer"] | None = None  # no known template has it
 
 
+def qualified_name(name: str, namespace: str | None) -> str:
+    """Return the name of a function for the model: templates and tool formats have no namespaces."""
+    return name if namespace is None else f"{namespace}__{name}"
+
+
 class FunctionCall(Strict):
     """Call of a function by an earlier answer. arguments: the text of a JSON object."""
 
@@ -116,12 +121,13 @@ class FunctionCall(Strict):
     call_id: Annotated[str, Field(min_length=1)]
     name: Annotated[str, Field(min_length=1)]
     arguments: str
+    namespace: Annotated[str, Field(min_length=1)] | None = None
     id: str | None = None
     status: Status | None = None
 
     def template_form(self) -> dict[str, Any]:
         """Return the call as chat templates read it, in the format of OpenAI's chat completions."""
-        function = {"name": self.name, "arguments": self.arguments}
+        function = {"name": qualified_name(self.name, self.namespace), "arguments": self.arguments}
         return {"id": self.call_id, "type": "function", "function": function}
 
 
@@ -133,6 +139,7 @@ class FunctionCallOutput(Strict):
     output: Content
     id: str | None = None
     name: str | None = None
+    namespace: str | None = None
     status: Status | None = None
 
 
@@ -177,7 +184,7 @@ InputItem = Annotated[
         "function_call",
         "function_call_output",
         "reasoning",
-        advice="built-in tools are not supported, and no items are stored: send the item itself for an item_reference",
+        advice="no items are stored: send the item itself, not an item_reference (with store: false most clients do)",
     ),
 ]
 

@@ -9,8 +9,6 @@ from typing import Any, Self
 
 import msgspec
 
-from app.streams.stream_log import ToolCallPiece
-
 _encode = msgspec.json.Encoder().encode
 
 
@@ -34,19 +32,29 @@ CALL = ItemKind("function_call", "fc", "", "response.function_call_arguments")
 class OutputItem:
     """Output item that grows. text: content, or the arguments of a call."""
 
-    __slots__ = ("_joined", "call_id", "delta", "delta_kind", "first_record", "id", "index", "kind", "name", "pieces")
+    __slots__ = (
+        "_joined",
+        "call_id",
+        "delta",
+        "delta_kind",
+        "first_record",
+        "id",
+        "index",
+        "kind",
+        "name",
+        "namespace",
+        "pieces",
+    )
 
-    def __init__(
-        self, kind: ItemKind, stream_id: str, index: int, first_record: int, call: ToolCallPiece | None
-    ) -> None:
-        """index: position in the output. first_record: number of records of the log before the item's own. call: the
-        first piece of a call.
-        """
+    def __init__(self, kind: ItemKind, stream_id: str, index: int, first_record: int) -> None:
+        """index: position in the output. first_record: number of records of the log before the item's own."""
         self.kind = kind
         self.id = f"{kind.id_prefix}_{stream_id}_{index}"
         self.index = index
         self.first_record = first_record
-        self.call_id, self.name = ("", "") if call is None else (call.id, call.name)
+        self.call_id = ""  # of a call, as are the name of its function, and the namespace of that, if any
+        self.name = ""
+        self.namespace: str | None = None
         self.pieces: list[str] = []
         self._joined = 0  # number of pieces that `join` has made
         self.delta_kind = f"{kind.events}.delta"
@@ -85,6 +93,7 @@ class OutputItem:
         """Return the item in the protocol's format."""
         fields: dict[str, Any] = {"id": self.id, "type": self.kind.type, "status": status}
         if self.kind is CALL:
+            fields |= {} if self.namespace is None else {"namespace": self.namespace}
             return fields | {"call_id": self.call_id, "name": self.name, "arguments": text}
         if self.kind is REASONING:
             return fields | {"summary": [], "content": parts, "encrypted_content": None}

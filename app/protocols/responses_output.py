@@ -6,7 +6,7 @@ The number of an event, and the items that it refers to, depend on the log up to
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
@@ -34,10 +34,15 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ResponseHead:
-    """Properties of a response that are known when it is queued. request: its fields that repeat the request."""
+    """Properties of a response that are known when it is queued.
+
+    request: its fields that repeat the request. namespaces: namespace and name of functions by the names that the model
+    calls.
+    """
 
     answer: AnswerHead
     request: dict[str, Any]
+    namespaces: Mapping[str, tuple[str, str]]
 
     def view(
         self,
@@ -186,7 +191,10 @@ class ResponseOutput:
 
     def _open(self, kind: ItemKind, call: ToolCallPiece | None = None) -> OutputItem:
         self._close("completed")
-        self._item = item = OutputItem(kind, self._log.id, len(self.items), self.records - 1, call)
+        self._item = item = OutputItem(kind, self._log.id, len(self.items), self.records - 1)
+        if call is not None:
+            item.namespace, item.name = self._head.namespaces.get(call.name, (None, call.name))
+            item.call_id = call.id
         self._emit("response.output_item.added", output_index=item.index, item=item.view("in_progress", "", []))
         if kind.part:
             self._emit("response.content_part.added", **item.location, part=item.part(""))

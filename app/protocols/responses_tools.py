@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError
 
 from app.errors import ApiError
-from app.protocols.responses_input import supported_types, tag_of
+from app.protocols.responses_input import qualified_name, supported_types, tag_of, type_of
 from app.protocols.schema import FalseOnly, Strict, only_value
+from app.protocols.tools import MAX_TOOLS, Parameters, ToolName
 from app.text.tools.definitions import Tool, ToolUse
 
-MAX_TOOLS = 1024
-
-ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
+MAX_NAME_LENGTH = 128  # characters of a name with its namespace
 FUNCTIONS_ONLY = "the server has no built-in tools, but a client can offer them as functions"
 
 
@@ -23,16 +24,20 @@ class FunctionTool(Strict):
     type: Literal["function"]
     name: ToolName
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Parameters | None = None
     strict: bool | None = None
     allowed_callers: Annotated[list[str], only_value(["direct"])] | None = None
     defer_loading: FalseOnly | None = None
     async_: FalseOnly | None = Field(None, alias="async")
 
-    @property
-    def definition(self) -> Tool:
-        """Return the tool independent of protocols."""
-        return Tool(self.name, self.description or "", self.parameters or {}, bool(self.strict))
+    def definition(self, namespace: NamespaceTool | None = None) -> Tool:
+        """Return the tool independent of protocols. namespace: the one that it belongs to."""
+        description = self.description or ""
+        if namespace is None:
+            return Tool(self.name, description, self.parameters or {}, bool(self.strict))
+        descriptions = [text for text in (namespace.description, description) if text]
+        name = qualified_name(self.name, namespace.name)
+        return Tool(name, "\n\n".join(descriptions), self.parameters or {}, bool(self.strict))
 
     def view(self) -> dict[str, Any]:
         """Return the tool as a response repeats it."""
@@ -40,10 +45,49 @@ class FunctionTool(Strict):
         return {"type": "function", **fields, "strict": bool(self.strict)}
 
 
-FunctionTools = Annotated[
-    list[Annotated[FunctionTool, supported_types("function", advice=FUNCTIONS_ONLY)]],
-    Field(fail_fast=True, max_length=MAX_TOOLS),
+class NamespaceTool(Strict):
+    """Group of functions, each of which the model calls by the name of the group and its own."""
+
+    type: Literal["namespace"]
+    name: ToolName
+    description: str | None = None
+    tools: Annotated[
+        list[Annotated[FunctionTool, supported_types("function", advice=FUNCTIONS_ONLY)]],
+        Field(fail_fast=True, min_length=1, max_length=MAX_TOOLS),
+    ]
+
+    def view(self) -> dict[str, Any]:
+        """Return the tool as a response repeats it."""
+        tools = [tool.view() for tool in self.tools]
+        return {"type": "namespace", "name": self.name, "description": self.description or "", "tools": tools}
+
+
+class OfflineWebSearch(Strict):
+    """Web search among stored pages only. There are none here, so it is not offered to the model."""
+
+    type: Literal["web_search"]
+    external_web_access: Literal[False]
+    search_context_size: str | None = None
+    filters: dict[str, Any] | None = None
+    user_location: dict[str, Any] | None = None
+
+
+def _refuse_web_access(value: Any) -> Any:
+    if type_of(value) == "web_search" and value.get("external_web_access") is not False:
+        message = "the type 'web_search' is not supported with access to the web; {advice}"
+        raise PydanticCustomError("unsupported", message, {"advice": FUNCTIONS_ONLY})
+    return value
+
+
+AnyTool = Annotated[
+    Annotated[FunctionTool, Tag("[function]")]
+    | Annotated[NamespaceTool, Tag("[namespace]")]
+    | Annotated[OfflineWebSearch, Tag("[web_search]")],
+    Discriminator(tag_of),
+    BeforeValidator(_refuse_web_access),
+    supported_types("function", "namespace", "web_search", advice=FUNCTIONS_ONLY),
 ]
+Tools = Annotated[list[AnyTool], Field(fail_fast=True, max_length=MAX_TOOLS)]
 
 
 class FunctionChoice(Strict):
@@ -77,17 +121,37 @@ ToolChoice = Annotated[
 ]
 
 
-def tool_use(tools: list[FunctionTool], choice: ToolChoice, parallel: bool) -> ToolUse | None:
+def _functions(tools: Iterable[AnyTool]) -> Iterator[tuple[str, FunctionTool, NamespaceTool | None]]:
+    """Yield all functions, each with its path in the request and its namespace."""
+    for index, tool in enumerate(tools):
+        match tool:
+            case FunctionTool():
+                yield f"tools[{index}]", tool, None
+            case NamespaceTool(tools=inner):
+                for at, function in enumerate(inner):
+                    yield f"tools[{index}].tools[{at}]", function, tool
+
+
+def names_in_namespaces(tools: Iterable[AnyTool]) -> dict[str, tuple[str, str]]:
+    """Return namespace and name of functions by the names that the model calls."""
+    found = ((namespace.name, function.name) for _, function, namespace in _functions(tools) if namespace is not None)
+    return {qualified_name(name, namespace): (namespace, name) for namespace, name in found}
+
+
+def tool_use(tools: Iterable[AnyTool], choice: ToolChoice, parallel: bool) -> ToolUse | None:
     """Return the tools of a request and the choice among them; None if it has no tools.
 
     parallel: an answer may have more than one call. Raises `ApiError` (400) for two tools of one name, and for a choice
     of tools that the request does not have.
     """
     by_name: dict[str, Tool] = {}
-    for index, tool in enumerate(tools):
+    for where, function, namespace in _functions(tools):
+        tool = function.definition(namespace)
+        if len(tool.name) > MAX_NAME_LENGTH:
+            raise _refused(f"{where}.name", f"{tool.name!r} has more than {MAX_NAME_LENGTH} characters")
         if tool.name in by_name:
-            raise _refused(f"tools[{index}].name", f"an earlier tool has the name {tool.name!r} too")
-        by_name[tool.name] = tool.definition
+            raise _refused(f"{where}.name", f"an earlier tool has the name {tool.name!r} too")
+        by_name[tool.name] = tool
     match choice:
         case FunctionChoice(name=name):
             _check_known(by_name, name, "tool_choice.name")

@@ -16,6 +16,9 @@ USER = {"role": "user", "content": "hi"}
 WEATHER = {"type": "function", "name": "weather", "description": "d", "parameters": {"type": "object"}, "strict": True}
 CLOCK = {"type": "function", "name": "clock", "parameters": None, "strict": None}
 
+AGENTS = {"type": "namespace", "name": "agents", "description": "Other agents.", "tools": [CLOCK, WEATHER]}
+OFFLINE_SEARCH = {"type": "web_search", "external_web_access": False}
+
 
 def requested(given="hi", **fields) -> GenerationRequest:
     return validate(ResponsesRequest, {"input": given, **fields}).generation_request()
@@ -137,7 +140,8 @@ def refusal(given="hi", **fields) -> ApiError:
         (["hi"], "input[0]", "an object with a type"),
         ([call("")], "input[0].call_id", "at least 1 character"),
         ([call("a", arguments={})], "input[0].arguments", "valid string"),
-        ([call("a", namespace="n")], "input[0].namespace", "unsupported parameter"),
+        ([call("a", namespace="")], "input[0].namespace", "at least 1 character"),
+        ([call("a", caller={"type": "program"})], "input[0].caller", "unsupported parameter"),
         ([reasoning("a", content=[{"type": "text", "text": ""}])], "input[0].content[0].type", "'reasoning_text'"),
         ([{**USER, "content": [{"type": "input_text", "text": ""}] * 4000}] * 2, "input", "got 8000"),
         ([call("a"), output("a", [{"type": "input_text", "text": ""}] * 4096), reasoning("")], "input", "got 4097"),
@@ -162,7 +166,13 @@ def test_a_wrong_item_is_refused_by_its_path(items: list, param: str, message: s
         ({"background": True}, "background", "X-Carousel-Resume"),
         ({"context_management": [{"type": "compaction"}]}, "context_management", "send a shorter input"),
         ({"moderation": {"model": "m"}}, "moderation", "unsupported"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0]", "'web_search' is not supported, only function"),
+        ({"tools": [{"type": "file_search"}]}, "tools[0]", "'file_search' is not supported, only function"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0]", "'web_search' is not supported with access to the web"),
+        ({"tools": [{**OFFLINE_SEARCH, "external_web_access": True}]}, "tools[0]", "with access to the web"),
+        ({"tools": [{**AGENTS, "tools": []}]}, "tools[0].tools", "at least 1 item"),
+        ({"tools": [{**AGENTS, "tools": [{"type": "custom"}]}]}, "tools[0].tools[0]", "'custom' is not supported"),
+        ({"tools": [WEATHER, AGENTS, AGENTS]}, "tools[2].tools[0].name", "'agents__clock' too"),
+        ({"tools": [{**AGENTS, "name": "n" * 125}]}, "tools[0].tools[0].name", "more than 128 characters"),
         ({"tools": [WEATHER, {"type": "mcp", "server_label": "x"}]}, "tools[1]", "'mcp' is not supported"),
         ({"tools": [WEATHER | {"name": "a b"}]}, "tools[0].name", "pattern"),
         ({"tools": [WEATHER | {"async": True}]}, "tools[0].async", "only false"),
@@ -252,6 +262,20 @@ def test_tools_and_their_choice_reach_the_prompt(choice, parallel: bool | None, 
     use = requested(tools=[WEATHER, CLOCK], tool_choice=choice, parallel_tool_calls=parallel).prompt.tools
     tools = Tool("weather", "d", {"type": "object"}, True), Tool("clock", "", {}, False)
     assert use == ToolUse(tools, **expected)
+
+
+def test_the_functions_of_a_namespace_have_its_name():
+    """Templates and tool formats know no namespaces. A search without access to the web finds nothing here."""
+    request = requested(
+        tools=[CLOCK, AGENTS, OFFLINE_SEARCH], tool_choice={"type": "function", "name": "agents__clock"}
+    )
+    use = request.prompt.tools
+    assert [tool.name for tool in use.tools] == ["clock", "agents__clock", "agents__weather"]
+    assert [tool.description for tool in use.tools] == ["", "Other agents.", "Other agents.\n\nd"]
+    assert use.tools[2].strict and use.name == "agents__clock"
+    assert requested(tools=[OFFLINE_SEARCH]).prompt.tools is None
+    found = turns(call("a", namespace="agents"), {**output("a"), "namespace": "agents", "name": "f"})
+    assert found[0]["tool_calls"][0]["function"]["name"] == "agents__f"
 
 
 def test_only_allowed_tools_are_offered():

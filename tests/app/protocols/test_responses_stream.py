@@ -190,6 +190,22 @@ OPTIONAL = {
 }
 
 
+def test_a_call_in_a_namespace_has_both_names():
+    """The client finds its function by them, and the tools are repeated as they were given."""
+    tools = [{"type": "namespace", "name": "home", "description": "d", "tools": [WEATHER]}, WEATHER]
+    tools += [{"type": "web_search", "external_web_access": False}]
+    log = filled(STARTED, call(0, "{}", id="a", name="home__weather"), call(1, "{}", id="b", name="weather"), *STOPPED)
+    found = events(log, tools=tools)
+    response = Response.model_validate(found[-1]["response"], strict=True)
+    assert [(item.namespace, item.name) for item in response.output] == [("home", "weather"), (None, "weather")]
+    assert [tool.type for tool in response.tools] == ["namespace", "function"]
+    assert response.tools[0].tools[0].name == "weather" and "namespace" not in found[-1]["response"]["output"][1]
+    done = [event["name"] for event in found if event["type"] == "response.function_call_arguments.done"]
+    assert done == ["weather", "weather"]
+    again = validate(ResponsesRequest, {"input": found[-1]["response"]["output"], "tools": tools}).chat_prompt.turns
+    assert [entry["function"]["name"] for entry in again[0]["tool_calls"]] == ["home__weather", "weather"]
+
+
 def test_choices_and_formats_are_repeated_as_the_library_reads_them():
     """Each variant of the fields that have several types is valid."""
     form = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}
