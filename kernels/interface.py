@@ -159,6 +159,13 @@ class Kernels(Protocol):
         page_table[C, P] int32. Writes only the listed rows of out[T, Hq, D]; bits do not depend on the tiling.
         """
 
+    def mask_logits(self, logits: Tensor, rows: Tensor, masks: Tensor) -> Tensor:
+        """Forbid tokens in place: in rows[N] int64 of logits[R, V] float32, contiguous, the others become -inf.
+
+        masks: [N, ceil(V / 32)] int32; bit i % 32 of word i // 32 is set if token i is allowed. Returns whether a row
+        has no token left, [N] bool; such a row gets zeros, so that sampling from it is defined.
+        """
+
     def sample(self, logits: Tensor, sampling: SamplingTensors) -> Tensor:
         """Sample a token per row: logits[R, V] any float (converted to float32) -> ids[R] int64.
 

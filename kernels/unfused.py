@@ -35,6 +35,15 @@ class UnfusedKernels:
     def add_linear(self: Kernels, x: Tensor, layer: Linear, residual: Tensor) -> None:
         residual.add_(layer(x))
 
+    def mask_logits(self, logits: Tensor, rows: Tensor, masks: Tensor) -> Tensor:
+        bits = torch.arange(32, dtype=torch.int32, device=logits.device)
+        allowed = ((masks.unsqueeze(2) >> bits) & 1).flatten(1)[:, : logits.shape[1]].bool()
+        masked = logits[rows].masked_fill_(~allowed, -torch.inf)
+        is_empty = masked.amax(dim=1) == -torch.inf
+        masked.masked_fill_(is_empty.unsqueeze(1), 0.0)
+        logits.index_copy_(0, rows, masked)
+        return is_empty
+
     def prepare_decoder(self, shape: DecoderShape, weights: DecoderWeights) -> ForwardPass | None:
         return None
 

@@ -60,7 +60,9 @@ class Sampler:
         """
         edited, is_empty = self._edits.apply(logits, parameters.edits), None
         if allowed is not None:
-            edited, is_empty = allowed.apply(edited)
+            # Log-probabilities are those of the unedited logits.
+            edited = edited.to(torch.float32, copy=edited is logits and bool(parameters.logprob_rows)).contiguous()
+            is_empty = allowed.apply(edited, self._kernels)
         chosen = self._kernels.sample(edited, parameters.sampling)
         self._edits.append(parameters.edits, chosen)
         sampled = self._with_log_probs(logits, chosen, parameters)

@@ -15,6 +15,7 @@ from engine.execution.slots import Ints
 from engine.execution.transfer import to_device
 from engine.host import num_cores
 from engine.scheduling.constraint import NO_TOKEN_ALLOWED, Constraint
+from kernels.interface import Kernels
 
 ROWS_PER_TASK = 8  # a mask takes 10 to 50 us, and starting a task as much
 MAX_THREADS = 8
@@ -32,14 +33,14 @@ class TokenMasks:
         """Begin to compute the masks of (slot, constraint) pairs; at least one."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(min(MAX_THREADS, num_cores()), "masks")
-        words = np.zeros((len(constraints), -(-self._vocab_size // 32)), np.uint32)
+        words = np.zeros((len(constraints), -(-self._vocab_size // 32)), np.int32)
         slots = np.array([slot for slot, _ in constraints], np.int64)
         parts = [slice(first, first + ROWS_PER_TASK) for first in range(0, len(constraints), ROWS_PER_TASK)]
         tasks = [self._threads.submit(_write, words[part], constraints[part]) for part in parts]
-        return PendingMasks(slots, words, tasks, self._vocab_size, self._device)
+        return PendingMasks(slots, words, tasks, self._device)
 
 
-def _write(words: NDArray[np.uint32], constraints: Seq[tuple[int, Constraint]]) -> None:
+def _write(words: NDArray[np.int32], constraints: Seq[tuple[int, Constraint]]) -> None:
     for row, (_, constraint) in zip(words, constraints, strict=True):
         constraint.write_mask(row.ctypes.data, row.nbytes)
 
@@ -49,9 +50,8 @@ class PendingMasks:
     """Masks of the constrained slots[N], in the making. words: [N, ceil(V / 32)], a bit for each token."""
 
     slots: Ints
-    words: NDArray[np.uint32]
+    words: NDArray[np.int32]
     tasks: Seq[Future[None]]
-    vocab_size: int
     device: torch.device
 
     def rows_of(self, slots: Ints) -> Ints:
@@ -67,31 +67,24 @@ class PendingMasks:
             return None
         order = {slot: index for index, slot in enumerate(self.slots.tolist())}
         words = self.words[[order[slot] for slot in slots[rows].tolist()]]
-        if self.device.type == "cpu":
-            bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")[:, : self.vocab_size]
-            return AllowedTokens(torch.from_numpy(rows), torch.from_numpy(bits.view(np.bool_)))
-        index, packed = to_device((rows, words.view(np.int32)), self.device)
-        bits_of_word = torch.arange(32, dtype=torch.int32, device=self.device)
-        expanded = (packed.unsqueeze(2) >> bits_of_word) & 1
-        return AllowedTokens(index, expanded.flatten(1)[:, : self.vocab_size].bool())
+        return AllowedTokens(*to_device((rows, words), self.device))
 
 
 @dataclass(frozen=True, slots=True)
 class AllowedTokens:
-    """Tokens that some of R rows may sample. rows: [N] int64; mask: [N, V] bool."""
+    """Tokens that some rows may sample, as arguments of `Kernels.mask_logits`.
+
+    rows: [N] int64. masks: [N, ceil(V / 32)] int32.
+    """
 
     rows: Tensor
-    mask: Tensor
+    masks: Tensor
 
-    def apply(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits[R, V] of any float dtype without the other tokens, in float32, and whether a row has no token
-        left ([N] bool). Such a row keeps finite logits; its sampled token does not count.
+    def apply(self, logits: Tensor, kernels: Kernels) -> Tensor:
+        """Forbid all other tokens in logits[R, V] float32, in place. Returns whether a row has no token left, [N]
+        bool; the token that is sampled for such a row does not count.
         """
-        logits = logits.to(torch.float32)
-        masked = logits[self.rows].masked_fill_(~self.mask, -torch.inf)
-        is_empty = masked.amax(dim=1) == -torch.inf
-        masked.masked_fill_(is_empty.unsqueeze(1), 0.0)
-        return logits.index_copy(0, self.rows, masked), is_empty
+        return kernels.mask_logits(logits, self.rows, self.masks)
 
     def mark_empty(self, token_ids: Tensor, is_empty: Tensor) -> Tensor:
         """Return token_ids[R] int64 with `NO_TOKEN_ALLOWED` in rows that have no allowed token."""

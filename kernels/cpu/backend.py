@@ -231,6 +231,20 @@ class CpuKernels(ReferenceKernels):
         self._library.carousel_attention(problem, out.data_ptr())
         return out
 
+    def mask_logits(self, logits: Tensor, rows: Tensor, masks: Tensor) -> Tensor:
+        masks = masks.contiguous()
+        is_empty = torch.zeros(len(rows), dtype=torch.uint8)
+        arguments = structs.Masking(
+            logits=address(logits),
+            rows=address(rows),
+            masks=address(masks),
+            is_empty=address(is_empty),
+            count=len(rows),
+            vocabulary=logits.shape[1],
+        )
+        self._library.carousel_mask_logits(arguments)
+        return is_empty.bool()
+
     def sample(self, logits: Tensor, sampling: SamplingTensors) -> Tensor:
         logits = logits.to(torch.float32).contiguous()
         rows, vocabulary = logits.shape

@@ -52,6 +52,15 @@ class Attention(ctypes.Structure):
     )
 
 
+class Masking(ctypes.Structure):
+    """Arguments of masking (source/mask.h)."""
+
+    _fields_ = (
+        *((name, _pointer) for name in ("logits", "rows", "masks", "is_empty")),
+        *((name, _int) for name in ("count", "vocabulary")),
+    )
+
+
 class Sampling(ctypes.Structure):
     """Arguments of sampling (source/sample.h)."""
 

@@ -9,6 +9,7 @@ import pytest
 from torch import Tensor
 
 from engine.execution.graphs import MAX_PROMPT_ROWS, Shape
+from engine.execution.prompt_logprobs import PromptLogProbs
 from engine.execution.runner import ModelRunner
 from engine.execution.sampler import SampledTokens
 from engine.execution.token_masks import PendingMasks
@@ -38,9 +39,9 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[Shape]:
         sampled_parts: list[SampledTokens],
         has_nan: list[Tensor],
         masks: PendingMasks | None,
-    ) -> None:
+    ) -> list[PromptLogProbs]:
         assert not batch.decodes and batch.num_tokens > MAX_PROMPT_ROWS
-        compute(runner, batch, sampled_parts, has_nan, masks)
+        return compute(runner, batch, sampled_parts, has_nan, masks)
 
     monkeypatch.setattr("engine.build._capture", lambda config, device: capture)
     monkeypatch.setattr(ModelRunner, "runs_ahead", True)

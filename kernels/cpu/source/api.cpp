@@ -3,6 +3,7 @@
 #include "decoder.h"
 #include "elementwise.h"
 #include "linear.h"
+#include "mask.h"
 #include "norm.h"
 #include "operand.h"
 #include "pool.h"
@@ -54,6 +55,8 @@ int64_t carousel_supports_attention(int64_t dim, int64_t group) { return support
 void carousel_attention(const Attention* problem, float* out) {
     attention(*problem, Operand::floats(out, problem->query_heads * problem->dim));
 }
+
+void carousel_mask_logits(const Masking* masking) { mask_logits(*masking); }
 
 void carousel_sample(const Sampling* sampling) { sample(*sampling); }
 

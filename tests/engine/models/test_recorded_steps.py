@@ -40,11 +40,11 @@ def test_a_recorded_step_equals_its_single_operations(
     eager_steps = broken = tokens = 0
     compute = recorded._compute
 
-    def computed(batch, sampled_parts, has_nan, masks) -> None:
+    def computed(batch, sampled_parts, has_nan, masks):
         nonlocal eager_steps
         assert not batch.decodes
         eager_steps += 1
-        compute(batch, sampled_parts, has_nan, masks)
+        return compute(batch, sampled_parts, has_nan, masks)
 
     recorded._compute = computed
     for _ in range(400):
