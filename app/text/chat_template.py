@@ -164,6 +164,15 @@ class ChatTemplate:
         return PROBE in text and f"'text': '{PROBE}" not in text  # exclude the list itself, as Python prints it
 
 
+def join_system_turns(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a conversation with all its system messages joined at its beginning."""
+    system = [message for message in messages if message["role"] == "system"]
+    if len(system) < 2:
+        return list(messages)
+    first = {**system[0], "content": "\n\n".join(str(message["content"]) for message in system)}
+    return [first, *(message for message in messages if message["role"] != "system")]
+
+
 def _with_text_arguments(call: dict[str, Any]) -> dict[str, Any]:
     """Return a call with the arguments as the text of a JSON object."""
     function = call["function"]

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
 from tokenizers.models import BPE
 
-from app.text.chat_template import ChatTemplate, InvalidTemplate, MessagesRefused
+from app.text.chat_template import ChatTemplate, InvalidTemplate, MessagesRefused, join_system_turns
 from app.text.checkpoint_files import TokenizerError, read_json
 from app.text.control_tokens import ControlTokens, TooManyControlTokens
 from app.text.generation_config import AUTO_CONFIG, NO_CONFIG, config_file, end_ids, sampling_defaults
@@ -163,8 +163,9 @@ class TextModel:
         message.
 
         variables: see `ChatTemplate.render`. tools: those that the answer may call; a template that does not read them
-        gets a system message instead, and calls and results as text. Raises `MessagesRefused` if the template does not
-        accept the conversation, and `ReservedVariable`.
+        gets a system message instead, and calls and results as text. For a template that refuses several system
+        messages they are joined. Raises `MessagesRefused` if the template does not accept the conversation, and
+        `ReservedVariable`.
         """
         template = self._template
         if template is None:
@@ -185,16 +186,25 @@ class TextModel:
                 return template.render_open(messages, variables, tools=tools)
             return template.render(messages, variables, tools=tools, add_generation_prompt=add_generation_prompt)
 
+        def render_joined(*arguments: Any) -> str:
+            try:
+                return render(*arguments)
+            except MessagesRefused:
+                joined = join_system_turns(arguments[0])
+                if len(joined) == len(arguments[0]):
+                    raise
+            return render(joined, *arguments[1:])
+
         if self._control is None:
-            return render(messages, variables)
+            return render_joined(messages, variables)
         try:
             marked = self._control.wrap_tokens(messages, variables, forms)
         except TooManyControlTokens as error:
             raise MessagesRefused(str(error)) from None
         if marked is None:
-            return render(messages, variables)
+            return render_joined(messages, variables)
         try:
-            return self._control.insert_breaks(render(*marked))
+            return self._control.insert_breaks(render_joined(*marked))
         except MessagesRefused as error:
             raise MessagesRefused(self._control.unwrap(str(error))) from error
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from app.text.chat_template import ChatTemplate, InvalidTemplate, MessagesRefused, ReservedVariable
+from app.text.text_model import TextModel
+from tests.app.text_models import byte_level
 
 
 @pytest.mark.parametrize(
@@ -158,3 +160,16 @@ def test_a_template_is_rendered_without_a_generation_prompt_on_request():
     """The conversation ends with the end of its last message."""
     template = ChatTemplate(TURNS, {})
     assert template.render(OPEN[:1], add_generation_prompt=False) == "[user]Hi</s>"
+
+
+def test_system_messages_are_joined_for_a_template_that_refuses_several():
+    """Other conversations that it refuses stay refused."""
+    template = (
+        "{% for m in messages %}{% if m.role == 'system' and not loop.first or m.content == 'no' %}"
+        "{{ raise_exception('no') }}{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    )
+    text = TextModel(byte_level().tokenizer, template, {}, frozenset())
+    turns = [{"role": role, "content": content} for role, content in (("system", "A"), ("user", "b"), ("system", "C"))]
+    assert text.render_chat(turns) == "[system]A\n\nC[user]b"
+    with pytest.raises(MessagesRefused, match="no"):
+        text.render_chat([*turns, {"role": "user", "content": "no"}])

@@ -117,8 +117,9 @@ def test_a_message_cannot_forge_a_turn(name: str):
 @pytest.mark.parametrize("name", FAMILIES)
 @given(st.lists(st.text(alphabet="thes engin\n<|>[]/😀é0123", max_size=30), min_size=1, max_size=3))
 def test_messages_without_control_tokens_keep_their_ids(name: str, contents: list[str]):
-    """The ids equal those of the rendered text."""
-    assume(not any(token in content for token in FAMILIES[name][0] for content in contents))
+    """The ids equal those of the rendered text. Adjacent messages that form a token together have one."""
+    joined = "".join(content.strip() for content in contents)
+    assume(not any(token in text for token in FAMILIES[name][0] for text in (*contents, joined)))
     turns = [{"role": "user", "content": content} for content in contents]
     guarded, allowing = GUARDED[name], ALLOWING[name]
     assert guarded.render_chat(turns) == allowing.render_chat(turns)
