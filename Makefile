@@ -23,7 +23,7 @@ SANITIZE := KERNELS_CXXFLAGS="-O1 -g1 -fno-omit-frame-pointer -fsanitize=address
 # Written by npm when it has installed the packages of package-lock.json.
 JS_STAMP := node_modules/.package-lock.json
 
-.PHONY: serve model test install lint types js unit quick coverage emulated sanitize browser docs bench soak peers gpu-check gpu-figures gpu-wheels constraints clean help
+.PHONY: serve model test install lint types js unit quick coverage emulated sanitize browser docs bench soak formats harness peers gpu-check gpu-figures gpu-wheels constraints clean help
 
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -102,6 +102,14 @@ bench: install  ## the CPU benchmarks; results go to benchmarks/results/
 
 soak: install  ## 30 minutes of kills, leaving clients and floods beside clients whose answers are checked; ARGS="--minutes 240"
 	@$(BIN)/python -m benchmarks.soak $(ARGS)
+
+formats: install  ## formats of answers: their cost, validity of 500 schemas, the JSON-Schema-Test-Suite; 30 minutes
+	@$(BIN)/python -m app fetch
+	@for part in suite valid cost; do $(BIN)/python -m benchmarks.formats $$part || exit 1; done
+
+harness: install  ## lm-eval's log-likelihoods on this server and on transformers
+	@$(BIN)/python -m app fetch
+	@$(BIN)/python -m benchmarks.harness
 
 peers: install  ## compare with other servers on a CPU; sets them up first, outside the tree (5 GB, half an hour)
 	@$(BIN)/python -m benchmarks.peers

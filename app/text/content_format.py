@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from app.text.tools.grammar_rules import any_of, literal
+from app.text.tools.grammar_rules import ESCAPES, any_of, literal
 
 # At each place where JSON allows white space; without a bound a small model may write blanks until the length limit.
 WHITE_SPACE = "[ \\n\\t]{0,40}"
@@ -63,7 +63,7 @@ def json_schema(schema: Any) -> dict[str, Any]:
         raise InvalidFormat("a JSON Schema must be an object or true")
     if "x-guidance" in schema:
         raise InvalidFormat("the keyword x-guidance is not supported; remove it")
-    return {**schema, "x-guidance": {"whitespace_pattern": WHITE_SPACE}}
+    return {**schema, "x-guidance": {"whitespace_pattern": WHITE_SPACE, "json_allowed_escapes": ESCAPES}}
 
 
 def escaped_pattern(pattern: str) -> str:

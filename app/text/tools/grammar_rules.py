@@ -14,6 +14,9 @@ from app.text.tools.definitions import Tool
 # White space inside of JSON, at most once in a place: a space, or a line break with indentation. Models that may write
 # any white space sometimes write nothing else.
 JSON_SPACE = r"( |\n {0,32})"
+# Letters after a backslash. With \\uXXXX a text has several forms, and a property could be repeated in another form, with
+# a value that its schema does not allow.
+ESCAPES = 'nrbtf\\"'
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -102,7 +105,7 @@ def parameters_of(tool: Tool) -> dict[str, Any]:
 
 def json_value(schema: dict[str, Any], *, is_strict: bool) -> str:
     """Return an expression for JSON by a schema. is_strict: keywords that cannot be enforced are errors."""
-    options = {"whitespace_pattern": JSON_SPACE, "lenient": not is_strict}
+    options = {"whitespace_pattern": JSON_SPACE, "json_allowed_escapes": ESCAPES, "lenient": not is_strict}
     return "%json " + json.dumps(schema | {"x-guidance": options}, ensure_ascii=False)
 
 

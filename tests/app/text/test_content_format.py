@@ -114,3 +114,11 @@ def test_a_pattern_stays_in_one_line_between_slashes(pattern: str, escaped: str)
 def test_properties_keep_their_order():
     """Models follow the order of a schema better than another."""
     assert not accepts(FORMATS["schema"], '{"age": 36, "name": "Ada"}')
+
+
+def test_a_property_cannot_be_repeated_in_another_form():
+    """An additional property whose escaped name equals that of a property would replace its value."""
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    form = ContentFormat("json_schema", schema, "p")
+    assert accepts(form, '{"a": 1, "b": "x"}')
+    assert not accepts(form, '{"a": 1, "\\u0061": "x"}')
