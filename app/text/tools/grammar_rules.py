@@ -14,8 +14,8 @@ from app.text.tools.definitions import Tool
 # White space inside of JSON, at most once in a place: a space, or a line break with indentation. Models that may write
 # any white space sometimes write nothing else.
 JSON_SPACE = r"( |\n {0,32})"
-# Letters after a backslash. With \\uXXXX a text has several forms, and a property could be repeated in another form, with
-# a value that its schema does not allow.
+# Letters after a backslash. With \\uXXXX a text has several forms, and a property could be repeated in another form,
+# with a value that its schema does not allow.
 ESCAPES = 'nrbtf\\"'
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 

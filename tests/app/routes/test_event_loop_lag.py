@@ -33,6 +33,7 @@ CONTEXT = 16_384  # of the fake engine
 IDS = 1 << 17
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+MESSAGES = "/v1/messages"
 
 
 def chat(*contents, **fields) -> dict:
@@ -71,6 +72,33 @@ def deep(levels: int) -> dict:
     return {"type": "object", "properties": {"a": deep(levels - 1)} if levels else {}}
 
 
+def wide(count: int) -> dict:
+    """Return a schema of an object with many properties."""
+    properties = {f"property{number}": {"type": "string", "description": "text " * 8} for number in range(count)}
+    return {"type": "object", "properties": properties}
+
+
+def chat_tool(number: int, parameters: dict) -> dict:
+    """Return a tool of chat completions."""
+    return {"type": "function", "function": {"name": f"f{number}", "parameters": parameters}}
+
+
+def json_format(schema: dict) -> dict:
+    """Return a response format."""
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+
+
+def assistant_calls(count: int) -> dict:
+    """Return a message with many tool calls."""
+    function = {"name": "f", "arguments": '{"a": [1, 2, 3]}'}
+    return {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": f"c{number}", "type": "function", "function": function} for number in range(count)],
+    }
+
+
+CHAT_TOOLS = [chat_tool(number, {"type": "object"}) for number in range(MAX_TOOLS)]
 KEYS = [f"key{number}" for number in range(29_000)]
 CALLS = [item for number in range(MAX_ITEMS // 2) for item in call_and_output(number)]
 TOOLS = [{"type": "function", "name": f"f{number}", "parameters": {"type": "object"}} for number in range(MAX_TOOLS)]
@@ -94,6 +122,32 @@ BODIES = {
     "metadata of many keys": (CHAT, chat("hi", metadata={f"key{number}": "" for number in range(29_000)})),
     "empty arrays": (CHAT, chat("hi", tools=[[]] * 9_900)),
     "empty arrays without end": (CHAT, chat("hi", tools=[[]] * 1_000_000)),
+    "the maximum number of tools of a chat": (CHAT, chat("hi", tools=CHAT_TOOLS)),
+    "tools with a large schema": (CHAT, chat("hi", tools=[chat_tool(0, wide(2400))])),
+    "a hundred tools with large schemas": (CHAT, chat("hi", tools=[chat_tool(i, wide(70)) for i in range(100)])),
+    "required tools with large schemas": (
+        CHAT,
+        chat("hi", tools=[chat_tool(i, wide(70)) for i in range(100)], tool_choice="required"),
+    ),
+    "a large schema": (CHAT, chat("hi", response_format=json_format(wide(2400)))),
+    "a schema that is too large": (CHAT, chat("hi", response_format=json_format(wide(30_000)))),
+    "a long pattern": (CHAT, chat("hi", structured_outputs={"regex": "a" * 250_000})),
+    "many choices": (CHAT, chat("hi", structured_outputs={"choice": ["a" * 200] * 1024})),
+    "many tool calls": (
+        CHAT,
+        {"messages": [{"role": "user", "content": "hi"}, *[assistant_calls(80)] * 30], "max_tokens": 1},
+    ),
+    "blocks of Anthropic's protocol": (MESSAGES, {**chat([part("a")] * 4096), "model": "fake"}),
+    "tool results of Anthropic's protocol": (
+        MESSAGES,
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x", "content": "y"}] * 4000}
+            ],
+            "max_tokens": 1,
+        },
+    ),
+    "wrong blocks of Anthropic's protocol": (MESSAGES, {**chat([{"type": "image"}] * 4096), "model": "fake"}),
     "a logit bias of many tokens": (CHAT, chat("hi", logit_bias={str(number): 1 for number in range(1024)})),
     "a megabyte of wrong items": (RESPONSES, response(*[{"type": "x" * 90, "id": "y"}] * 9_900)),
     "items without content": (RESPONSES, response(*[{"role": "user"}] * MAX_ITEMS)),
