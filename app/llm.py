@@ -27,6 +27,7 @@ from typing import Any, Self, TypeVar
 from app.admission.tenants import ANONYMOUS
 from app.cli.serve import load_text
 from app.engine_client.client import EngineClient, EngineUnavailable
+from app.engine_client.grammar_checker import GrammarChecker
 from app.errors import ApiError
 from app.generation.request import GenerationRequest
 from app.options import resolve
@@ -61,12 +62,14 @@ class LLM:
         if settings.model_warning:
             log.warning("%s", settings.model_warning)
         self._is_closed = False
+        self._grammars: GrammarChecker | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="carousel", daemon=True)
         self._thread.start()
         self._client = self._run(_make_client(settings))
         try:
             self._service: Service = create_service(settings, self._client, load_text(settings))
+            self._grammars = self._service.grammars
             self._run(self._client.start())
             self._run(self._client.ready())
         except BaseException:
@@ -187,8 +190,8 @@ class LLM:
     async def _stop(self) -> None:
         self._is_closed = True
         await self._client.stop()
-        if hasattr(self, "_service"):
-            await self._service.grammars.close()
+        if self._grammars is not None:
+            await self._grammars.close()
         waiting = asyncio.all_tasks() - {asyncio.current_task()}
         for task in waiting:
             task.cancel()

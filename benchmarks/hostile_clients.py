@@ -6,6 +6,7 @@ standard input, attacks for that many seconds, and prints its outcomes as JSON. 
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import select
@@ -16,7 +17,10 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Protocol, TypeAlias
+
+from benchmarks.hostile_formats import FORMATS
 
 HOST = "127.0.0.1"
 CONNECT_SECONDS = 5.0
@@ -199,11 +203,18 @@ def retrieve(items: int, characters: int) -> Attack:
 
 def post(path: str, body: bytes, connections: int = 8) -> Attack:
     """Return an attack that posts `body` repeatedly on that many concurrent connections."""
+    return post_each(path, lambda number: body, connections)
+
+
+def post_each(path: str, make_body: Callable[[int], bytes], connections: int = 8) -> Attack:
+    """Return an attack that posts the body of each number in turn, on that many concurrent connections."""
 
     def attack(port: int, deadline: float) -> Outcomes:
-        request = post_head(port, path, f"Content-Length: {len(body)}") + body
+        numbers = count()
 
         def connect() -> tuple[str, int]:
+            body = make_body(next(numbers))
+            request = post_head(port, path, f"Content-Length: {len(body)}") + body
             return exchange(port, request, b"", HttpReply(), deadline), 0
 
         with ThreadPoolExecutor(connections) as threads:
@@ -275,6 +286,19 @@ def one_message(content: str) -> bytes:
     return json.dumps({"messages": [{"role": "user", "content": content}]}).encode()
 
 
+def hostile_format(number: int) -> bytes:
+    """Return a chat body with a hostile format that the server has not seen before."""
+    _, fields = list(FORMATS.items())[number % len(FORMATS)]
+    fields = copy.deepcopy(fields)
+    if "response_format" in fields and isinstance(fields["response_format"]["json_schema"]["schema"], dict):
+        fields["response_format"]["json_schema"]["schema"]["description"] = f"number {number}"
+    for kind in ("regex", "grammar"):
+        if kind in fields.get("structured_outputs", {}):
+            more = f"|x{number}" if kind == "regex" else f"\nX{number}: /x/"
+            fields["structured_outputs"][kind] += more
+    return json.dumps({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 60, **fields}).encode()
+
+
 def words(size: int) -> str:
     """Return a text of short words, of `size` characters."""
     return ("the cat sat on the mat and looked at the moon. " * (size // 47 + 1))[:size]
@@ -314,6 +338,7 @@ CASES = {
     "control-tokens": Case(
         "a chat message of 4 MB of '<|im_start|>'", lambda: post(CHAT, one_message("<|im_start|>" * (SIZE // 12)))
     ),
+    "formats": Case("exponential, deep, huge and recursive formats", lambda: post_each(CHAT, hostile_format)),
     "prompt": Case("a prompt of 4 MB", lambda: post(COMPLETIONS, text_body(words(SIZE)))),
 }
 

@@ -15,8 +15,8 @@ from app.protocols.chat import ChatRequest
 from app.protocols.schema import validate
 from app.text.content_format import InvalidFormat
 from app.text.tools.formats import format_by_name
+from benchmarks.hostile_formats import FORMATS
 from engine.types import Vocabulary
-from tests.app.engine_client.hostile_formats import FORMATS
 
 BYTES = Vocabulary((b"<eos>", *(bytes([byte]) for byte in range(256))), (0,), (0,))
 SLOW = "start: /a{1000000}/"  # takes about a second to compile
