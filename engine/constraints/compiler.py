@@ -72,7 +72,7 @@ class ConstraintFactory:
         if self._tokenizer is None:
             raise _no_vocabulary("grammar")
         compiled = self._compiled.get(grammar)
-        if compiled is None or (compiled.done() and compiled.exception() is not None):
+        if compiled is None:
             tokenizer = self._tokenizer
             compiled = self._thread.submit(lambda: tokenizer.result().compile(grammar))
             self._compiled[grammar] = compiled

@@ -35,7 +35,8 @@ def server() -> Iterator[Server]:
 
 
 def engine_of(server: Server) -> psutil.Process:
-    (engine,) = psutil.Process(server.process.pid).children()
+    children = psutil.Process(server.process.pid).children()
+    (engine,) = [child for child in children if "engine.worker" in child.cmdline()]  # not the checker of grammars
     return engine
 
 
@@ -81,7 +82,19 @@ def realtime_text(server: Server, on_chunk: Callable[[], None]) -> str:
     return text
 
 
-KINDS = (stream_text, complete_texts, realtime_text)
+def constrained_text(server: Server, on_chunk: Callable[[], None]) -> str:
+    """Return JSON that is longer than its limit of tokens."""
+    schema = {"type": "array", "items": {"enum": ["fox", "hen", "owl"]}, "minItems": 1000}
+    form = {"type": "json_schema", "json_schema": {"name": "animals", "schema": schema}}
+    body = {"messages": BODY["messages"], "seed": 7, "max_tokens": TOKENS, "response_format": form}
+    with httpx.Client(base_url=server.url, timeout=60) as http:
+        answer = http.post("/v1/chat/completions", json=body).raise_for_status().json()
+    text = str(answer["choices"][0]["message"]["content"])
+    assert re.match(r'\[\s*"(fox|hen|owl)"', text)
+    return text
+
+
+KINDS = (stream_text, complete_texts, realtime_text, constrained_text)
 
 
 def run_all(server: Server, on_chunk: Callable[[], None]) -> list[str | list[str]]:
