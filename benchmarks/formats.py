@@ -99,8 +99,31 @@ def cost(runs: int) -> None:
         print(
             f"{kind:22} {rate['median']:.0f} tokens/s, {ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})"
         )
+    waits = first_tokens(engine, prompt)
+    summary["first token, ms"] = {kind: spread(values) for kind, values in waits.items()}
+    print("first token, ms:", {kind: round(value["median"], 1) for kind, value in summary["first token, ms"].items()})
     settings = {"streams": STREAMS, "output": OUTPUT, "model": model.name, "runs": runs}
     print("Saved to", save("format_cost", settings, rows, summary))
+
+
+def first_tokens(engine: Engine, prompt: tuple[int, ...]) -> dict[str, list[float]]:
+    """Return the milliseconds until the first token of single requests: without a format, with one that was used
+    before, and with one that is new.
+    """
+    waits: dict[str, list[float]] = {"no format": [], "cached format": [], "new format": []}
+    for number in range(20):
+        formats = {"no format": None, "cached format": ENDLESS, "new format": {**ENDLESS, "description": str(number)}}
+        for kind, schema in formats.items():
+            text = None if schema is None else grammar(schema)
+            began = time.perf_counter()
+            request_id = f"{kind} {number}"
+            engine.submit(Request(id=request_id, prompt=prompt, sampling=SamplingParams(max_tokens=2, grammar=text)))
+            while not any(isinstance(event, TokenEvent) for event in engine.step()):
+                pass
+            waits[kind].append(1e3 * (time.perf_counter() - began))
+            while engine.has_work:
+                engine.step()
+    return waits
 
 
 def chat_prompt(text: TextModel, question: str) -> tuple[int, ...]:
