@@ -3,6 +3,7 @@
 import { ApiError } from "./api.js";
 import { Answer } from "./stream.js";
 import { shortStatus } from "./labels.js";
+import { appendPiece } from "./tools.js";
 
 /** @import { AnswerRequest, Conversation, Message, Status } from "./types.js" */
 /** @import { AnswerEvent } from "./stream.js" */
@@ -27,7 +28,7 @@ const TAKEOVER_MS = 4000;
 
 /**
  * View of an answer in the open conversation.
- * @typedef {{ begin(): void, write(text: string): void, think(text: string): void, status(status: Status): void,
+ * @typedef {{ begin(): void, write(text: string): void, think(text: string): void, call(): void, status(status: Status): void,
  *   reconnecting(): void, offline(): void, retrying(error: ApiError, at: number): void, settle(): void }} AnswerDisplay
  *
  * @typedef {{ viewOf(message: Message): AnswerDisplay | null, changed(): void,
@@ -61,6 +62,9 @@ export class Answers {
    * @param {Conversation} conversation @param {Message} message @param {AnswerRequest} body
    */
   continue(conversation, message, body) {
+    // Reasoning that goes on has lasted as long as before the pause.
+    if (message.thinkingAt && message.thoughtMs === undefined)
+      message.thinkingAt += Date.now() - (message.lastAt ?? Date.now());
     Object.assign(message, { ...CONTINUED_FIELDS, sentAt: Date.now() });
     this.store.save(conversation, message);
     this.page.viewOf(message)?.begin();
@@ -165,7 +169,7 @@ export class Answers {
         return;
       }
       // Save at the first token: its time cannot be derived from later events.
-      const begins = event.kind === "open" || (event.kind === "delta" && message.pieces === 1);
+      const begins = event.kind === "open" || ("id" in event && message.pieces === 1);
       if (Date.now() - savedAt < SAVE_INTERVAL_MS && !begins) continue;
       savedAt = Date.now();
       this.store.save(conversation, message);
@@ -189,12 +193,14 @@ export class Answers {
         if (event.state !== "running") this.page.announce(shortStatus(event), conversation);
         return null;
       case "delta":
+      case "call":
         message.lastAt = Date.now();
         // After a reload the time of the first token is unknown
         if (!message.resumed) message.firstAt ??= message.lastAt;
         message.pieces = (message.pieces ?? 0) + 1;
-        this.#append(message, event);
-        this.page.announce(message.content ? "Answering" : "Thinking", conversation);
+        if (event.kind === "call") this.#appendCall(message, event.piece);
+        else this.#append(message, event);
+        this.page.announce(progress(message), conversation);
         return null;
       case "finish":
         message.finish = event.reason;
@@ -235,6 +241,13 @@ export class Answers {
     if (text) view?.write(text);
   }
 
+  /** @param {Message} message @param {import("./types.js").CallPiece} piece */
+  #appendCall(message, piece) {
+    if (message.thinkingAt) message.thoughtMs ??= Date.now() - message.thinkingAt;
+    appendPiece(message, piece);
+    this.page.viewOf(message)?.call();
+  }
+
   /**
    * @param {Conversation} conversation @param {Message} message @param {"done" | "stopped" | "error"} state
    * @param {ApiError | null} [error]
@@ -262,3 +275,6 @@ export class Answers {
     await (navigator.locks ? navigator.locks.request(`carousel.answer.${name}`, saved) : saved());
   }
 }
+
+/** Returns the progress of an answer for screen readers. @param {Message} message */
+const progress = ({ calls, content }) => (calls?.length ? "Calling a tool" : content ? "Answering" : "Thinking");

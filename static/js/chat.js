@@ -1,14 +1,16 @@
 // Actions on the open conversation: open, send, regenerate, edit, stop, remove.
 import { stopAnswer } from "./api.js";
 import { firstMessageThatFits } from "./context.js";
-import { MODEL, SYSTEM_PROMPT } from "./env.js";
+import { blankConversation } from "./defaults.js";
+import { MODEL } from "./env.js";
+import { isUnfinished } from "./labels.js";
 import { toast } from "./notices.js";
 import { readPref, writePref } from "./prefs.js";
 import { requestFor } from "./sampling.js";
 import { newId, titleFrom } from "./store.js";
 import { Truncation } from "./truncation.js";
 
-/** @import { Conversation, Message, Sampling } from "./types.js" */
+/** @import { Conversation, Message } from "./types.js" */
 
 export class Chat {
   #models = [MODEL];
@@ -41,23 +43,8 @@ export class Chat {
     return this.#models;
   }
 
-  /** @returns {Conversation} */
   #blank() {
-    const { system = SYSTEM_PROMPT, sampling = {} } = readPref(
-      "defaults",
-      /** @type {{ system?: string, sampling?: Sampling }} */ ({}),
-    );
-    const now = Date.now();
-    return {
-      id: newId(),
-      title: "New conversation",
-      created: now,
-      updated: now,
-      model: this.#models[0],
-      system,
-      sampling: { ...sampling },
-      messages: [],
-    };
+    return blankConversation(this.#models[0]);
   }
 
   /** Shows a conversation, or a blank one if the id is unknown. @param {string} [id] */
@@ -143,11 +130,11 @@ export class Chat {
   }
 
   /**
-   * Handles the end of an answer: after a complete one, the queued message is sent.
+   * Handles the end of an answer: after a complete one without tool calls, the queued message is sent.
    * @param {Conversation} conversation @param {Message} message
    */
-  onAnswerEnd(conversation, { state }) {
-    if (state !== "done") return this.takeBack(conversation.id);
+  onAnswerEnd(conversation, { state, calls }) {
+    if (state !== "done" || calls?.length) return this.takeBack(conversation.id);
     const text = this.queued.take(conversation.id);
     if (text) this.send(text, conversation);
   }
@@ -183,6 +170,21 @@ export class Chat {
     this.composer.restoreFocus();
   }
 
+  /**
+   * Sends the results of the last answer's tool calls; returns whether it did.
+   * @param {string} id @param {(string | undefined)[]} results of each call; undefined for one that was cut off
+   */
+  sendResults(id, results) {
+    const { current } = this;
+    const message = current.messages.at(-1);
+    if (this.#refuseIfTaken() || this.isBusy || message?.id !== id) return false;
+    message.calls?.forEach((call, i) => (call.result = results[i]));
+    this.store.save(current, message);
+    this.thread.answer(message)?.settle();
+    this.#answer(current);
+    return true;
+  }
+
   /** Continues the last answer after its present text. @param {string} id */
   resume(id) {
     if (this.#refuseIfTaken() || this.isBusy) return;
@@ -205,7 +207,7 @@ export class Chat {
     if (!first) return toast("Your last message alone does not fit. Shorten it, or begin a new conversation.");
     this.change((conversation) => (conversation.first = first));
     this.thread.markFirst(first);
-    if (current.messages.at(-1)?.content) this.resume(id);
+    if (isUnfinished(/** @type {Message} */ (current.messages.at(-1)))) this.resume(id);
     else this.regenerate(id);
   }
 

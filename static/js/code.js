@@ -4,8 +4,8 @@ import { copy } from "./notices.js";
 
 const MAX_HIGHLIGHTED_CHARACTERS = 60_000;
 
-/** @param {string} info @param {string} text @returns {HTMLElement} */
-export function codeFrame(info, text) {
+/** @param {string} info @param {string} text @param {string} [title] shown instead of the language @returns {HTMLElement} */
+export function codeFrame(info, text, title = "") {
   const lang = (info.split(/[\s,{]/)[0] ?? "").slice(0, 24);
   const code = h("code", {}, text);
   const button = h("button", { class: "code-copy", type: "button" }, icon("copy"), h("span", {}, "Copy"));
@@ -13,8 +13,8 @@ export function codeFrame(info, text) {
   return h(
     "div",
     { class: "code", "data-lang": lang },
-    h("div", { class: "code-head" }, h("span", {}, lang || "text"), button),
-    h("pre", { tabindex: "0", "aria-label": lang ? `Code, ${lang}` : "Code", role: "group" }, code),
+    h("div", { class: "code-head" }, h("span", {}, title || lang || "text"), button),
+    h("pre", { tabindex: "0", "aria-label": title || (lang ? `Code, ${lang}` : "Code"), role: "group" }, code),
   );
 }
 

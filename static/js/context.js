@@ -1,6 +1,7 @@
 // Choice of messages to leave out when a conversation exceeds the model's context.
 import { countTokens } from "./api.js";
 import { requestFor, sentMessages } from "./sampling.js";
+import { callsText } from "./tools.js";
 
 /** @import { Conversation, Message } from "./types.js" */
 
@@ -16,7 +17,8 @@ export async function firstMessageThatFits(conversation) {
   const questions = sent.filter(({ role }) => role === "user");
   if (questions.length < 2) return null;
   const share = await shareThatFits(conversation, sent);
-  const size = (/** @type {Message[]} */ messages) => messages.reduce((sum, { content }) => sum + content.length, 0);
+  const size = (/** @type {Message[]} */ messages) =>
+    messages.reduce((sum, message) => sum + message.content.length + callsText(message).length, 0);
   const maximum = share * size(sent);
   const fits = (/** @type {Message} */ { id }) =>
     size(sent.slice(sent.findIndex((message) => message.id === id))) <= maximum;

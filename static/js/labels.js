@@ -102,9 +102,15 @@ export function reasoningLabel({ thinkingAt, thoughtMs }, now) {
   return thinkingAt ? `Thinking (${Math.round((now - thinkingAt) / 1000)} s)` : "Thinking";
 }
 
+/** Whether an answer in progress is still inside of its reasoning. @param {Message} message */
+export const isThinking = ({ state, thinking, content, calls }) =>
+  state === "streaming" && Boolean(thinking) && !content && !calls?.length;
+
 /** Whether the model can continue an ended answer. @param {Message} message */
-export const isUnfinished = ({ content, state, finish }) =>
-  Boolean(content) && (state === "error" || state === "stopped" || (state === "done" && finish === "length"));
+export const isUnfinished = ({ content, thinking, calls, state, finish }) =>
+  Boolean(content || thinking) &&
+  !calls?.length && // the server cannot continue inside of a call
+  (state === "error" || state === "stopped" || (state === "done" && finish === "length"));
 
 /** @param {Message} message */
 export function ending(message) {

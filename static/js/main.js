@@ -37,6 +37,7 @@ const thread = new Thread({
   send: (text) => chat.send(text),
   regenerate: (id) => chat.regenerate(id),
   resume: (id) => chat.resume(id),
+  sendResults: (id, results) => chat.sendResults(id, results),
   leaveOut: (id) => chat.leaveOut(id),
   startOver: () => chat.startOver(),
   edit: (id, text) => chat.edit(id, text),

@@ -1,16 +1,17 @@
 // DOM of one answer: reasoning, text, waiting line, errors with their actions, tools and figures.
+import { CallList, foldSummary } from "./calls.js";
 import { TimelineView } from "./timeline.js";
 import { h, icon, iconButton } from "./dom.js";
 import { copy } from "./notices.js";
 import { MarkdownStream } from "./render.js";
 import { WaitLine } from "./waiting.js";
-import { ending, figures, isUnfinished, reasoningLabel } from "./labels.js";
+import { ending, figures, isThinking, isUnfinished, reasoningLabel } from "./labels.js";
 
 /** @import { Message, MessageError, Status, Timeline } from "./types.js" */
 
 /**
  * @typedef {{ regenerate(id: string): void, resume(id: string): void, edit(id: string, text: string): boolean, retryNow(id: string): void,
- *   leaveOut(id: string): void, startOver(): void, askKey(): void, timeline(stream: string): Promise<Timeline> }} Actions
+ *   sendResults(id: string, results: (string | undefined)[]): boolean, leaveOut(id: string): void, startOver(): void, askKey(): void, timeline(stream: string): Promise<Timeline> }} Actions
  */
 
 export class AnswerView {
@@ -26,10 +27,11 @@ export class AnswerView {
     this.#isDrawn = !later || message.state === "streaming";
     this.message = message;
     this.actions = actions;
-    this.summary = h("summary");
-    this.thinking = h("div", { class: "prose" });
-    this.reasoning = h("details", { class: "reasoning", hidden: true }, this.summary, this.thinking);
+    this.summary = h("span");
+    this.thinking = h("div", { class: "fold-body prose" });
+    this.reasoning = h("details", { class: "fold reasoning", hidden: true }, foldSummary(this.summary), this.thinking);
     this.body = h("div", { class: "body prose" });
+    this.calls = new CallList((results) => this.actions.sendResults(this.message.id, results));
     this.wait = new WaitLine(() => this.actions.retryNow(this.message.id));
     this.trouble = h("div", { class: "trouble", role: "group", "aria-label": "Problem", hidden: true });
     this.figures = h("p", { class: "figures" });
@@ -38,10 +40,11 @@ export class AnswerView {
       { class: "button small resume", type: "button", onclick: () => this.actions.resume(this.message.id) },
       "Continue",
     );
+    this.copy = iconButton("copy", "Copy answer", (button) => copy(this.message.content, button));
     this.tools = h(
       "div",
       { class: "tools" },
-      iconButton("copy", "Copy answer", (button) => copy(this.message.content, button)),
+      this.copy,
       iconButton("again", "Answer again", () => this.actions.regenerate(this.message.id)),
       this.figures,
       this.resume,
@@ -52,6 +55,7 @@ export class AnswerView {
       { class: "message message-answer", "aria-label": "Answer", "data-role": "assistant" },
       this.reasoning,
       this.body,
+      this.calls.node,
       this.wait.node,
       this.trouble,
       this.tools,
@@ -77,12 +81,14 @@ export class AnswerView {
     this.#thinking?.finish();
     this.body.replaceChildren();
     this.thinking.replaceChildren();
+    this.calls.clear();
     this.reasoning.hidden = true;
     this.trouble.hidden = true;
     this.#text = new MarkdownStream(this.body);
     this.#thinking = new MarkdownStream(this.thinking);
     if (this.#isDrawn && message.thinking) this.think(message.thinking);
     if (this.#isDrawn && message.content) this.#text.write(message.content);
+    if (this.#isDrawn) this.calls.show(message);
     if (message.state !== "streaming") return this.settle();
     this.#setLive(true);
     this.#showFigures();
@@ -99,6 +105,15 @@ export class AnswerView {
     this.#showFigures();
   }
 
+  /** Shows further parts of tool calls. */
+  call() {
+    if (this.wait.isShown) this.#clearWait();
+    if (this.message.calls?.length === 1 && !this.message.content) this.reasoning.open = false;
+    this.#showSummary();
+    this.calls.show(this.message);
+    this.#showFigures();
+  }
+
   /**
    * Adopts a newer copy of the message if it only extends the shown one; returns whether it did.
    * @param {Message} message
@@ -107,6 +122,7 @@ export class AnswerView {
     const before = this.message;
     if (message.id !== before.id || !message.content.startsWith(before.content)) return false;
     this.message = message;
+    if (this.#isDrawn) this.calls.show(message);
     if (before.state !== "streaming") return message.state === before.state;
     const added = message.thinking?.slice(before.thinking?.length ?? 0);
     if (added) this.think(added);
@@ -118,7 +134,7 @@ export class AnswerView {
   /** Appends reasoning, which is unfolded while it arrives and folded when the answer begins. @param {string} text */
   think(text) {
     const { message } = this;
-    const isLive = message.state === "streaming" && !message.content;
+    const isLive = isThinking(message);
     if (this.reasoning.hidden) this.reasoning.open = isLive;
     this.reasoning.hidden = false;
     this.#thinking?.write(text);
@@ -131,7 +147,7 @@ export class AnswerView {
     const { message } = this;
     if (status.state === "running" && message.pieces) {
       this.#clearWait();
-      if (message.thinking && !message.content) this.wait.thinking(message);
+      if (isThinking(message)) this.wait.thinking(message);
       return;
     }
     this.#wait(() => this.wait.status(status));
@@ -157,6 +173,7 @@ export class AnswerView {
     this.#text?.finish();
     this.#thinking?.finish();
     this.#showSummary();
+    if (this.#isDrawn) this.calls.show(this.message);
     const { error, state } = this.message;
     this.trouble.hidden = state !== "error" || !error;
     if (state === "error" && error) this.#showError(error);
@@ -177,10 +194,9 @@ export class AnswerView {
 
   #showSummary() {
     const { message } = this;
-    this.summary.textContent =
-      message.state === "streaming" && !message.content
-        ? "Reasoning"
-        : reasoningLabel(message, 0).replace(/^Thinking.*/, "Reasoning");
+    this.summary.textContent = isThinking(message)
+      ? "Thinking"
+      : reasoningLabel(message, 0).replace(/^Thinking.*/, "Reasoning");
   }
 
   /** @param {() => void} show */
@@ -202,6 +218,7 @@ export class AnswerView {
     // An empty answer has no text to copy, and its error already offers the next action.
     for (const button of this.tools.querySelectorAll(".icon-button"))
       button.toggleAttribute("hidden", live || (message.state === "error" && !message.content));
+    this.copy.hidden ||= !message.content;
     this.resume.hidden = live || message.state === "error" || !isUnfinished(message);
   }
 

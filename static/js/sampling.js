@@ -1,6 +1,8 @@
 // Settings of an answer: names, ranges, and the request built from them. Pure; settings.js draws them.
 
-/** @import { AnswerRequest, Conversation, Message } from "./types.js" */
+import { turnsOf } from "./tools.js";
+
+/** @import { AnswerRequest, Conversation, Message, Turn } from "./types.js" */
 
 /**
  * @typedef {{ name: string, label: string, note: string, min?: number, max?: number, step?: number, whole?: boolean, slider?: boolean,
@@ -127,6 +129,19 @@ export const stopsTo = (stops) => stops.map((stop) => stop.replaceAll("\n", "\\n
 /** Replaces lone surrogates, which cannot be sent. @param {string} text */
 const wellFormed = (text) => text.toWellFormed?.() ?? text;
 
+/** @param {Turn} turn @returns {Turn} */
+const wellFormedTurn = ({ content, reasoning_content: reasoning, ...turn }) => ({
+  ...turn,
+  content: wellFormed(content),
+  ...(reasoning ? { reasoning_content: wellFormed(reasoning) } : {}),
+});
+
+/**
+ * Returns an answer that was cut inside its reasoning as a message to continue: the server continues an open block.
+ * @param {Message} message @returns {Turn}
+ */
+const openReasoning = ({ role, thinking = "" }) => ({ role, content: `<think>\n${thinking}` });
+
 /**
  * Returns the messages to send, without the oldest if those are left out.
  * @param {{ first?: string }} conversation @param {Message[]} messages
@@ -149,16 +164,21 @@ export const sentMessages = ({ first }, messages) =>
  * @returns {AnswerRequest}
  */
 export function requestFor(conversation, messages, model, tier, continues = false) {
-  const turns = sentMessages(conversation, messages)
-    .filter(({ role, content }) => role === "user" || content)
-    .map(({ role, content }) => ({ role, content: wellFormed(content) }));
-  const system = wellFormed(conversation.system.trim());
+  const sent = sentMessages(conversation, messages);
+  const turns = sent.flatMap(turnsOf);
+  const last = sent.at(-1);
+  if (continues && last && !last.content) turns.push(openReasoning(last));
+  const system = conversation.system.trim();
+  if (system) turns.unshift({ role: "system", content: system });
+  const { tools = [], requiresCall } = conversation;
   return {
     model,
-    messages: system ? [{ role: "system", content: system }, ...turns] : turns,
+    messages: turns.map(wellFormedTurn),
     stream: true,
     stream_options: { include_usage: true },
     service_tier: tier,
+    ...(tools.length ? { tools } : {}),
+    ...(tools.length && requiresCall && last?.role === "user" ? { tool_choice: "required" } : {}),
     ...(continues ? { continue_final_message: true, add_generation_prompt: false } : {}),
     ...conversation.sampling,
   };

@@ -1,5 +1,6 @@
 // Search over conversations: an index of lower-case titles and texts, built once per revision, ahead of use.
 import { whenIdle } from "./idle.js";
+import { callsText } from "./tools.js";
 
 /** @import { Conversation } from "./types.js" */
 
@@ -32,7 +33,9 @@ export class SearchIndex {
     const known = this.#entries.get(id);
     const length = messages.at(-1)?.content.length ?? 0;
     if (known && known.revision === revision && known.length === length && known.title === title) return known.text;
-    const text = `${title}\n${messages.map(({ content }) => content).join("\n")}`.toLowerCase();
+    const text = [title, ...messages.flatMap((message) => [message.content, callsText(message)])]
+      .join("\n")
+      .toLowerCase();
     this.#entries.set(id, { revision, length, title, text });
     return text;
   }

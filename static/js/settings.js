@@ -1,10 +1,11 @@
 // Settings sheet: draws the fields of sampling.js and writes the chosen values into the open conversation.
+import { saveDefaults } from "./defaults.js";
 import { closeByClick } from "./dialogs.js";
 import { byId, h } from "./dom.js";
 import { SAMPLING } from "./env.js";
 import { toast } from "./notices.js";
-import { writePref } from "./prefs.js";
 import { FIELDS, validationError, stopsFrom, stopsTo } from "./sampling.js";
+import { toolsSection } from "./tool_settings.js";
 
 /** @import { Conversation, SamplingValue } from "./types.js" */
 /** @import { Field } from "./sampling.js" */
@@ -34,7 +35,8 @@ export class SettingsSheet {
   }
 
   #draw() {
-    const { system, sampling } = /** @type {Conversation} */ (this.#conversation);
+    const conversation = /** @type {Conversation} */ (this.#conversation);
+    const { system, sampling } = conversation;
     const area = h("textarea", {
       id: "system-prompt",
       placeholder: "How the model should behave in this conversation",
@@ -55,6 +57,7 @@ export class SettingsSheet {
           ...fields.map((field) => this.#field(field, sampling[field.name])),
         ),
       ),
+      toolsSection(conversation, this.onChange),
     );
   }
 
@@ -158,13 +161,14 @@ export class SettingsSheet {
   }
 
   #reset() {
-    this.onChange((conversation) => Object.assign(conversation, { system: "", sampling: {} }));
+    this.onChange((conversation) =>
+      Object.assign(conversation, { system: "", sampling: {}, tools: [], requiresCall: false }),
+    );
     this.#draw();
   }
 
   #saveDefaults() {
-    const { system, sampling } = /** @type {Conversation} */ (this.#conversation);
-    writePref("defaults", { system, sampling });
+    saveDefaults(/** @type {Conversation} */ (this.#conversation));
     this.dialog.close();
     toast("New conversations start with these settings.", { ms: 3500 });
   }

@@ -3,12 +3,13 @@ import { ApiError, resumeAnswer, startAnswer, stopAnswer } from "./api.js";
 import { RESUME_SECONDS } from "./env.js";
 import { readParts, SseTooLong } from "./sse.js";
 
-/** @import { AnswerRequest, Chunk, Status, Usage } from "./types.js" */
+/** @import { AnswerRequest, CallPiece, Chunk, Status, Usage } from "./types.js" */
 
 /**
  * @typedef {{ kind: "open", stream: string }
  *   | { kind: "status" } & Status
  *   | { kind: "delta", text: string, thinking: string, id: string }
+ *   | { kind: "call", piece: CallPiece, id: string }
  *   | { kind: "finish", reason: string, id: string }
  *   | { kind: "usage", usage: Usage, id: string }
  *   | { kind: "reconnecting", attempt: number }
@@ -124,6 +125,7 @@ export class Answer {
       const text = delta.content ?? "";
       const thinking = delta.reasoning_content ?? "";
       if (text || thinking) events.push({ kind: "delta", text, thinking, id: part.id });
+      for (const piece of delta.tool_calls ?? []) events.push({ kind: "call", piece, id: part.id });
       if (reason) events.push({ kind: "finish", reason, id: part.id });
     }
     if (chunk.usage && !chunk.choices?.length) {

@@ -25,7 +25,9 @@ export class Truncation {
     store.cut(current.id, id);
     thread.show(current.messages, current.first);
     const isMore = dropped.length > (before[at].role === "user" ? 2 : 1);
-    const hasText = dropped.some(({ role, content, thinking }) => role === "assistant" && (content || thinking));
+    const hasText = dropped.some(
+      ({ role, content, thinking, calls }) => role === "assistant" && (content || thinking || calls?.length),
+    );
     const text = isMore ? "The messages after it were deleted." : "The earlier answer was replaced.";
     if (isMore || hasText) this.#offerUndo(text, current.id, before, at);
   }

@@ -33,6 +33,22 @@ export interface Model {
 export interface Turn {
   role: string;
   content: string;
+  reasoning_content?: string;
+  tool_calls?: { id: string; type: "function"; function: { name: string; arguments: string } }[];
+  tool_call_id?: string;
+}
+
+/** Definition of a tool, of which the page reads the name only. */
+export interface Tool {
+  type: "function";
+  function: { name: string };
+}
+
+/** Piece of a tool call in a delta; only the first one of a call has its id and name. */
+export interface CallPiece {
+  index: number;
+  id?: string;
+  function?: { name?: string; arguments?: string };
 }
 
 export type SamplingValue = number | string[];
@@ -45,6 +61,8 @@ export interface AnswerRequest {
   stream: true;
   stream_options: { include_usage: true };
   service_tier: string;
+  tools?: Tool[];
+  tool_choice?: "required";
   continue_final_message?: boolean;
   add_generation_prompt?: boolean;
 }
@@ -58,9 +76,15 @@ export interface Usage {
 
 /** Data of an event of an answer. */
 export interface Chunk {
-  choices?: { delta?: { content?: string | null; reasoning_content?: string | null }; finish_reason?: string | null }[];
+  choices?: { delta?: Delta; finish_reason?: string | null }[];
   usage?: Usage | null;
   error?: ErrorFields;
+}
+
+export interface Delta {
+  content?: string | null;
+  reasoning_content?: string | null;
+  tool_calls?: CallPiece[];
 }
 
 /** Status of a request, which the server sends in comments of the stream. */
@@ -146,6 +170,14 @@ export interface MessageError {
   status?: number;
 }
 
+/** A tool call of an answer. `arguments` is the text of a JSON object; the user writes the result. */
+export interface ToolCall {
+  id: string;
+  name: string;
+  arguments: string;
+  result?: string;
+}
+
 /** A message of a conversation. Times are in ms since 1970, durations in ms. */
 export interface Message {
   id: string;
@@ -165,6 +197,7 @@ export interface Message {
   thinking?: string;
   thinkingAt?: number;
   thoughtMs?: number;
+  calls?: ToolCall[];
   sentAt?: number;
   firstAt?: number;
   lastAt?: number;
@@ -180,6 +213,9 @@ export interface Conversation {
   system: string;
   model: string;
   sampling: Sampling;
+  tools?: Tool[];
+  /** Whether the answer to a message must be a tool call. */
+  requiresCall?: boolean;
   /** Id of the first message that is sent, if older ones are left out. */
   first?: string;
   revision?: number;

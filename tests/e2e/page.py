@@ -120,6 +120,14 @@ def reasoning_delta(text: str) -> dict[str, Any]:
     return {"choices": [{"index": 0, "delta": {"reasoning_content": text}, "finish_reason": None}]}
 
 
+def call_delta(index: int, arguments: str, **first: str) -> dict[str, Any]:
+    """Return a chunk with a piece of a tool call; `first` has the id and name of a call that begins."""
+    piece: dict[str, Any] = {"index": index, "function": {"arguments": arguments}}
+    if first:
+        piece |= {"id": first["id"], "type": "function", "function": {"name": first["name"], "arguments": arguments}}
+    return {"choices": [{"index": 0, "delta": {"tool_calls": [piece]}, "finish_reason": None}]}
+
+
 def answer_with(page: Page, *parts: str | dict[str, Any]) -> None:
     """Let this stream answer the page's next questions instead of the server's."""
     page.route(

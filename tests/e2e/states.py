@@ -18,7 +18,7 @@ from playwright.sync_api import Page, Route, expect, sync_playwright
 
 from benchmarks.serving import Serving
 from tests import chromium
-from tests.e2e.page import ANSWER_MS, DEFAULTS, Chat, answer_with, begin_with, delta, reasoning_delta
+from tests.e2e.page import ANSWER_MS, DEFAULTS, Chat, answer_with, begin_with, call_delta, delta, reasoning_delta
 
 DESK: dict[str, Any] = {"viewport": {"width": 1280, "height": 800}}
 PHONE: dict[str, Any] = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
@@ -148,6 +148,43 @@ def _continue(chat: Chat) -> None:
     expect(chat.answers.last.get_by_role("button", name="Continue")).to_be_visible()
 
 
+WEATHER = call_delta(0, '{"city": "Ghent", "unit": "celsius"}', id="a", name="get_weather")
+CALLS_DONE = _finish("tool_calls")
+
+
+def _calling(chat: Chat) -> None:
+    begin_with(chat.page, reasoning_delta("I need the weather."), WEATHER, call_delta(1, '{"ci', id="b", name="find"))
+    chat.send("What is the weather in Ghent?")
+    expect(chat.answers.last.locator(".call")).to_have_count(2)
+
+
+def _called(chat: Chat) -> None:
+    long_name = call_delta(1, "{}", id="b", name="a_name_" * 18)
+    _ask(chat, "What is the weather in Ghent?", delta("I will look it up."), WEATHER, long_name, CALLS_DONE)
+    expect(chat.page.get_by_role("button", name="Send results")).to_be_visible()
+
+
+def _answered(chat: Chat) -> None:
+    _ask(chat, "What is the weather in Ghent?", WEATHER, CALLS_DONE)
+    chat.page.get_by_label("Result of get_weather").fill('{"temperature": 18, "sky": "clear"}')
+    answer_with(chat.page, delta("It is 18 °C and clear in Ghent."), _finish("stop"), DONE)
+    chat.page.get_by_role("button", name="Send result").click()
+    expect(chat.text()).to_contain_text("clear")
+    chat.answers.first.locator(".call summary").click()
+
+
+def _cut_call(chat: Chat) -> None:
+    _ask(chat, "What is the weather?", call_delta(0, '{"city": "Gh', id="a", name="get_weather"), _finish("length"))
+    expect(chat.answers.last.locator(".call-state")).to_have_text("cut off")
+
+
+def _tools(chat: Chat) -> None:
+    chat.page.locator("#settings-open").click()
+    chat.page.locator("#settings .fold summary").click()
+    chat.page.get_by_role("button", name="Insert an example").click()
+    chat.page.locator("#settings [name=requires-call]").scroll_into_view_if_needed()
+
+
 def _right_to_left(chat: Chat) -> None:
     _ask(chat, "كيف تعمل الدفعات المستمرة؟", delta(ARABIC), _finish("stop"))
 
@@ -213,6 +250,11 @@ CHAT: dict[str, Callable[[Chat], None]] = {
     "queued message": _queued,
     "thinking": _thinking,
     "thought": _thought,
+    "tools": _tools,
+    "calling": _calling,
+    "called": _called,
+    "tool answered": _answered,
+    "cut call": _cut_call,
     "rich": _rich,
     "menu": _menu,
     "right to left": _right_to_left,

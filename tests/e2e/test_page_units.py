@@ -261,3 +261,50 @@ def test_any_typed_text_makes_a_valid_request(run: Run) -> None:
 def test_a_title_ends_with_a_whole_character(run: Run) -> None:
     title = run("store.js", "return m.titleFrom(arg);", "🦊" * 200)
     assert title == "🦊" * 159 + "…"
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+def test_json_is_laid_out_in_pieces_as_it_is_whole(run: Run, size: int) -> None:
+    """The printed pieces together equal the layout of JSON.stringify, and text that is not JSON stays as it is."""
+    value = {"a": [], "b": {}, "c": [1, {"d": 'x"\\ {[,:'}, None], " é 🦊": True, "e": -1.5e3}
+    shown = run(
+        "print_json.js",
+        """
+        const printed = (text) => {
+            const printer = new m.JsonPrinter(), letters = [...text];
+            let out = "";
+            for (let at = 0; at < letters.length; at += arg.size)
+                out += printer.push(letters.slice(at, at + arg.size).join(""));
+            return out;
+        };
+        return [printed(JSON.stringify(arg.value)), printed(JSON.stringify(arg.value, null, 7)),
+            JSON.stringify(arg.value, null, 2), printed("not, {json}: x"), m.printJson("{not json"), m.printJson("7")];""",
+        {"value": value, "size": size},
+    )
+    assert shown[0] == shown[1] == shown[2]
+    assert shown[3:] == ["not, {json}: x", "{not json", "7"]
+
+
+def test_unbalanced_json_is_printed_in_linear_size(run: Run) -> None:
+    """Neither many opened nor many closed levels make the text larger than a line of limited indentation each."""
+    lengths = run(
+        "print_json.js", "return ['[', ']'].map((b) => new m.JsonPrinter().push('[' + b.repeat(9999)).length);"
+    )
+    assert all(length < 10_000 * 35 for length in lengths)
+
+
+def test_calls_count_when_a_conversation_is_shortened(run: Run) -> None:
+    """Without a token count, messages that have more than half of the characters, calls included, are left out."""
+    first = run(
+        "context.js",
+        """
+        const message = (id, role, content, calls) => ({ id, role, content, calls, created: 0 });
+        const call = { id: "x", name: "find", arguments: "{}", result: "r".repeat(900) };
+        const messages = [message("q1", "user", "a".repeat(100)), message("a1", "assistant", "b"),
+            message("q2", "user", "c"), message("a2", "assistant", "", [call]), message("q3", "user", "d")];
+        const fetch = window.fetch;
+        window.fetch = () => Promise.reject(new TypeError("offline"));
+        try { return await m.firstMessageThatFits({ system: "", sampling: {}, messages }); }
+        finally { window.fetch = fetch; }""",
+    )
+    assert first == "q3"

@@ -1,0 +1,128 @@
+// DOM of the tool calls of an answer: a foldable block for each, and fields for the results. Names, arguments and results
+// become text nodes only.
+import { codeFrame, growCode, highlight } from "./code.js";
+import { h, icon } from "./dom.js";
+import { readPref, writePref } from "./prefs.js";
+import { JsonPrinter, printJson } from "./print_json.js";
+import { awaitsResults, callState } from "./tools.js";
+
+/** @import { Message, ToolCall } from "./types.js" */
+
+/** Creates the summary line of a foldable block. @param {...(Node | string)} children */
+export const foldSummary = (...children) => h("summary", {}, icon("chevron"), ...children);
+
+class CallView {
+  #state = "";
+  #printer = new JsonPrinter();
+  #printed = "";
+  #read = 0; // characters of the arguments that are printed
+
+  /** @param {ToolCall} call @param {string} draft name of the preference that keeps an unsent result */
+  constructor(call, draft) {
+    this.draft = draft;
+    this.state = h("span", { class: "call-state" });
+    this.frame = codeFrame("json", "", "Arguments");
+    this.area = h("textarea", {
+      class: "mono",
+      rows: "3",
+      spellcheck: "false",
+      "aria-label": `Result of ${call.name}`,
+    });
+    this.area.value = readPref(draft, "");
+    this.area.addEventListener("input", () => writePref(draft, this.area.value));
+    this.field = h("label", { class: "field" }, h("span", { class: "field-label" }, "Result"), this.area);
+    this.node = h(
+      "details",
+      { class: "fold call" },
+      foldSummary(h("code", { class: "call-name", dir: "auto" }, call.name), this.state),
+      h("div", { class: "fold-body" }, this.frame, this.field),
+    );
+  }
+
+  /** @param {ToolCall} call @param {Message} message */
+  show(call, message) {
+    this.#print(call.arguments);
+    const state = callState(call, message);
+    this.field.hidden = state !== "called" || !awaitsResults(message);
+    if (state === this.#state) return;
+    this.#state = this.node.dataset.state = state;
+    this.state.textContent = state;
+    this.node.open = state !== "answered";
+    if (state !== "calling") highlight(this.frame);
+    if (call.result !== undefined) this.#showResult(call.result);
+  }
+
+  /** @param {string} text */
+  #print(text) {
+    if (text.length === this.#read) return;
+    this.#printed += this.#printer.push(text.slice(this.#read));
+    this.#read = text.length;
+    growCode(this.frame, this.#printed);
+  }
+
+  /** @param {string} result */
+  #showResult(result) {
+    const printed = printJson(result);
+    const frame = codeFrame(/^\s*[{[]/.test(result) ? "json" : "text", printed, "Result");
+    frame.classList.add("wrapped");
+    this.field.replaceWith(frame);
+    highlight(frame);
+  }
+
+  /** The typed result; undefined if the call needs none. */
+  get result() {
+    return this.field.hidden ? undefined : this.area.value;
+  }
+
+  /** Unfolds the block and moves the focus to the field of its result. */
+  ask() {
+    this.node.open = true;
+    this.area.focus();
+  }
+}
+
+export class CallList {
+  #views = /** @type {CallView[]} */ ([]);
+
+  /** @param {(results: (string | undefined)[]) => boolean} send continues the conversation; returns whether it did */
+  constructor(send) {
+    this.send = send;
+    this.list = h("div");
+    this.button = h("button", { class: "button small primary", type: "button", onclick: () => this.#send() });
+    this.foot = h(
+      "div",
+      { class: "results-foot" },
+      h("p", { class: "field-note" }, "This page runs no tools. Write the result that the model should see."),
+      this.button,
+    );
+    this.node = h("div", { class: "calls", hidden: true }, this.list, this.foot);
+  }
+
+  clear() {
+    this.#views = [];
+    this.list.replaceChildren();
+    this.node.hidden = true;
+  }
+
+  /** Shows the calls of a message: new ones, further arguments, states and results. @param {Message} message */
+  show(message) {
+    const { id, calls = [] } = message;
+    this.node.hidden = !calls.length;
+    calls.forEach((call, i) => {
+      if (!this.#views[i]) {
+        this.#views[i] = new CallView(call, `result.${id}.${i}`);
+        this.list.append(this.#views[i].node);
+      }
+      this.#views[i].show(call, message);
+    });
+    this.foot.hidden = !awaitsResults(message);
+    this.button.textContent = calls.length > 1 ? "Send results" : "Send result";
+  }
+
+  #send() {
+    const missing = this.#views.find((view) => view.result?.trim() === "");
+    if (missing) return missing.ask();
+    if (!this.send(this.#views.map(({ result }) => result))) return;
+    for (const { draft } of this.#views) writePref(draft, null);
+  }
+}
