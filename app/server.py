@@ -40,7 +40,7 @@ from app.observe.loop_lag import LoopLag
 from app.observe.metrics import Metrics
 from app.observe.request_log import REQUEST_ID, RequestLog
 from app.protocols.error_format import error_format
-from app.routes import anthropic, live, openai_responses, ops, pages, realtime, requests, streams
+from app.routes import anthropic, api_docs, live, openai_responses, ops, pages, realtime, requests, streams
 from app.routes import text as text_routes
 from app.service import Service
 from app.settings import Settings
@@ -112,6 +112,8 @@ def create_app(
             Route("/v1/responses/{response_id}/input_items", openai_responses.input_items),
             Route("/", pages.chat_page),
             Route("/engine", pages.engine_page),
+            Route("/docs", api_docs.docs_page),
+            Route("/openapi.json", api_docs.openapi),
             Route("/favicon.ico", pages.icon),
             Mount("/static", Assets()),
             Route("/v1/streams/{stream_id}", streams.get_stream, methods=["GET", "DELETE"]),

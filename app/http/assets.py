@@ -30,7 +30,9 @@ from app.resources import static_dir
 
 IMMUTABLE = "public, max-age=31536000, immutable"
 COMPRESSED = frozenset({".js", ".mjs", ".css", ".svg"})
-ENTRIES = frozenset({"js/main.js", "js/engine/main.js", "css/chat-page.css", "css/engine-page.css"})
+ENTRIES = frozenset(
+    {"js/main.js", "js/engine/main.js", "css/chat-page.css", "css/docs-page.css", "css/engine-page.css"}
+)
 
 mimetypes.add_type("font/woff2", ".woff2")
 mimetypes.add_type("text/javascript", ".js")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
@@ -45,7 +46,8 @@ EXAMPLES = [
 _templates = Jinja2Templates(templates_dir())
 
 
-def _page(request: Request, name: str) -> Response:
+def render_page(request: Request, name: str, **variables: Any) -> Response:
+    """Return a page. variables: those of its template beside the common ones."""
     service = get_service(request)
     settings = service.settings
     base = settings.root_path
@@ -61,6 +63,7 @@ def _page(request: Request, name: str) -> Response:
         "resume_seconds": int(MAX_RESUME_SECONDS),
         "asset": lambda path: f"{base}/static/{version()}/{path}",
         "bundled": bundled,
+        **variables,
     }
     return _templates.TemplateResponse(request, f"{name}.html", context, headers=SECURITY_HEADERS)
 
@@ -74,12 +77,12 @@ def _examples(settings: Settings) -> list[str]:
 
 async def chat_page(request: Request) -> Response:
     """GET /: the chat page."""
-    return _page(request, "chat")
+    return render_page(request, "chat")
 
 
 async def engine_page(request: Request) -> Response:
     """GET /engine: the engine page."""
-    return _page(request, "engine")
+    return render_page(request, "engine")
 
 
 async def icon(_: Request) -> Response:

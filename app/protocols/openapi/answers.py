@@ -1,0 +1,153 @@
+"""JSON Schemas of answers, for the OpenAPI document. Answers may have further fields."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Schema = dict[str, Any]
+
+STRING: Schema = {"type": "string"}
+INTEGER: Schema = {"type": "integer"}
+NUMBER: Schema = {"type": "number"}
+BOOLEAN: Schema = {"type": "boolean"}
+OBJECT: Schema = {"type": "object"}
+
+
+def ref(name: str) -> Schema:
+    """Return a reference to a schema of the document."""
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def array(items: Schema) -> Schema:
+    """Return the schema of a list."""
+    return {"type": "array", "items": items}
+
+
+def nullable(schema: Schema) -> Schema:
+    """Return a schema that also allows null."""
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def fields(description: str, optional: Schema | None = None, **required: Schema) -> Schema:
+    """Return the schema of an object from the schemas of its fields."""
+    properties = {**required, **(optional or {})}
+    return {"type": "object", "description": description, "properties": properties, "required": list(required)}
+
+
+def constant(value: str) -> Schema:
+    """Return the schema of one string."""
+    return {"type": "string", "const": value}
+
+
+TOOL_CALL = fields(
+    "Call of a tool. `arguments` is the text of a JSON object.",
+    id=STRING,
+    type=constant("function"),
+    function=fields("Called function.", name=STRING, arguments=STRING),
+)
+COUNTS = fields(
+    "Numbers of tokens, and the milliseconds of each phase.",
+    {"prompt_tokens_details": OBJECT, "completion_tokens_details": OBJECT, "time_ms": OBJECT},
+    prompt_tokens=INTEGER,
+    completion_tokens=INTEGER,
+    total_tokens=INTEGER,
+)
+MESSAGE = fields(
+    "Generated message.",
+    {"reasoning_content": STRING, "tool_calls": array(ref("ToolCall"))},
+    role=constant("assistant"),
+    content=nullable(STRING),
+)
+FINISH = nullable({"type": "string", "enum": ["stop", "length", "tool_calls"]})
+
+ANSWERS: dict[str, Schema] = {
+    "Error": fields(
+        "Error of every protocol but Anthropic's.",
+        error=fields(
+            "Reason of a refusal or failure.",
+            message=STRING,
+            type=STRING,
+            param={**nullable(STRING), "description": "Parameter that is wrong."},
+            code=STRING,
+        ),
+    ),
+    "AnthropicError": fields(
+        "Error of Anthropic's protocol.",
+        type=constant("error"),
+        error=fields("Reason of a refusal or failure.", type=STRING, message=STRING),
+    ),
+    "Usage": COUNTS,
+    "ToolCall": TOOL_CALL,
+    "ChatCompletion": fields(
+        "Answer to a conversation.",
+        id=STRING,
+        object=constant("chat.completion"),
+        created=INTEGER,
+        model=STRING,
+        choices=array(
+            fields("One answer.", {"logprobs": nullable(OBJECT)}, index=INTEGER, message=MESSAGE, finish_reason=FINISH)
+        ),
+        usage=ref("Usage"),
+    ),
+    "Completion": fields(
+        "Continuation of a text.",
+        id=STRING,
+        object=constant("text_completion"),
+        created=INTEGER,
+        model=STRING,
+        choices=array(
+            fields("One text.", {"logprobs": nullable(OBJECT)}, index=INTEGER, text=STRING, finish_reason=FINISH)
+        ),
+        usage=ref("Usage"),
+    ),
+    "Response": fields(
+        "Response with its output items: reasoning, messages and function calls.",
+        {"usage": nullable(OBJECT), "error": nullable(OBJECT), "incomplete_details": nullable(OBJECT)},
+        id=STRING,
+        object=constant("response"),
+        created_at=INTEGER,
+        status={"type": "string", "enum": ["queued", "in_progress", "completed", "incomplete", "cancelled", "failed"]},
+        model=STRING,
+        output=array(OBJECT),
+    ),
+    "DeletedResponse": fields(
+        "Confirmation of a deletion.", id=STRING, object=constant("response"), deleted={"type": "boolean"}
+    ),
+    "ResponseInputTokens": fields("Size of an input.", object=constant("response.input_tokens"), input_tokens=INTEGER),
+    "AnthropicAnswer": fields(
+        "Answer with its content blocks: thinking, text and tool use.",
+        id=STRING,
+        type=constant("message"),
+        role=constant("assistant"),
+        model=STRING,
+        content=array(OBJECT),
+        stop_reason=nullable(STRING),
+        usage=fields("Numbers of tokens.", input_tokens=INTEGER, output_tokens=INTEGER),
+    ),
+    "InputTokens": fields("Size of a prompt.", input_tokens=INTEGER),
+    "TokenList": fields("Token ids of a text.", count=INTEGER, max_model_len=INTEGER, tokens=array(INTEGER)),
+    "Text": fields("Text of token ids.", prompt=STRING),
+    "Model": fields(
+        "Served model. Clients that send `anthropic-version` get Anthropic's shape.",
+        {"capabilities": OBJECT, "generation_defaults": OBJECT},
+        id=STRING,
+        object=constant("model"),
+        created=INTEGER,
+        owned_by=STRING,
+        max_model_len=INTEGER,
+        service_tiers=array(STRING),
+    ),
+    "ModelList": fields("The served model, as a list.", object=constant("list"), data=array(ref("Model"))),
+    "Timeline": fields(
+        "Intervals of a request, each with the reason for a wait.",
+        {"totals_ms": OBJECT, "wall_ms": NUMBER},
+        id=STRING,
+        object=constant("carousel.request"),
+        state=STRING,
+        prompt_tokens=INTEGER,
+        cached_tokens=INTEGER,
+        completion_tokens=INTEGER,
+        choices=array(OBJECT),
+    ),
+    "Status": fields("State of the server.", {"in_flight": INTEGER}, status=STRING),
+}

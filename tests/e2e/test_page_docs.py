@@ -1,0 +1,73 @@
+"""The API documentation in a browser, and its examples on a real server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from jsonschema import Draft202012Validator
+from playwright.sync_api import Page, expect
+
+from app.protocols.openapi.operations import OPERATIONS
+from tests.conftest import Server
+from tests.e2e.states import DESK, PHONE
+from tests.e2e.test_page_access import faults
+
+BODIES = [
+    pytest.param(path, name, id=f"{path} {name}")
+    for (_, path), operation in OPERATIONS.items()
+    for name in operation.examples or ()
+]
+
+
+@pytest.fixture(scope="module")
+def described(server: Server) -> dict[str, Any]:
+    """Return the document of a running server."""
+    return httpx.get(f"{server.url}/openapi.json").json()
+
+
+@pytest.mark.parametrize(("path", "name"), BODIES)
+def test_examples_are_answered_as_described(server: Server, described: dict[str, Any], path: str, name: str) -> None:
+    """The schema of the answer accepts the server's answer; a streamed one has the declared media type."""
+    operation = described["paths"][path]["post"]
+    body = operation["requestBody"]["content"]["application/json"]["examples"][name]["value"]
+    answer = httpx.post(server.url + path, json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    content = operation["responses"]["200"]["content"]
+    media_type = answer.headers["content-type"].partition(";")[0]
+    assert media_type == ("text/event-stream" if body.get("stream") else "application/json")
+    if media_type == "application/json":
+        schema = {"components": described["components"], **content[media_type]["schema"]}
+        Draft202012Validator(schema).validate(answer.json())
+    assert media_type in content
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("device", [DESK, PHONE], ids=["desk", "phone"])
+def test_the_documentation_is_accessible(server: Server, new_page: Callable[..., Page], device: dict[str, Any]) -> None:
+    """It loads without messages in the console, has no fault with all parts unfolded, and fits the window."""
+    page = new_page(**device)
+    messages: list[str] = []
+    page.on("console", lambda message: messages.append(message.text))
+    page.goto(f"{server.url}/docs")
+    expect(page.get_by_role("heading", name="POST /v1/chat/completions")).to_be_visible()
+    assert faults(page) == []
+    page.evaluate("for (const each of document.querySelectorAll('details')) each.open = true")
+    assert faults(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert messages == []
+
+
+@pytest.mark.browser
+def test_links_of_the_documentation_lead_to_routes_and_objects(server: Server, new_page: Callable[..., Page]) -> None:
+    """The list leads to a route, and the type of a field to its object."""
+    page = new_page()
+    page.goto(f"{server.url}/docs")
+    page.get_by_role("navigation").get_by_role("link", name="POST /v1/messages", exact=True).click()
+    section = page.locator("#post_v1_messages")
+    expect(section).to_be_in_viewport()
+    section.get_by_text("Fields (").click()
+    section.get_by_role("link", name="AnthropicMessage").click()
+    expect(page.locator("#AnthropicMessage")).to_be_in_viewport()
