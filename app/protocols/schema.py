@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ValidationError,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from app.errors import ApiError
 from app.http.json_body import decode_json
@@ -74,15 +85,27 @@ class Strict(BaseModel):
 Unsupported: TypeAlias = None
 
 
-def only_value(supported: Any) -> AfterValidator:
-    """Return a validator that accepts a single supported value and refuses others as unsupported, not invalid."""
+@dataclass(frozen=True, slots=True, eq=False)  # compared by identity, because a supported list has no hash
+class OnlyValue:
+    """Annotation of a field with a single supported value, which is also the only one in its JSON Schema."""
 
-    def check(value: Any) -> Any:
-        if value != supported:
-            raise PydanticCustomError("unsupported", "only {done} is supported", {"done": json.dumps(supported)})
+    supported: Any
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return handler(schema) | {"const": self.supported}
+
+    def _check(self, value: Any) -> Any:
+        if value != self.supported:
+            raise PydanticCustomError("unsupported", "only {done} is supported", {"done": json.dumps(self.supported)})
         return value
 
-    return AfterValidator(check)
+
+def only_value(supported: Any) -> OnlyValue:
+    """Return an annotation that accepts a single supported value and refuses others as unsupported, not invalid."""
+    return OnlyValue(supported)
 
 
 FalseOnly = Annotated[bool, only_value(False)]

@@ -130,6 +130,24 @@ def test_examples_are_valid(described, path: str, name: str):
 
 
 @pytest.mark.parametrize(
+    ("schema", "name", "accepted", "refused"),
+    [
+        ("CompletionRequest", "store", False, True),
+        ("CompletionRequest", "suffix", "", "x"),
+        ("ChatRequest", "functions", [], [1]),
+        ("ChatRequest", "modalities", ["text"], ["audio"]),
+        ("ChatRequest", "n", 16, 17),
+        ("ChatRequest", "audio", None, {}),
+    ],
+)
+def test_values_that_the_server_refuses_are_not_valid(described, schema: str, name: str, accepted: Any, refused: Any):
+    """A field with a single supported value has only that value in the document."""
+    field = schema_of(described, described["components"]["schemas"][schema]["properties"][name])
+    assert field.is_valid(accepted) and field.is_valid(None)
+    assert not field.is_valid(refused)
+
+
+@pytest.mark.parametrize(
     ("method", "path", "actual"),
     [
         ("GET", "/v1/models", "/v1/models"),
