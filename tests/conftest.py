@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -66,9 +66,18 @@ class Server:
         self._follower = threading.Thread(target=self._follow, daemon=True)
 
     @classmethod
-    def start(cls, *options: str, model: Path | str | None = "demo", timeout: float = 90.0) -> Server:
-        """Start a server on a free port and wait until it logs that it is ready. model: None names none."""
-        arguments = [sys.executable, "-m", "app", "serve", *([str(model)] if model else []), "--port", "0", *options]
+    def start(
+        cls,
+        *options: str,
+        model: Path | str | None = "demo",
+        timeout: float = 90.0,
+        command: Sequence[str] = ("app", "serve"),
+    ) -> Server:
+        """Start a server on a free port and wait until it logs that it is ready.
+
+        model: None names none. command: module that serves, and its first arguments.
+        """
+        arguments = [sys.executable, "-m", *command, *([str(model)] if model else []), "--port", "0", *options]
         process = subprocess.Popen(arguments, cwd=ROOT, stderr=subprocess.PIPE, text=True)
         server = cls(process)
         server._follower.start()

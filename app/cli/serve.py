@@ -36,6 +36,7 @@ from app.text.chat_template import InvalidTemplate
 from app.text.checkpoint_files import TokenizerError
 from app.text.text_model import TextModel
 from engine.log_queue import LogHandler, LogWriter
+from engine.worker import Builder
 
 log = logging.getLogger("carousel")
 
@@ -52,10 +53,16 @@ SWITCH_SECONDS = 0.001
 LONG_PHASES = ("weights", "graphs")  # phases of a start that get a progress bar
 
 
-def run(settings: Settings, logs: LogHandler, read_configured: Callable[[], tuple[Tenant, ...]]) -> int:
+def run(
+    settings: Settings,
+    logs: LogHandler,
+    read_configured: Callable[[], tuple[Tenant, ...]],
+    build: Builder | None = None,
+) -> int:
     """Serve until a signal ends the server. Returns the exit status, negative for a signal to end the process with.
 
-    read_configured: returns the current tenants of the options and the config file; see `KeyReload`.
+    read_configured: returns the current tenants of the options and the config file; see `KeyReload`. build: see
+    `EngineClient`.
     """
     if (files := _allow_files()) < MIN_OPEN_FILES:
         logs.write_plain(f"carousel: `ulimit -n` allows {files} open files; at least {MIN_OPEN_FILES} are needed")
@@ -71,6 +78,7 @@ def run(settings: Settings, logs: LogHandler, read_configured: Callable[[], tupl
     limit_malloc_cache()
     client = EngineClient(
         settings.engine,
+        build,
         watchdog=settings.watchdog_timeout,
         logs=(settings.log_level, settings.log_format),
         restart_interval=settings.restart_interval,
