@@ -15,7 +15,7 @@ SELECT ?=
 # Tests without servers, engine processes, browsers and compilers.
 QUICK := tests --ignore=tests/e2e --ignore=tests/benchmarks --ignore=tests/kernels --ignore=tests/engine/models \
   --ignore=tests/models --ignore=tests/app/engine_client/test_client.py --ignore=tests/app/test_llm.py \
-  -m "not slow and not emulated and not device and not model"
+  -m "not slow and not emulated and not device and not model and not clients"
 # For `make sanitize`: compile the kernels with sanitizers; their runtime must be loaded first.
 SANITIZE := KERNELS_CXXFLAGS="-O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined" \
   ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0
@@ -23,7 +23,7 @@ SANITIZE := KERNELS_CXXFLAGS="-O1 -g1 -fno-omit-frame-pointer -fsanitize=address
 # Written by npm when it has installed the packages of package-lock.json.
 JS_STAMP := node_modules/.package-lock.json
 
-.PHONY: serve model test install lint types js unit quick coverage emulated sanitize browser docs bench soak formats harness peers gpu-check gpu-figures gpu-wheels constraints clean help
+.PHONY: serve model test install lint types js unit quick coverage emulated sanitize browser docs bench soak formats harness peers clients gpu-check gpu-figures gpu-wheels constraints clean help
 
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -113,6 +113,9 @@ harness: install  ## lm-eval's log-likelihoods on this server and on transformer
 
 peers: install  ## compare with other servers on a CPU; sets them up first, outside the tree (5 GB, half an hour)
 	@$(BIN)/python -m benchmarks.peers
+
+clients: install  ## try clients of other projects, installed outside the tree (4 GB), and write their table; ARGS="AI LangChain" tries some
+	@$(BIN)/python -m tests.clients $(ARGS)
 
 # For a machine with a GPU for minutes, and without a network: its own Python with torch and Triton. All other packages are
 # fetched beforehand by `make gpu-wheels`, for that machine's Python, and travel in build/wheels. ARGS are those of

@@ -1,0 +1,64 @@
+"""Clients that are tried, with their pinned packages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+DRIVERS = Path(__file__).parent / "drivers"
+
+# JavaScript clients run on this Node.js, because most of them need a newer one than some systems have.
+NODE = "node@22.23.3"
+
+AI_SDK = (
+    "ai@7.0.173",
+    "@ai-sdk/openai@4.0.118",
+    "@ai-sdk/anthropic@4.0.105",
+    "@ai-sdk/openai-compatible@3.0.92",
+    "zod@4.6.7",
+)
+OPENAI_PYTHON = ("openai==3.57.0",)
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """A client, the environment that it runs in, and the driver that tries its features.
+
+    packages: requirements of pip or npm; the environments of equal ones are shared. arguments: further arguments of the
+    driver. in_ci: tried by the test suite too, not only by `make clients`.
+    """
+
+    name: str
+    environment: str
+    packages: tuple[str, ...]
+    driver: str
+    arguments: tuple[str, ...] = ()
+    in_ci: bool = False
+
+    @property
+    def is_npm(self) -> bool:
+        """Return whether the packages are npm's."""
+        return "==" not in self.packages[0]
+
+    @property
+    def version(self) -> str:
+        """Return the version of the first package."""
+        return self.packages[0].rpartition("==" if not self.is_npm else "@")[2]
+
+
+def _ai_sdk(provider: str) -> Client:
+    return Client(f"AI SDK, {provider}", "ai-sdk", AI_SDK, "ai_sdk.mjs", (provider,), in_ci=True)
+
+
+CLIENTS = (
+    Client("openai-python, chat", "openai-python", OPENAI_PYTHON, "openai_chat.py", in_ci=True),
+    Client("openai-python, responses", "openai-python", OPENAI_PYTHON, "openai_responses.py", in_ci=True),
+    Client("openai-python, completions", "openai-python", OPENAI_PYTHON, "openai_completions.py", in_ci=True),
+    Client("anthropic", "anthropic", ("anthropic==2.14.0",), "anthropic_messages.py", in_ci=True),
+    Client("openai (npm)", "openai-npm", ("openai@7.59.0", "zod@4.6.7"), "openai_node.mjs", in_ci=True),
+    _ai_sdk("openai"),
+    _ai_sdk("anthropic"),
+    _ai_sdk("openai-compatible"),
+    Client("LangChain", "langchain", ("langchain-openai==1.7.4",), "langchain_chat.py", in_ci=True),
+    Client("pydantic-ai", "pydantic-ai", ("pydantic-ai-slim[openai]==2.68.0",), "pydantic_ai_agent.py", in_ci=True),
+)

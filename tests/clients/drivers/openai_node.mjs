@@ -1,0 +1,115 @@
+// The openai library for JavaScript: chat completions and responses.
+import assert from "node:assert/strict";
+import OpenAI from "openai";
+import { zodResponseFormat, zodTextFormat } from "openai/helpers/zod";
+import { z } from "zod";
+import * as common from "./common.mjs";
+
+const options = { apiKey: "none", maxRetries: 0 };
+const client = new OpenAI({ baseURL: `${common.URL}/v1`, ...options });
+const scripted = new OpenAI({
+  baseURL: `${common.SCRIPTED_URL}/v1`,
+  ...options,
+});
+const messages = [{ role: "user", content: common.QUESTION }];
+const model = common.MODEL;
+const Forecast = z.object({
+  city: z.enum(["Rome", "Oslo"]),
+  degrees: z.union([z.literal(17), z.literal(18)]),
+});
+
+async function chat() {
+  const answer = await client.chat.completions.create({ model, messages });
+  assert(answer.choices[0].message.content);
+  const response = await client.responses.create({
+    model,
+    input: common.QUESTION,
+  });
+  assert(response.output_text);
+}
+
+async function stream() {
+  const chunks = await client.chat.completions.create({
+    model,
+    messages,
+    stream: true,
+  });
+  let text = "";
+  for await (const chunk of chunks) {
+    text += chunk.choices[0]?.delta.content ?? "";
+  }
+  assert(text);
+  const events = client.responses.stream({ model, input: common.QUESTION });
+  assert((await events.finalResponse()).output_text);
+}
+
+async function tools() {
+  const run = scripted.chat.completions.runTools({
+    model: common.SCRIPTED_MODEL,
+    messages: [{ role: "user", content: common.TOOL_QUESTION }],
+    stream: true,
+    tools: [
+      {
+        type: "function",
+        function: {
+          name: "get_weather",
+          description: "Return the weather of a city.",
+          parameters: {
+            type: "object",
+            properties: { city: { type: "string" } },
+            required: ["city"],
+          },
+          parse: JSON.parse,
+          function: ({ city }) => {
+            assert.equal(city, "Rome");
+            return common.TOOL_RESULT;
+          },
+        },
+      },
+    ],
+  });
+  assert((await run.finalContent()).includes(common.TOOL_RESULT));
+}
+
+async function structured() {
+  const answer = await client.chat.completions.parse({
+    model,
+    messages,
+    max_tokens: common.MAX_TOKENS,
+    response_format: zodResponseFormat(Forecast, "forecast"),
+  });
+  common.checkForecast(answer.choices[0].message.parsed);
+  const response = await client.responses.parse({
+    model,
+    input: common.QUESTION,
+    max_output_tokens: common.MAX_TOKENS,
+    text: { format: zodTextFormat(Forecast, "forecast") },
+  });
+  common.checkForecast(response.output_parsed);
+}
+
+async function errors() {
+  const create = (fields) =>
+    client.chat.completions.create({ model, messages, ...fields });
+  await common.checkError(
+    () => create({ model: common.UNKNOWN_MODEL }),
+    common.UNKNOWN_MODEL,
+  );
+  await common.checkError(() => create({ temperature: 9 }), "temperature");
+}
+
+async function cancel() {
+  const chunks = await scripted.chat.completions.create({
+    model: common.SCRIPTED_MODEL,
+    messages: [{ role: "user", content: common.ENDLESS_QUESTION }],
+    stream: true,
+  });
+  for await (const chunk of chunks) {
+    assert(chunk.id);
+    await common.waitForRunning(1);
+    break;
+  }
+  await common.waitForRunning(0);
+}
+
+await common.runFeatures(chat, stream, tools, structured, errors, cancel);

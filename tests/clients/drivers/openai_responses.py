@@ -1,0 +1,90 @@
+"""The openai library for Python: responses."""
+
+from __future__ import annotations
+
+import json
+
+import common
+from forecast import Forecast
+from openai import BadRequestError, NotFoundError, OpenAI
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import BaseModel, TypeAdapter
+
+client = OpenAI(base_url=f"{common.URL}/v1", api_key="none", max_retries=0)
+scripted = OpenAI(base_url=f"{common.SCRIPTED_URL}/v1", api_key="none", max_retries=0)
+
+EVENT = TypeAdapter(ResponseStreamEvent)
+FIELDS = {"model": common.MODEL, "input": common.QUESTION, "max_output_tokens": common.MAX_TOKENS}
+TOOLS = [{"type": "function", "name": "get_weather", "parameters": common.WEATHER_PARAMETERS, "strict": True}]
+KEPT = {"X-Carousel-Resume": "60"}  # the response goes on without a reader
+
+
+def validated(answer: BaseModel) -> Response:
+    """Return a response after validation, which the library itself skips."""
+    return Response.model_validate(answer.to_dict())
+
+
+def chat() -> None:
+    assert validated(client.responses.create(**FIELDS)).output_text
+
+
+def stream() -> None:
+    events = [EVENT.validate_python(event.to_dict()) for event in client.responses.create(**FIELDS, stream=True)]
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert events[-1].type == "response.completed" and events[-1].response.output_text == text != ""
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    with client.responses.stream(**FIELDS) as streamed:
+        assert streamed.get_final_response().output_text
+
+
+def tools() -> None:
+    items = [{"role": "user", "content": common.TOOL_QUESTION}]
+    first = validated(scripted.responses.create(model=common.SCRIPTED_MODEL, input=items, tools=TOOLS))
+    [call] = first.output
+    assert call.name == "get_weather" and json.loads(call.arguments) == {"city": "Rome"}
+    items += [*first.output, {"type": "function_call_output", "call_id": call.call_id, "output": common.TOOL_RESULT}]
+    with scripted.responses.stream(model=common.SCRIPTED_MODEL, input=items, tools=TOOLS) as streamed:
+        assert common.TOOL_RESULT in streamed.get_final_response().output_text
+    forced = client.responses.create(**FIELDS, tools=TOOLS, tool_choice="required", temperature=0)
+    assert forced.output[-1].type == "function_call"
+
+
+def structured() -> None:
+    parsed = client.responses.parse(**FIELDS, text_format=Forecast)
+    assert isinstance(parsed.output_parsed, Forecast)
+
+
+def errors() -> None:
+    create = client.responses.create
+    unknown = FIELDS | {"model": common.UNKNOWN_MODEL}
+    common.check_error(lambda: create(**unknown), NotFoundError.__name__, common.UNKNOWN_MODEL)
+    common.check_error(lambda: create(**FIELDS, temperature=9), BadRequestError.__name__, "temperature")
+
+
+def cancel() -> None:
+    fields = {"model": common.SCRIPTED_MODEL, "input": common.ENDLESS_QUESTION, "stream": True}
+    with scripted.responses.create(**fields) as events:
+        next(iter(events))
+        common.wait_for_running(1)
+    common.wait_for_running(0)
+    with scripted.responses.create(**fields, extra_headers=KEPT) as events:
+        response_id = next(iter(events)).response.id
+    assert scripted.responses.cancel(response_id).status == "cancelled"
+    common.wait_for_running(0)
+
+
+def resume() -> None:
+    read = []
+    with client.responses.create(**FIELDS, stream=True, extra_headers=KEPT) as events:
+        for event in events:
+            read.append(event)
+            if event.type == "response.output_text.delta":
+                break
+    position = {"starting_after": read[-1].sequence_number}
+    read += client.responses.retrieve(read[0].response.id, stream=True, **position)
+    assert [event.sequence_number for event in read] == list(range(len(read)))
+    text = "".join(event.delta for event in read if event.type == "response.output_text.delta")
+    assert read[-1].response.output_text == text
+
+
+common.run_features(chat, stream, tools, structured, errors, cancel, resume)

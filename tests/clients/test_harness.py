@@ -1,0 +1,117 @@
+"""Parts of the client suite that need no client."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.clients import environments, trial
+from tests.clients.__main__ import select_clients
+from tests.clients.catalogue import CLIENTS, DRIVERS, Client
+from tests.clients.environments import InstallationFailed, install_packages
+from tests.clients.table import BEGIN, DOCUMENT, END, row, with_table
+from tests.clients.trial import Outcome, Servers, try_client
+
+CLIENT = Client("library", "library", ("library==1.2",), "driver.py")
+DRIVER = """
+import json, os, sys, urllib.request
+try:
+    urllib.request.urlopen("http://example.org/telemetry")
+except OSError:
+    pass
+print("a line of a library")
+print(json.dumps({"feature": "chat", "ok": sys.argv[1:] == ["http://a", "http://b"], "detail": ""}))
+print(json.dumps({"feature": "home", "ok": os.environ["HOME"] != "%s", "detail": ""}))
+sys.exit(3)
+"""
+
+
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """Record commands of installations instead of running them."""
+    recorded: list[tuple[str, ...]] = []
+    monkeypatch.setattr(environments, "_run", lambda *command, folder: recorded.append(command))
+    return recorded
+
+
+def test_names_of_clients_are_unique_and_their_drivers_exist():
+    """Each driver belongs to a client, and equal environments have equal packages."""
+    assert len({client.name for client in CLIENTS}) == len(CLIENTS)
+    drivers = {file.name for pattern in ("*.py", "*.mjs") for file in DRIVERS.glob(pattern)}
+    shared = {"common.py", "common.mjs", "forecast.py"}
+    assert {client.driver for client in CLIENTS} == drivers - shared
+    packages = {client.environment: client.packages for client in CLIENTS}
+    assert all(packages[client.environment] == client.packages for client in CLIENTS)
+
+
+def test_the_version_is_that_of_the_first_package():
+    """The packages of pip and of npm are told apart by their pins."""
+    scoped = Client("a", "a", ("@scope/name@2.0", "other@1"), "a.mjs")
+    assert (CLIENT.version, CLIENT.is_npm, scoped.version, scoped.is_npm) == ("1.2", False, "2.0", True)
+
+
+def test_names_select_clients_by_their_beginning():
+    """No name selects all, and an unknown one is an error that lists them."""
+    assert [client.name for client in select_clients(["AI SDK"])] == [
+        "AI SDK, openai",
+        "AI SDK, anthropic",
+        "AI SDK, openai-compatible",
+    ]
+    assert select_clients([]) == list(CLIENTS)
+    with pytest.raises(ValueError, match=r"got 'curl'; clients are: .*LangChain"):
+        select_clients(["curl"])
+
+
+@pytest.mark.parametrize("is_npm", [False, True])
+def test_an_installation_is_reused_until_its_packages_change(tmp_path: Path, commands: list, is_npm: bool):
+    """A folder with other packages is replaced."""
+    folder = install_packages(tmp_path / "a", ("one",), is_npm=is_npm)
+    first = len(commands)
+    assert commands[-1][-1] == "one"
+    (folder / "left.txt").touch()
+    install_packages(folder, ("one",), is_npm=is_npm)
+    assert len(commands) == first and (folder / "left.txt").exists()
+    install_packages(folder, ("two",), is_npm=is_npm)
+    assert commands[-1][-1] == "two" and not (folder / "left.txt").exists()
+
+
+def test_a_failed_installation_is_not_reused(tmp_path: Path):
+    """The error has the command and its output."""
+    with pytest.raises(InstallationFailed, match="not a valid requirement ended with 1: ERROR: Invalid requirement"):
+        install_packages(tmp_path / "a", ("not a valid requirement",), is_npm=False)
+    assert not (tmp_path / "a/installed.json").exists()
+
+
+def test_a_trial_reports_features_the_exit_status_and_contacted_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The driver has a home of its own, and reaches nothing through the proxy."""
+    (tmp_path / "driver.py").write_text(DRIVER % Path.home())
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python").symlink_to(sys.executable)
+    monkeypatch.setattr(trial, "DRIVERS", tmp_path)
+    monkeypatch.setattr(trial, "install", lambda home, client: tmp_path)
+    outcomes = try_client(tmp_path, CLIENT, Servers("http://a", "http://b"))
+    assert [(outcome.feature, outcome.ok) for outcome in outcomes] == [
+        ("chat", True),
+        ("home", True),
+        ("driver", False),
+        ("offline", False),
+    ]
+    assert outcomes[3].detail == "GET http://example.org/telemetry HTTP/1.1"
+
+
+def test_a_row_has_a_cell_for_each_feature():
+    """A feature that was not tried has an empty one."""
+    outcomes = [Outcome("chat", True, ""), Outcome("tools", False, "error"), Outcome("offline", True, "")]
+    assert row(CLIENT, outcomes) == "| library | 1.2 | yes |  | no |  |  |  |  |"
+
+
+def test_the_table_replaces_the_one_between_the_markers():
+    """The document lists every client with its pinned version."""
+    assert with_table(f"a\n{BEGIN}\nold\n{END}\nb", "| new |") == f"a\n{BEGIN}\n\n| new |\n\n{END}\nb"
+    with pytest.raises(ValueError, match="no table of clients"):
+        with_table("a", "| new |")
+    lines = DOCUMENT.read_text(encoding="utf-8").splitlines()
+    for client in CLIENTS:
+        assert any(line.startswith(f"| {client.name} | {client.version} |") for line in lines), client
