@@ -29,7 +29,8 @@ def stream(generation: Generation | PromptBatch, after: int = 0, encoder: Encode
     """
     log, encoder = generation.log, encoder or generation.encoder
     if encoder is None:
-        raise ApiError(404, f"{log.id} is a response of a realtime session and not a stream", code="stream_not_found")
+        message = f"{log.id} belongs to a realtime session or to a request with several prompts and is not a stream"
+        raise ApiError(404, message, code="stream_not_found")
     if log.is_closed and after == len(log.records) and isinstance(log.records[-1], Failure):
         # tells an EventSource, which has received the failure, to stop reconnecting
         return Response(status_code=204, headers=stream_headers(log))
