@@ -178,7 +178,9 @@ export function requestFor(conversation, messages, model, tier, continues = fals
     stream_options: { include_usage: true },
     service_tier: tier,
     ...(tools.length ? { tools } : {}),
-    ...(tools.length && requiresCall && last?.role === "user" ? { tool_choice: "required" } : {}),
+    ...(tools.length && requiresCall && last?.role === "user"
+      ? { tool_choice: "required", parallel_tool_calls: false }
+      : {}),
     ...(continues ? { continue_final_message: true, add_generation_prompt: false } : {}),
     ...conversation.sampling,
   };

@@ -16,7 +16,9 @@ export const EXAMPLE_TOOLS = [
           unit: { type: "string", enum: ["celsius", "fahrenheit"] },
         },
         required: ["city"],
+        additionalProperties: false,
       },
+      strict: true,
     },
   },
 ];
