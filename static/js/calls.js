@@ -116,7 +116,8 @@ export class CallList {
       this.#views[i].show(call, message);
     });
     this.foot.hidden = !awaitsResults(message);
-    this.button.textContent = calls.length > 1 ? "Send results" : "Send result";
+    const asked = this.#views.filter(({ result }) => result !== undefined).length;
+    this.button.textContent = asked > 1 ? "Send results" : "Send result";
   }
 
   #send() {

@@ -193,6 +193,7 @@ def test_complete_calls_of_a_cut_answer_can_be_answered(chat: Chat) -> None:
     calls = ask(chat, WEATHER, call_delta(1, '{"wo', id="b", name="find"), LENGTH)
     expect(calls.locator(".call-state")).to_have_text(["called", "cut off"])
     expect(chat.page.get_by_label("Result of find")).to_be_hidden()
+    expect(chat.page.get_by_role("button", name="Send result", exact=True)).to_be_visible()
     chat.page.get_by_label("Result of get_weather").fill("clear")
     answer_with(chat.page, delta("Clear."), DONE)
     body = sent_by(chat, "Send result")

@@ -110,9 +110,7 @@ ANSWERS: dict[str, Schema] = {
         model=STRING,
         output=array(OBJECT),
     ),
-    "DeletedResponse": fields(
-        "Confirmation of a deletion.", id=STRING, object=constant("response"), deleted={"type": "boolean"}
-    ),
+    "DeletedResponse": fields("Confirmation of a deletion.", id=STRING, object=constant("response"), deleted=BOOLEAN),
     "ResponseInputTokens": fields("Size of an input.", object=constant("response.input_tokens"), input_tokens=INTEGER),
     "AnthropicAnswer": fields(
         "Answer with its content blocks: thinking, text and tool use.",
