@@ -1,20 +1,22 @@
 """Try clients of other projects against servers of this checkout: python -m tests.clients [NAME ...]
 
 Names are those of the table in docs/protocols.md, or their beginnings. Without a name all clients are tried, and the
-table is written. Exits with status 1 if a client cannot be installed or a feature fails.
+table is written if all could be installed. Exits with status 1 if a client cannot be installed or a feature fails.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.clients.catalogue import CLIENTS, Client
 from tests.clients.environments import DEFAULT_HOME, InstallationFailed
 from tests.clients.table import DOCUMENT, table, with_table
 from tests.clients.trial import Outcome, Servers, running_servers, try_client
+
+INSTALLATION = "installation"
 
 
 def main() -> int:
@@ -29,7 +31,7 @@ def main() -> int:
         parser.error(str(error))
     with running_servers() as servers:
         outcomes = {client.name: _report(options.home, client, servers) for client in chosen}
-    if not options.names:
+    if not options.names and not _lacks_client(outcomes):
         DOCUMENT.write_text(with_table(DOCUMENT.read_text(encoding="utf-8"), table(outcomes)), encoding="utf-8")
     return 0 if all(outcome.ok for client in outcomes.values() for outcome in client) else 1
 
@@ -43,13 +45,17 @@ def select_clients(names: Sequence[str]) -> list[Client]:
     return [client for client in CLIENTS if not names or client.name.startswith(tuple(names))]
 
 
+def _lacks_client(outcomes: Mapping[str, Sequence[Outcome]]) -> bool:
+    return any(outcome.feature == INSTALLATION for client in outcomes.values() for outcome in client)
+
+
 def _report(home: Path, client: Client, servers: Servers) -> list[Outcome]:
     """Try a client, and print the outcome of each feature."""
     print(f"{client.name} {client.version}", flush=True)
     try:
         outcomes = try_client(home, client, servers)
     except InstallationFailed as error:
-        outcomes = [Outcome("installation", False, str(error))]
+        outcomes = [Outcome(INSTALLATION, False, str(error))]
     for outcome in outcomes:
         print(f"  {outcome.feature}: {'ok' if outcome.ok else f'FAILED: {outcome.detail}'}", flush=True)
     return outcomes

@@ -25,7 +25,8 @@ class Client:
     """A client, the environment that it runs in, and the driver that tries its features.
 
     packages: requirements of pip or npm; the environments of equal ones are shared. arguments: further arguments of the
-    driver. in_ci: tried by the test suite too, not only by `make clients`.
+    driver. in_ci: tried by the test suite too, not only by `make clients`. tolerated: beginnings of requests to
+    other hosts that no setting of the client prevents; they are refused.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Client:
     driver: str
     arguments: tuple[str, ...] = ()
     in_ci: bool = False
+    tolerated: tuple[str, ...] = ()
 
     @property
     def is_npm(self) -> bool:
@@ -61,4 +63,28 @@ CLIENTS = (
     _ai_sdk("openai-compatible"),
     Client("LangChain", "langchain", ("langchain-openai==1.7.4",), "langchain_chat.py", in_ci=True),
     Client("pydantic-ai", "pydantic-ai", ("pydantic-ai-slim[openai]==2.68.0",), "pydantic_ai_agent.py", in_ci=True),
+    Client("litellm", "litellm", ("litellm==1.110.2",), "litellm_completion.py"),
+    Client("LlamaIndex", "llama-index", ("llama-index-llms-openai-like==0.8.1",), "llama_index_chat.py"),
+    Client("instructor", "instructor", ("instructor==1.17.0",), "instructor_models.py"),
+    Client("openai-agents", "openai-agents", ("openai-agents==0.24.0",), "openai_agents.py"),
+    Client("smolagents", "smolagents", ("smolagents[openai]==1.26.0",), "smolagents_model.py"),
+    Client("DSPy", "dspy", ("dspy==3.4.1",), "dspy_predict.py"),
+    Client("llm", "llm", ("llm==0.36",), "llm_command.py"),
+    Client("Claude Code", "claude-code", ("@anthropic-ai/claude-code@2.1.332",), "claude_code.py"),
+    Client("Codex", "codex", ("@openai/codex@0.171.0",), "codex.py"),
+    Client(
+        "opencode",
+        "opencode",
+        ("opencode-ai@1.18.33",),
+        "opencode.py",
+        tolerated=("CONNECT registry.",),  # for the types of plugins
+    ),
+    Client("qwen-code", "qwen-code", ("@qwen-code/qwen-code@0.24.4",), "qwen_code.py"),
+    Client(
+        "aider",
+        "aider",
+        ("aider-chat==0.86.2",),
+        "aider.py",
+        tolerated=("CONNECT raw.githubusercontent.com:443",),  # for prices of models
+    ),
 )

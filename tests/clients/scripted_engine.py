@@ -34,6 +34,7 @@ from engine.scheduling.scheduler import Scheduler
 from engine.types import ModelInfo, Vocabulary
 
 DEFAULT_ANSWER = "The scripted model has answered."
+UNREADABLE = "The arguments after the directive are not a JSON object."
 RESULT_PREFIX = "The tool returned: "
 DIRECTIVE = re.compile(r"@(?:(?P<endless>endless)\b|call (?P<name>[\w.-]+) (?=\{))")
 MAX_MODEL_LEN = 131_072  # prompts of agents have up to 40,000 tokens of the small vocabulary
@@ -58,7 +59,10 @@ def scripted_answer(prompt: str) -> str | None:
         return RESULT_PREFIX + result.partition("\n</tool_response>")[0]
     if "<tools>" not in prompt:
         return DEFAULT_ANSWER
-    arguments, _ = json.JSONDecoder().raw_decode(prompt, directive.end())
+    try:
+        arguments, _ = json.JSONDecoder().raw_decode(prompt, directive.end())
+    except ValueError:
+        return UNREADABLE
     call = json.dumps({"name": directive["name"], "arguments": arguments}, ensure_ascii=False)
     return f"<tool_call>\n{call}\n</tool_call>"
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from tests.clients import __main__ as command
 from tests.clients import environments, trial
 from tests.clients.__main__ import select_clients
 from tests.clients.catalogue import CLIENTS, DRIVERS, Client
@@ -40,7 +43,7 @@ def test_names_of_clients_are_unique_and_their_drivers_exist():
     """Each driver belongs to a client, and equal environments have equal packages."""
     assert len({client.name for client in CLIENTS}) == len(CLIENTS)
     drivers = {file.name for pattern in ("*.py", "*.mjs") for file in DRIVERS.glob(pattern)}
-    shared = {"common.py", "common.mjs", "forecast.py"}
+    shared = {"common.py", "common.mjs", "forecast.py", "agent.py"}
     assert {client.driver for client in CLIENTS} == drivers - shared
     packages = {client.environment: client.packages for client in CLIENTS}
     assert all(packages[client.environment] == client.packages for client in CLIENTS)
@@ -84,6 +87,25 @@ def test_a_failed_installation_is_not_reused(tmp_path: Path):
     assert not (tmp_path / "a/installed.json").exists()
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_client_that_cannot_be_installed_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool):
+    """The table is then left as it was."""
+
+    def try_fake(home: Path, client: Client, servers: Servers) -> list[Outcome]:
+        if fails and client.name == "LangChain":
+            raise InstallationFailed("no network")
+        return [Outcome("chat", True, "")]
+
+    document = tmp_path / "protocols.md"
+    document.write_text(f"{BEGIN}\n{END}")
+    monkeypatch.setattr(command, "DOCUMENT", document)
+    monkeypatch.setattr(command, "try_client", try_fake)
+    monkeypatch.setattr(command, "running_servers", nullcontext)
+    monkeypatch.setattr(sys, "argv", ["clients"])
+    assert command.main() == int(fails)
+    assert ("| LangChain | " in document.read_text()) is not fails
+
+
 def test_a_trial_reports_features_the_exit_status_and_contacted_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The driver has a home of its own, and reaches nothing through the proxy."""
     (tmp_path / "driver.py").write_text(DRIVER % Path.home())
@@ -98,7 +120,10 @@ def test_a_trial_reports_features_the_exit_status_and_contacted_hosts(tmp_path: 
         ("driver", False),
         ("offline", False),
     ]
-    assert outcomes[3].detail == "GET http://example.org/telemetry HTTP/1.1"
+    target = "GET http://example.org/telemetry HTTP/1.1"
+    assert outcomes[3].detail == target
+    tolerant = dataclasses.replace(CLIENT, tolerated=("GET http://example.org/",))
+    assert try_client(tmp_path, tolerant, Servers("http://a", "http://b"))[-1] == Outcome("offline", True, "")
 
 
 def test_a_row_has_a_cell_for_each_feature():

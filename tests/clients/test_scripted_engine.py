@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.clients.scripted_engine import DEFAULT_ANSWER, RESULT_PREFIX, scripted_answer
+from tests.clients.scripted_engine import DEFAULT_ANSWER, RESULT_PREFIX, UNREADABLE, scripted_answer
 from tests.conftest import Server
 
 TOOLS = '<tools>\n{"name": "read"}\n</tools>\n'
@@ -25,6 +25,7 @@ RESULT = "<tool_response>\nfirst line\nsecond line\n</tool_response>"
             f"{TOOLS}{CALL}",
             '<tool_call>\n{"name": "read", "arguments": {"path": "a {b}", "lines": [1, 2]}}\n</tool_call>',
         ),
+        (f"{TOOLS}@call read {{path}}", UNREADABLE),
         (f"{TOOLS}{CALL}{RESULT}", f"{RESULT_PREFIX}first line\nsecond line"),
         (f"{TOOLS}{CALL}{RESULT} @call stop {{}}", '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>'),
     ],

@@ -45,6 +45,10 @@ def tools() -> None:
     items += [*first.output, {"type": "function_call_output", "call_id": call.call_id, "output": common.TOOL_RESULT}]
     with scripted.responses.stream(model=common.SCRIPTED_MODEL, input=items, tools=TOOLS) as streamed:
         assert common.TOOL_RESULT in streamed.get_final_response().output_text
+    grouped = [{"type": "namespace", "name": "home", "description": "At home.", "tools": TOOLS}]
+    question = common.TOOL_QUESTION.replace("get_weather", "home.get_weather")
+    [call] = scripted.responses.create(model=common.SCRIPTED_MODEL, input=question, tools=grouped).output
+    assert (call.namespace, call.name) == ("home", "get_weather")
     forced = client.responses.create(**FIELDS, tools=TOOLS, tool_choice="required", temperature=0)
     assert forced.output[-1].type == "function_call"
 

@@ -1,0 +1,35 @@
+"""Codex: responses."""
+
+from __future__ import annotations
+
+import common
+from agent import HOME, SECRET_FILE, Agent
+
+# Without an entry for it, Codex offers a web search of OpenAI's server, which is refused.
+CONFIG = f"""
+model_provider = "carousel"
+web_search = "disabled"
+check_for_update_on_startup = false
+
+[model_providers.carousel]
+name = "Carousel"
+base_url = "{common.SCRIPTED_URL}/v1"
+wire_api = "responses"
+
+[analytics]
+enabled = false
+
+[features]
+apps = false
+plugins = false
+"""
+
+(HOME / ".codex").mkdir()
+(HOME / ".codex/config.toml").write_text(CONFIG)
+Agent(
+    lambda model, prompt: [
+        *("codex", "exec", "--skip-git-repo-check", "--sandbox", "danger-full-access", "--model", model),
+        prompt,
+    ],
+    call=f'@call exec_command {{"cmd": "cat {SECRET_FILE}"}}',
+).run_features()
