@@ -70,6 +70,7 @@ CLIENTS = (
     Client("smolagents", "smolagents", ("smolagents[openai]==1.26.0",), "smolagents_model.py"),
     Client("DSPy", "dspy", ("dspy==3.4.1",), "dspy_predict.py"),
     Client("llm", "llm", ("llm==0.36",), "llm_command.py"),
+    Client("GuideLLM", "guidellm", ("guidellm==0.8.1",), "guidellm_run.py"),
     Client("Claude Code", "claude-code", ("@anthropic-ai/claude-code@2.1.332",), "claude_code.py"),
     Client("Codex", "codex", ("@openai/codex@0.171.0",), "codex.py"),
     Client(
