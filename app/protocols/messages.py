@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
@@ -11,6 +10,7 @@ from pydantic import Field
 from app.errors import ApiError
 from app.generation.request import Turns
 from app.protocols.schema import MAX_CONTENT_PARTS, EmptyList, Strict, Unsupported, max_fields, only_value
+from app.protocols.tools import template_arguments
 
 MAX_MESSAGES = 4096  # of one conversation
 MAX_CALLS = 1024  # of one message
@@ -30,16 +30,6 @@ class CalledFunction(Strict):
 
     name: str
     arguments: str = ""
-
-    def template_arguments(self) -> Any:
-        """Return the arguments as an object, as templates read them; text that is not an object, such as that of an
-        answer that was cut, as it is.
-        """
-        try:
-            value = json.loads(self.arguments or "{}")
-        except (ValueError, RecursionError):
-            return self.arguments
-        return value if isinstance(value, dict) else self.arguments
 
 
 class CalledTool(Strict):
@@ -95,7 +85,7 @@ class Message(Strict):
                 {
                     "id": call.id,
                     "type": "function",
-                    "function": {"name": call.function.name, "arguments": call.function.template_arguments()},
+                    "function": {"name": call.function.name, "arguments": template_arguments(call.function.arguments)},
                 }
                 for call in self.tool_calls
             ]

@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 from app.errors import ApiError
 from app.generation.request import Turns
 from app.protocols.schema import MAX_CONTENT_PARTS, Strict, max_fields
+from app.protocols.tools import template_arguments
 
 MAX_ITEMS = 4096  # of one input
 
@@ -127,7 +128,10 @@ class FunctionCall(Strict):
 
     def template_form(self) -> dict[str, Any]:
         """Return the call as chat templates read it, in the format of OpenAI's chat completions."""
-        function = {"name": qualified_name(self.name, self.namespace), "arguments": self.arguments}
+        function = {
+            "name": qualified_name(self.name, self.namespace),
+            "arguments": template_arguments(self.arguments),
+        }
         return {"id": self.call_id, "type": "function", "function": function}
 
 

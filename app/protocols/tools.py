@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -15,6 +16,17 @@ from app.text.tools.definitions import Tool, ToolUse
 MAX_TOOLS = 1024
 ToolName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[a-zA-Z0-9_.:-]+$")]
 Parameters = Annotated[dict[str, Any], max_fields(4096)]
+
+
+def template_arguments(text: str) -> Any:
+    """Return the arguments of a call as an object, as chat templates read them; text that is not a JSON object, such as
+    that of an answer that was cut, as it is.
+    """
+    try:
+        value = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return text
+    return value if isinstance(value, dict) else text
 
 
 class Function(Strict):

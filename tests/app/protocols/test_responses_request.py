@@ -37,7 +37,7 @@ def output(name: str, content="done") -> dict:
 
 
 def tool_call(name: str) -> dict:
-    return {"id": name, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    return {"id": name, "type": "function", "function": {"name": "f", "arguments": {}}}
 
 
 def reasoning(text: str, **fields) -> dict:
