@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field
 
-from app.errors import ApiError
-from app.generation.request import AnswerHead, ChatPrompt, GenerationRequest, Turns
+from app.generation.request import AnswerHead, ChatPrompt, GenerationRequest
 from app.protocols.anthropic_encoder import AnthropicEncoder
-from app.protocols.common import TextRequest, reasoning_variables
-from app.protocols.responses_input import supported_types, type_of
-from app.protocols.schema import (
-    MAX_CONTENT_PARTS,
-    FalseOnly,
-    StopString,
-    Strict,
-    Unsupported,
-    max_fields,
-    only_value,
+from app.protocols.anthropic_messages import (
+    AnthropicMessage,
+    CacheControl,
+    TextBlocks,
+    check_roles,
+    loaded_tools,
+    refused,
+    turns,
 )
+from app.protocols.common import TextRequest, reasoning_variables
+from app.protocols.schema import StopString, Strict, Unsupported, max_fields, only_value
 from app.protocols.tools import MAX_TOOLS, Parameters, ToolName
 from app.text.content_format import ContentFormat
 from app.text.tools.definitions import Tool, ToolUse
@@ -28,102 +26,24 @@ from engine.types import ServiceClass
 
 MAX_MESSAGES = 4096
 MAX_STOPS = 16
-CacheControl = Annotated[dict[str, Any], max_fields(8)]  # accepted: the prefix cache needs no marks
-TEXT_ONLY = "the models of this server only read text"
-
-
-class TextBlock(Strict):
-    """Text."""
-
-    type: Literal["text"]
-    text: str
-    cache_control: CacheControl | None = None
-    citations: Annotated[list[Any], Field(max_length=1024)] | None = None  # of an earlier answer
-
-
-class ThinkingBlock(Strict):
-    """Reasoning of an earlier answer."""
-
-    type: Literal["thinking"]
-    thinking: str
-    signature: str | None = None  # not checked: reasoning is not secret here
-    cache_control: CacheControl | None = None
-
-
-class RedactedThinkingBlock(Strict):
-    """Encrypted reasoning of another server, which is left out."""
-
-    type: Literal["redacted_thinking"]
-    data: str
-
-
-class ToolUseBlock(Strict):
-    """Tool call in an earlier answer."""
-
-    type: Literal["tool_use"]
-    id: str
-    name: str
-    input: Annotated[dict[str, Any], max_fields(4096)]
-    cache_control: CacheControl | None = None
-    caller: Annotated[dict[str, Any], max_fields(8)] | None = None
-
-
-TextBlocks = Annotated[
-    list[Annotated[TextBlock, supported_types("text", advice=TEXT_ONLY)]],
-    Field(fail_fast=True, max_length=MAX_CONTENT_PARTS),
-]
-
-
-class ToolResultBlock(Strict):
-    """Result of a tool call."""
-
-    type: Literal["tool_result"]
-    tool_use_id: str
-    content: str | TextBlocks | None = None
-    is_error: bool | None = None
-    cache_control: CacheControl | None = None
-
-    @property
-    def text(self) -> str:
-        """Return the result as one text, which says so if it is an error."""
-        text = _text(self.content)
-        return f"Error: {text}" if self.is_error else text
-
-
-def _tag(value: Any) -> str:
-    return f"[{type_of(value)}]"
-
-
-Block = Annotated[
-    Annotated[TextBlock, Tag("[text]")]
-    | Annotated[ThinkingBlock, Tag("[thinking]")]
-    | Annotated[RedactedThinkingBlock, Tag("[redacted_thinking]")]
-    | Annotated[ToolUseBlock, Tag("[tool_use]")]
-    | Annotated[ToolResultBlock, Tag("[tool_result]")],
-    Discriminator(_tag),
-    supported_types("text", "thinking", "redacted_thinking", "tool_use", "tool_result", advice=TEXT_ONLY),
-]
-
-
-class AnthropicMessage(Strict):
-    """Message of a conversation."""
-
-    role: Literal["user", "assistant", "system"]
-    content: str | Annotated[list[Block], Field(fail_fast=True, max_length=MAX_CONTENT_PARTS)]
 
 
 class AnthropicTool(Strict):
-    """Tool that the answer may call. input_schema: JSON Schema of its arguments."""
+    """Tool that the answer may call.
+
+    input_schema: JSON Schema of its arguments. defer_loading: the model does not see the tool before a `tool_reference`
+    names it.
+    """
 
     type: Annotated[str, only_value("custom")] | None = None
     name: ToolName
     description: str | None = None
     input_schema: Parameters
     strict: bool | None = None
+    defer_loading: bool | None = None
     # Accepted without effect: inputs are always streamed as they come, and the prefix cache needs no marks.
     cache_control: CacheControl | None = None
     eager_input_streaming: bool | None = None
-    defer_loading: FalseOnly | None = None
     allowed_callers: Annotated[list[str], only_value(["direct"])] | None = None
 
     @property
@@ -184,40 +104,49 @@ class CountTokensRequest(TextRequest):
         self.tool_use()
         thinking = self.thinking
         if thinking is not None and (thinking.type == "enabled") != (thinking.budget_tokens is not None):
-            raise _refused("thinking.budget_tokens", "it belongs to thinking of type enabled, and only to that")
+            raise refused("thinking.budget_tokens", "it belongs to thinking of type enabled, and only to that")
         for index, message in enumerate(self.messages):
-            _check_roles(index, message)
+            check_roles(index, message)
 
     @property
     def prompt(self) -> ChatPrompt:
         """Return the conversation for the chat template. A last message of the assistant is continued."""
-        turns = _turns(self.messages, self.system)
+        converted = turns(self.messages, self.system)
         effort = self.output_config.effort if self.output_config is not None else None
         variables = reasoning_variables(effort)
         if self.thinking is not None:
             is_on = self.thinking.type != "disabled"
             variables |= {"enable_thinking": is_on, "thinking": is_on}
-        continues = turns[-1]["role"] == "assistant" and not turns[-1].get("tool_calls")
+        continues = converted[-1]["role"] == "assistant" and not converted[-1].get("tool_calls")
         return ChatPrompt(
-            turns=turns, tools=self.tool_use(), variables=variables or None, continue_final_message=continues
+            turns=converted, tools=self.tool_use(), variables=variables or None, continue_final_message=continues
         )
 
     def tool_use(self) -> ToolUse | None:
         """Return the tools that the answer may call. Raises `ApiError` for a choice that names no tool."""
-        tools = tuple(tool.definition for tool in self.tools or ())
-        if len({tool.name for tool in tools}) < len(tools):
-            raise _refused("tools", "two tools have the same name")
         choice = self.tool_choice or AnthropicToolChoice(type="auto")
+        tools = self._loaded_tools(choice)
         is_parallel = not choice.disable_parallel_tool_use
         if choice.type == "tool":
             if all(tool.name != choice.name for tool in tools):
-                raise _refused("tool_choice.name", f"no tool in tools has the name {choice.name!r:.90}")
+                raise refused("tool_choice.name", f"no tool in tools has the name {choice.name!r:.90}")
             return ToolUse(tools, "required", choice.name, is_parallel)
         if choice.type == "any":
             if not tools:
-                raise _refused("tool_choice", "type any needs at least one tool in tools")
+                raise refused("tool_choice", "type any needs at least one tool in tools")
             return ToolUse(tools, "required", None, is_parallel)
         return ToolUse(tools, choice.type, None, is_parallel) if tools else None
+
+    def _loaded_tools(self, choice: AnthropicToolChoice) -> tuple[Tool, ...]:
+        """Return the tools that the model sees: those that are not deferred, were loaded or called, or are chosen."""
+        offered = self.tools or []
+        names = {tool.name for tool in offered}
+        if len(names) < len(offered):
+            raise refused("tools", "two tools have the same name")
+        if offered and all(tool.defer_loading for tool in offered):
+            raise refused("tools", "at least one tool must not have defer_loading: true, such as a search for tools")
+        loaded = loaded_tools(self.messages, names) | {choice.name}
+        return tuple(tool.definition for tool in offered if not tool.defer_loading or tool.name in loaded)
 
 
 class MessagesRequest(CountTokensRequest):
@@ -256,66 +185,3 @@ class MessagesRequest(CountTokensRequest):
     def _encoder(self, head: AnswerHead) -> AnthropicEncoder:
         hides_thinking = self.thinking is not None and self.thinking.display == "omitted"
         return AnthropicEncoder(head, is_clipped=head.max_tokens < self.max_tokens, hides_thinking=hides_thinking)
-
-
-def _check_roles(index: int, message: AnthropicMessage) -> None:
-    """Raise `ApiError` (400) for blocks that a message of this role cannot have."""
-    if isinstance(message.content, str):
-        return
-    kinds = {
-        "user": (TextBlock, ToolResultBlock),
-        "system": (TextBlock,),
-        "assistant": (TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock),
-    }[message.role]
-    for at, block in enumerate(message.content):
-        if not isinstance(block, kinds):
-            raise _refused(
-                f"messages.{index}.content.{at}",
-                f"a message of the role {message.role} cannot have a block of the type {block.type}",
-            )
-
-
-def _turns(messages: Sequence[AnthropicMessage], system: str | list[TextBlock] | None) -> Turns:
-    """Return messages as chat templates read them. Adjacent messages of the user are one turn, as Anthropic reads
-    them.
-    """
-    turns: Turns = [{"role": "system", "content": _text(system, "\n\n")}] if system else []
-    names: dict[str, str] = {}
-    for message in messages:
-        blocks = [TextBlock(type="text", text=message.content)] if isinstance(message.content, str) else message.content
-        text = "".join(block.text for block in blocks if isinstance(block, TextBlock))
-        for block in blocks:
-            if isinstance(block, ToolUseBlock):
-                names[block.id] = block.name
-            elif isinstance(block, ToolResultBlock):
-                name = {"name": names[block.tool_use_id]} if block.tool_use_id in names else {}
-                turns.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": block.text, **name})
-        if message.role == "assistant":
-            turns.append(_assistant_turn(text, blocks))
-        elif message.role == "user" and turns and turns[-1]["role"] == "user":
-            turns[-1]["content"] = f"{turns[-1]['content']}\n\n{text}"
-        elif text or not blocks or not isinstance(blocks[0], ToolResultBlock):
-            turns.append({"role": message.role, "content": text})
-    return turns
-
-
-def _assistant_turn(text: str, blocks: Sequence[Any]) -> dict[str, Any]:
-    turn: dict[str, Any] = {"role": "assistant", "content": text}
-    if reasoning := "".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock)):
-        turn["reasoning_content"] = reasoning
-    if calls := [block for block in blocks if isinstance(block, ToolUseBlock)]:
-        turn["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.input}}
-            for call in calls
-        ]
-    return turn
-
-
-def _text(content: str | list[TextBlock] | None, separator: str = "") -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    return separator.join(block.text for block in content)
-
-
-def _refused(param: str, message: str) -> ApiError:
-    return ApiError(400, f"{param}: {message}", param=param, code="invalid_value")

@@ -42,13 +42,19 @@ def text_turns(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     object.
     """
     turns: list[dict[str, Any]] = []
+    texts: list[list[Any]] = []  # of the messages that each turn is made of
     follows_result = False
     for message in messages:
         turn, is_result = _text_turn(message), message["role"] == "tool"
         if (is_result or follows_result) and turns and turn["role"] == turns[-1]["role"] == "user":
-            turn["content"] = f"{turns.pop()['content']}\n{turn['content']}"
-        turns.append(turn)
+            texts[-1].append(turn["content"])
+        else:
+            turns.append(turn)
+            texts.append([turn.get("content")])
         follows_result = is_result
+    for turn, parts in zip(turns, texts, strict=True):
+        if len(parts) > 1:
+            turn["content"] = "\n".join(map(str, parts))
     return turns
 
 

@@ -203,6 +203,56 @@ def test_messages_become_turns():
     assert made.continue_final_message
 
 
+SEARCH = [{"type": "tool_reference", "tool_name": "b"}, {"type": "text", "text": "One of 3."}]
+TOOLS: list[dict[str, Any]] = [
+    {"name": "search", "input_schema": {}},
+    *[{"name": name, "input_schema": {}, "defer_loading": True} for name in "abc"],
+]
+
+
+def with_result(content: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a conversation with a call of `search`, of `c`, and this result."""
+    calls = [{"type": "tool_use", "id": name, "name": name, "input": {}} for name in ("search", "c")]
+    return [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": calls},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "search", "content": content}]},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({}, ["search"]),
+        ({"messages": with_result(SEARCH)}, ["search", "b", "c"]),
+        ({"tool_choice": {"type": "tool", "name": "a"}}, ["search", "a"]),
+    ],
+)
+def test_the_model_sees_deferred_tools_once_they_are_loaded(fields: dict[str, Any], names: list[str]):
+    """A reference in a result loads a tool, a call in an earlier answer shows that it was, and so does a choice."""
+    prompt = request(tools=TOOLS, **fields).prompt
+    assert prompt.tools is not None
+    assert [tool.name for tool in prompt.tools.tools] == names
+    if "messages" in fields:
+        assert prompt.turns[-1]["content"] == "The tool b is loaded and can be called.\nOne of 3."
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"tools": TOOLS[1:]}, "tools: at least one tool must not have defer_loading"),
+        (
+            {"tools": TOOLS, "messages": with_result([{"type": "tool_reference", "tool_name": "d"}])},
+            "messages.2.content.0: no tool in tools has the name 'd'",
+        ),
+    ],
+)
+def test_deferred_tools_that_cannot_be_loaded_are_refused(fields: dict[str, Any], message: str):
+    """Without a tool that loads others, and for a reference to a tool that is not in tools."""
+    with pytest.raises(ApiError, match=message):
+        request(**fields)
+
+
 @pytest.mark.parametrize(
     ("fields", "variables", "budget"),
     [

@@ -147,6 +147,28 @@ BODIES = {
             "max_tokens": 1,
         },
     ),
+    "long adjacent messages of Anthropic's protocol": (
+        MESSAGES,
+        {**chat(*["a" * 900] * MAX_MESSAGES), "model": "fake"},
+    ),
+    "messages of both sides of Anthropic's protocol": (
+        MESSAGES,
+        {
+            "messages": [{"role": role, "content": "a" * 900} for role in ("user", "assistant")] * (MAX_MESSAGES // 2),
+            "max_tokens": 1,
+        },
+    ),
+    "long results of tools": (
+        CHAT,
+        {
+            "messages": [
+                {"role": "user", "content": "hi"},
+                assistant_calls(1),
+                *[{"role": "tool", "tool_call_id": "c0", "content": "a" * 900}] * (MAX_MESSAGES - 2),
+            ],
+            "max_tokens": 1,
+        },
+    ),
     "wrong blocks of Anthropic's protocol": (MESSAGES, {**chat([{"type": "image"}] * 4096), "model": "fake"}),
     "a logit bias of many tokens": (CHAT, chat("hi", logit_bias={str(number): 1 for number in range(1024)})),
     "a megabyte of wrong items": (RESPONSES, response(*[{"type": "x" * 90, "id": "y"}] * 9_900)),

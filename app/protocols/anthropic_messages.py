@@ -1,0 +1,217 @@
+"""Messages of `/v1/messages`: blocks of content, and their conversion to the turns of a conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from itertools import groupby
+from operator import itemgetter
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from app.errors import ApiError
+from app.generation.request import Turns
+from app.protocols.responses_input import supported_types, type_of
+from app.protocols.schema import MAX_CONTENT_PARTS, Strict, max_fields
+
+CacheControl = Annotated[dict[str, Any], max_fields(8)]  # accepted: the prefix cache needs no marks
+TEXT_ONLY = "the models of this server only read text"
+
+
+class TextBlock(Strict):
+    """Text."""
+
+    type: Literal["text"]
+    text: str
+    cache_control: CacheControl | None = None
+    citations: Annotated[list[Any], Field(max_length=1024)] | None = None  # of an earlier answer
+
+
+class ThinkingBlock(Strict):
+    """Reasoning of an earlier answer."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str | None = None  # not checked: reasoning is not secret here
+    cache_control: CacheControl | None = None
+
+
+class RedactedThinkingBlock(Strict):
+    """Encrypted reasoning of another server, which is left out."""
+
+    type: Literal["redacted_thinking"]
+    data: str
+
+
+class ToolUseBlock(Strict):
+    """Tool call in an earlier answer."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: Annotated[dict[str, Any], max_fields(4096)]
+    cache_control: CacheControl | None = None
+    caller: Annotated[dict[str, Any], max_fields(8)] | None = None
+
+
+TextBlocks = Annotated[
+    list[Annotated[TextBlock, supported_types("text", advice=TEXT_ONLY)]],
+    Field(fail_fast=True, max_length=MAX_CONTENT_PARTS),
+]
+
+
+class ToolReferenceBlock(Strict):
+    """Result of a search for tools: a deferred tool, which can be called from now on."""
+
+    type: Literal["tool_reference"]
+    tool_name: str
+    cache_control: CacheControl | None = None
+
+    @property
+    def text(self) -> str:
+        """Return the reference as the model reads it."""
+        return f"The tool {self.tool_name} is loaded and can be called.\n"
+
+
+def _tag(value: Any) -> str:
+    return f"[{type_of(value)}]"
+
+
+ResultPart = Annotated[
+    Annotated[TextBlock, Tag("[text]")] | Annotated[ToolReferenceBlock, Tag("[tool_reference]")],
+    Discriminator(_tag),
+    supported_types("text", "tool_reference", advice=TEXT_ONLY),
+]
+
+
+class ToolResultBlock(Strict):
+    """Result of a tool call."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | Annotated[list[ResultPart], Field(fail_fast=True, max_length=MAX_CONTENT_PARTS)] | None = None
+    is_error: bool | None = None
+    cache_control: CacheControl | None = None
+
+    @property
+    def text(self) -> str:
+        """Return the result as one text, which says so if it is an error."""
+        text = _text(self.content)
+        return f"Error: {text}" if self.is_error else text
+
+    @property
+    def loaded_tools(self) -> list[str]:
+        """Return the names of the deferred tools that this result loads."""
+        parts = self.content if isinstance(self.content, list) else []
+        return [part.tool_name for part in parts if isinstance(part, ToolReferenceBlock)]
+
+
+Block = Annotated[
+    Annotated[TextBlock, Tag("[text]")]
+    | Annotated[ThinkingBlock, Tag("[thinking]")]
+    | Annotated[RedactedThinkingBlock, Tag("[redacted_thinking]")]
+    | Annotated[ToolUseBlock, Tag("[tool_use]")]
+    | Annotated[ToolResultBlock, Tag("[tool_result]")],
+    Discriminator(_tag),
+    supported_types("text", "thinking", "redacted_thinking", "tool_use", "tool_result", advice=TEXT_ONLY),
+]
+
+
+class AnthropicMessage(Strict):
+    """Message of a conversation."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | Annotated[list[Block], Field(fail_fast=True, max_length=MAX_CONTENT_PARTS)]
+
+    @property
+    def text(self) -> str:
+        """Return the text blocks as one string."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(block.text for block in self.content if isinstance(block, TextBlock))
+
+
+def check_roles(index: int, message: AnthropicMessage) -> None:
+    """Raise `ApiError` (400) for blocks that a message of this role cannot have."""
+    if isinstance(message.content, str):
+        return
+    kinds = {
+        "user": (TextBlock, ToolResultBlock),
+        "system": (TextBlock,),
+        "assistant": (TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock),
+    }[message.role]
+    for at, block in enumerate(message.content):
+        if not isinstance(block, kinds):
+            raise refused(
+                f"messages.{index}.content.{at}",
+                f"a message of the role {message.role} cannot have a block of the type {block.type}",
+            )
+
+
+def loaded_tools(messages: Sequence[AnthropicMessage], names: Container[str]) -> set[str]:
+    """Return the names of the deferred tools that messages load by a reference, or have called.
+
+    names: those of all tools. Raises `ApiError` (400) for a reference to another one.
+    """
+    loaded: set[str] = set()
+    for at, message in enumerate(messages):
+        for index, block in enumerate([] if isinstance(message.content, str) else message.content):
+            if isinstance(block, ToolUseBlock):
+                loaded.add(block.name)
+            elif isinstance(block, ToolResultBlock):
+                loaded.update(block.loaded_tools)
+                if missing := next((name for name in block.loaded_tools if name not in names), None):
+                    raise refused(f"messages.{at}.content.{index}", f"no tool in tools has the name {missing!r:.90}")
+    return loaded
+
+
+def turns(messages: Sequence[AnthropicMessage], system: str | list[TextBlock] | None) -> Turns:
+    """Return messages as chat templates read them, after a system turn with `system`.
+
+    Adjacent messages of the user are one turn, as in Anthropic's API.
+    """
+    separate: Turns = [{"role": "system", "content": _text(system, "\n\n")}] if system else []
+    names: dict[str, str] = {}
+    for message in messages:
+        blocks = [] if isinstance(message.content, str) else message.content
+        text = message.text
+        for block in blocks:
+            if isinstance(block, ToolUseBlock):
+                names[block.id] = block.name
+            elif isinstance(block, ToolResultBlock):
+                name = {"name": names[block.tool_use_id]} if block.tool_use_id in names else {}
+                separate.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": block.text, **name})
+        if message.role == "assistant":
+            separate.append(_assistant_turn(text, blocks))
+        elif text or not blocks or not isinstance(blocks[0], ToolResultBlock):
+            separate.append({"role": message.role, "content": text})
+    joined: Turns = []
+    for role, group in groupby(separate, key=itemgetter("role")):
+        if role == "user":
+            joined.append({"role": role, "content": "\n\n".join(turn["content"] for turn in group)})
+        else:
+            joined += group
+    return joined
+
+
+def _assistant_turn(text: str, blocks: Sequence[Any]) -> dict[str, Any]:
+    turn: dict[str, Any] = {"role": "assistant", "content": text}
+    if reasoning := "".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock)):
+        turn["reasoning_content"] = reasoning
+    if calls := [block for block in blocks if isinstance(block, ToolUseBlock)]:
+        turn["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.input}}
+            for call in calls
+        ]
+    return turn
+
+
+def _text(content: str | Sequence[TextBlock | ToolReferenceBlock] | None, separator: str = "") -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return separator.join(block.text for block in content)
+
+
+def refused(param: str, message: str) -> ApiError:
+    """Return the error (400) for a parameter with a wrong value."""
+    return ApiError(400, f"{param}: {message}", param=param, code="invalid_value")
