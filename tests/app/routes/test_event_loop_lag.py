@@ -27,6 +27,8 @@ from app.text.text_model import TextModel
 from engine.config import EngineConfig
 from tests.app.engine_client.test_client import CONFIG, fake_engine
 
+pytestmark = pytest.mark.slow  # tracing of coverage would slow down what is measured
+
 MAX_LAG_SECONDS = 0.020
 ATTEMPTS = 8  # a busy machine stops any process at times; a request that blocks the loop does so every time
 CONTEXT = 16_384  # of the fake engine
