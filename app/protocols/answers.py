@@ -127,11 +127,11 @@ class OpenAIEncoder(ABC):
         self._counted: TokenCounter | None = None
         self._chunk_start: tuple[StreamLog, bytes] | None = None  # beginning of each chunk of a log
 
-    def without_resume_fields(self) -> Self:
-        """Return a copy for a reader that will not resume: without ids and status."""
-        plain = copy.copy(self)
-        plain._is_plain = True
-        return plain
+    def for_reader(self, *, resumes: bool) -> Self:
+        """Return an encoder for another reader. resumes: with ids and status, which some clients cannot parse."""
+        reader = copy.copy(self)
+        reader._is_plain, reader._counted = not resumes, None
+        return reader
 
     @abstractmethod
     def start(self) -> dict[str, Any] | None:

@@ -88,11 +88,11 @@ class AnthropicEncoder:
         self._is_plain = False
         self._blocks = _Blocks()
 
-    def without_resume_fields(self) -> Self:
-        """Return an encoder for a reader that will not resume: without ids and status."""
-        plain = copy.copy(self)
-        plain._is_plain, plain._blocks = True, _Blocks()
-        return plain
+    def for_reader(self, *, resumes: bool) -> Self:
+        """Return an encoder for another reader. resumes: with ids and status, which some clients cannot parse."""
+        reader = copy.copy(self)
+        reader._is_plain, reader._blocks = not resumes, _Blocks()
+        return reader
 
     def opening(self, log: StreamLog) -> bytes:
         """Return the events before the first record."""

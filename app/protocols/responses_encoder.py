@@ -35,11 +35,11 @@ class ResponsesEncoder:
         self._has_status = True
         self._output: ResponseOutput | None = None  # as of the last encoded record
 
-    def without_resume_fields(self) -> Self:
-        """Return an encoder for another reader: without status."""
-        plain = self._for_reader(self._first)
-        plain._has_status = False
-        return plain
+    def for_reader(self, *, resumes: bool) -> Self:
+        """Return an encoder for another reader. resumes: with status, which some clients cannot parse."""
+        reader = self._starting_at(self._first)
+        reader._has_status = resumes
+        return reader
 
     def opening(self, log: StreamLog) -> bytes:
         """Return the events before the first record."""
@@ -82,7 +82,7 @@ class ResponsesEncoder:
             raise ApiError(400, message, param="starting_after", code="cursor_refused")
         if log.is_closed and after == next_event - 1:
             return None
-        reader = self._for_reader(after + 1)
+        reader = self._starting_at(after + 1)
         known = bisect_right(self._checkpoints, after + 1, key=lambda output: output.number)
         return reader, self._checkpoints[known - 1].records if known else 0
 
@@ -97,7 +97,7 @@ class ResponsesEncoder:
             await asyncio.sleep(0)
         return output
 
-    def _for_reader(self, first: int) -> Self:
+    def _starting_at(self, first: int) -> Self:
         reader = copy.copy(self)
         reader._first, reader._output = first, None
         return reader

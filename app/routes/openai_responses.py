@@ -44,13 +44,11 @@ async def response_by_id(request: Request) -> Response:
         if after is not None:
             raise ApiError(400, "starting_after needs stream=true", param="starting_after", code="invalid_value")
         return await _snapshot(generation, encoder)
-    if not expects_status(request):
-        encoder = encoder.without_resume_fields()
     resumed = await encoder.resume(generation.log, -1 if after is None else after)
     if resumed is None:
         return Response(media_type="text/event-stream", headers=HEADERS | stream_headers(generation.log))
     reader, records = resumed
-    return stream(generation, records, reader)
+    return stream(generation, records, reader, resumes=expects_status(request))
 
 
 async def cancel_response(request: Request) -> Response:

@@ -22,15 +22,19 @@ from app.streams.tail import stream_chunks
 MAX_INLINE_SIZE = 256  # records and log-probabilities of an answer that is encoded on the event loop
 
 
-def stream(generation: Generation | PromptBatch, after: int = 0, encoder: Encoder | None = None) -> Response:
+def stream(
+    generation: Generation | PromptBatch, after: int = 0, encoder: Encoder | None = None, *, resumes: bool = True
+) -> Response:
     """Return the log's records after `after`, and all later ones, as server-sent events.
 
-    encoder: replaces the generation's own.
+    encoder: replaces the generation's own. resumes: the reader reads ids and status. Raises `ApiError` (404) for an
+    answer that is not a stream.
     """
-    log, encoder = generation.log, encoder or generation.encoder
-    if encoder is None:
+    log, shared = generation.log, encoder or generation.encoder
+    if shared is None:
         message = f"{log.id} belongs to a realtime session or to a request with several prompts and is not a stream"
         raise ApiError(404, message, code="stream_not_found")
+    encoder = shared.for_reader(resumes=resumes)
     if log.is_closed and after == len(log.records) and isinstance(log.records[-1], Failure):
         # tells an EventSource, which has received the failure, to stop reconnecting
         return Response(status_code=204, headers=stream_headers(log))

@@ -67,7 +67,7 @@ async def _respond(request: Request, generation: Generation | PromptBatch, *, is
     assert encoder is not None  # every text protocol has one
     if not is_streamed:
         return await respond_whole(request, generation, encoder)
-    return stream(generation, encoder=encoder if expects_status(request) else encoder.without_resume_fields())
+    return stream(generation, resumes=expects_status(request))
 
 
 def expects_status(request: Request) -> bool:

@@ -106,7 +106,9 @@ Item = LogEntry | StatusEvent
 
 
 class Encoder(Protocol):
-    """Encoder of records in one protocol. A record gives the same bytes whenever it is read."""
+    """Encoder of records in one protocol, with the state of one reader. A record gives the same bytes whenever it is
+    read.
+    """
 
     @property
     def ping(self) -> bytes:
@@ -121,8 +123,8 @@ class Encoder(Protocol):
         """Return the bytes for `items`; possibly empty."""
         ...
 
-    def without_resume_fields(self) -> Self:
-        """Return a copy for a reader that will not resume: without ids and status."""
+    def for_reader(self, *, resumes: bool) -> Self:
+        """Return an encoder for another reader. resumes: with ids and status, which some clients cannot parse."""
         ...
 
     def body(self, log: StreamLog, n: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from app.errors import ApiError
 from app.generation.request import AnswerHead
 from app.protocols.anthropic import MessagesRequest
-from app.protocols.anthropic_encoder import AnthropicEncoder
+from app.protocols.anthropic_encoder import AnthropicEncoder, _Blocks
 from app.protocols.schema import validate
 from app.streams.stream_log import (
     ChoiceFinished,
@@ -100,7 +100,7 @@ def joined(stream: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def test_streamed_and_whole_messages_have_the_same_content():
     """Thinking, text and tools in the order of generation; usage and reason at the end."""
     log = make_log(RECORDS)
-    made = encoder().without_resume_fields()
+    made = encoder().for_reader(resumes=False)
     stream = events(made.opening(log) + b"".join(encoded(log, made)))
     assert [event["type"] for event in stream[:2]] == ["message_start", "ping"]
     body = encoder().body(log, 1)
@@ -121,6 +121,19 @@ def test_a_reader_that_resumes_receives_the_same_bytes(first: int):
     whole = encoded(log, encoder())
     assert encoded(log, encoder(), first) == whole[first - 1 :]
     assert b"id: a1.e.4\n" in whole[3]
+
+
+def test_readers_that_alternate_have_states_of_their_own(monkeypatch: pytest.MonkeyPatch):
+    """No record is read again to restore the state of the other reader."""
+    log = make_log(RECORDS)
+    made = encoder()
+    monkeypatch.setattr(_Blocks, "advance", None)
+    readers = [made.for_reader(resumes=True) for _ in range(2)]
+    streams: list[list[bytes]] = [[], []]
+    for number, record in enumerate(log.records, 1):
+        for reader, parts in zip(readers, streams, strict=True):
+            parts.append(reader.encode(log, [LogEntry(number, record)]))
+    assert streams[0] == streams[1]
 
 
 def test_thinking_is_left_out_on_request():

@@ -49,7 +49,7 @@ def encoder() -> ChatEncoder:
 
 def chunks(log: StreamLog) -> list[dict]:
     """Return the deltas of a streamed answer."""
-    data = encoder().without_resume_fields().encode(log, [LogEntry(n, r) for n, r in enumerate(log.records, 1)])
+    data = encoder().for_reader(resumes=False).encode(log, [LogEntry(n, r) for n, r in enumerate(log.records, 1)])
     lines = [line.removeprefix("data: ") for line in data.decode().split("\n\n") if line]
     return [json.loads(line)["choices"][0] for line in lines if line != "[DONE]"]
 

@@ -87,7 +87,7 @@ def blocks(encoder: ResponsesEncoder, log: StreamLog) -> list[bytes]:
 def events(log: StreamLog, **fields) -> list[dict[str, Any]]:
     """Return the events of a stream, after checking the rules that hold for all streams."""
     found = []
-    for number, block in enumerate(blocks(encoder(**fields).without_resume_fields(), log)):
+    for number, block in enumerate(blocks(encoder(**fields).for_reader(resumes=False), log)):
         kind, data = block.decode().split("\n")
         event = json.loads(data.removeprefix("data: "))
         assert kind == f"event: {event['type']}" and event["sequence_number"] == number
@@ -410,7 +410,7 @@ def test_only_readers_that_may_resume_receive_the_status():
     log = filled(STARTED)
     status = StatusEvent("a1", 0, Phase.QUEUED, position=2)
     assert encoder().encode(log, [status]).startswith(b": carousel {")
-    assert encoder().without_resume_fields().encode(log, [status]) == b""
+    assert encoder().for_reader(resumes=False).encode(log, [status]) == b""
 
 
 async def test_a_record_read_out_of_order_gives_the_same_bytes():

@@ -225,12 +225,17 @@ def test_a_reader_that_resumes_gets_the_status_on_request(http, headers: dict):
     assert (":" in started) is bool(headers)
 
 
-async def test_an_opening_is_only_sent_from_the_beginning(http):
-    """A reader that resumes has received it."""
+async def test_each_reader_has_an_encoder_and_the_opening_is_only_sent_from_the_beginning(http):
+    """A reader that resumes has received the opening."""
     identity = http.post(CHAT, json={"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}).json()["id"]
     generation = http.app.state.service.registry.get_any_owner(identity.removeprefix("chatcmpl-"))
     encoder = SimpleNamespace(opening=lambda log: b"opening", encode=lambda log, items: b"records", ping=b": ping\n\n")
-    chunks = [[chunk async for chunk in stream(generation, after, encoder)._content] for after in (0, 1)]
+    readers: list[bool] = []
+    shared = SimpleNamespace(for_reader=lambda resumes: readers.append(resumes) or encoder)
+    chunks = [
+        [chunk async for chunk in stream(generation, after, shared, resumes=after == 1)._content] for after in (0, 1)
+    ]
+    assert readers == [False, True]
     assert chunks == [[b"opening", b"records"], [b"records"]]
 
 
