@@ -52,6 +52,7 @@ class Generation:
     """Writer of one log. `take` is the sink that the engine client calls."""
 
     __slots__ = (
+        "__weakref__",
         "_abandon_timer",
         "_choices",
         "_client",

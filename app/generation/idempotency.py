@@ -6,6 +6,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from weakref import ReferenceType, ref
 
 from app.errors import ApiError
 from app.generation.generation import Generation
@@ -19,10 +20,10 @@ RETRY_SECONDS = 60.0  # for which an answer continues without a reader, so that 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """First request with a key. digest: of its route and body."""
+    """First request with a key. digest: of its route and body. generation: the registry decides how long it is kept."""
 
     digest: bytes
-    generation: asyncio.Future[Generation]
+    generation: asyncio.Future[ReferenceType[Generation]]
 
 
 class IdempotentRequests:
@@ -47,12 +48,12 @@ class IdempotentRequests:
                     code="idempotency_key_reused",
                 )
             try:
-                generation = await asyncio.shield(entry.generation)
+                generation = (await asyncio.shield(entry.generation))()
             except asyncio.CancelledError:
                 if not entry.generation.cancelled():
                     raise
                 continue  # the first client has left before its request was queued
-            if self._is_kept(generation, owner):
+            if generation is not None and self._is_kept(generation, owner):
                 return generation, True
             self._forget(owner, key, entry)
         return await self._start(owner, key, digest, start), False
@@ -73,7 +74,7 @@ class IdempotentRequests:
             else:
                 entry.generation.cancel()
             raise
-        entry.generation.set_result(generation)
+        entry.generation.set_result(ref(generation))
         return generation
 
     def _is_kept(self, generation: Generation, owner: str) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import time
+import weakref
 from collections.abc import AsyncIterator
-from types import SimpleNamespace
-from typing import cast
 
 import httpx
 import pytest
@@ -71,6 +72,17 @@ async def test_a_refused_request_may_be_repeated(http: httpx.AsyncClient):
     assert (await post(http, "a")).status_code == 200
 
 
+async def test_a_key_does_not_keep_an_expired_answer(http: httpx.AsyncClient):
+    """Its memory is free once its stream expires, though the key is remembered."""
+    registry = http._transport.app.state.service.registry  # type: ignore[attr-defined]
+    first = await post(http, "a")
+    kept = weakref.ref(registry.get_any_owner(first.json()["id"].removeprefix("chatcmpl-")))
+    registry.expire(lambda: time.monotonic() + 2 * registry.ttl)
+    gc.collect()
+    assert kept() is None
+    assert (await post(http, "a")).json()["id"] != first.json()["id"]
+
+
 @pytest.mark.parametrize("key", ["", "a" * 256])
 async def test_a_key_has_a_limited_length(http: httpx.AsyncClient, key: str):
     """The error names the header."""
@@ -81,7 +93,7 @@ async def test_a_key_has_a_limited_length(http: httpx.AsyncClient, key: str):
 async def test_a_waiting_request_starts_itself_if_the_first_client_leaves_early():
     """The first one was not queued yet."""
     requests = IdempotentRequests(StreamRegistry())
-    began, generation = asyncio.Event(), SimpleNamespace(log=SimpleNamespace(id="x"))
+    began, generation = asyncio.Event(), Generation.__new__(Generation)
 
     async def never() -> Generation:
         began.set()
@@ -89,7 +101,7 @@ async def test_a_waiting_request_starts_itself_if_the_first_client_leaves_early(
         raise AssertionError
 
     async def start() -> Generation:
-        return cast(Generation, generation)
+        return generation
 
     first = asyncio.create_task(requests.run("o", "k", b"d", never))
     await began.wait()
