@@ -149,6 +149,10 @@ class OpenAIEncoder(ABC):
     def choice_body(self, content: ChoiceText) -> dict[str, Any]:
         """Return a choice of an answer that is not streamed; index and reason are added."""
 
+    def shared_body(self, content: ChoiceText) -> dict[str, Any]:
+        """Return fields of an answer that is not streamed, beside its choices, from the first choice."""
+        return {}
+
     def opening(self, log: StreamLog) -> bytes:
         """Return nothing: the first block is that of the first record."""
         return b""
@@ -194,6 +198,7 @@ class OpenAIEncoder(ABC):
                 for index, content in enumerate(choices)
             ],
             "usage": totals,
+            **self.shared_body(choices[0]),
         }
 
     def _record(self, log: StreamLog, item: LogEntry) -> bytes:

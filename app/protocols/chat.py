@@ -145,10 +145,13 @@ class ChatEncoder(OpenAIEncoder):
                 {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
                 for call in content.calls
             ]
-        body: dict[str, Any] = {"message": message, "logprobs": self._logprobs(content.infos)}
-        if content.prompt is not None:
-            body["prompt_logprobs"] = prompt_logprobs(content.prompt, self._head.text)
-        return body
+        return {"message": message, "logprobs": self._logprobs(content.infos)}
+
+    def shared_body(self, content: ChoiceText) -> dict[str, Any]:
+        """Return the log-probabilities of the prompt, beside the choices as in vLLM."""
+        if content.prompt is None:
+            return {}
+        return {"prompt_logprobs": prompt_logprobs(content.prompt, self._head.text)}
 
     def _logprobs(self, infos: Sequence[TokenInfo]) -> dict[str, Any] | None:
         return {"content": logprob_entries(self._head.text, infos), "refusal": None} if infos else None

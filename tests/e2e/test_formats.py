@@ -208,10 +208,11 @@ def test_best_of_returns_the_likeliest_choices(server):
 
 @pytest.mark.parametrize("path", ["chat/completions", "completions"])
 def test_prompt_logprobs_list_the_prompt(server, path: str):
-    """In vLLM's shape: the first token has none, others are found by id."""
-    prompt = {"messages": MESSAGES} if path.startswith("chat") else {"prompt": "Count from 1 to 5:"}
+    """In vLLM's shape: the first token has none, others are found by id; beside the choices of a chat."""
+    is_chat = path.startswith("chat")
+    prompt = {"messages": MESSAGES} if is_chat else {"prompt": "Count from 1 to 5:"}
     answer = post(server, path, **prompt, max_tokens=2, prompt_logprobs=2)
-    listed = answer["choices"][0]["prompt_logprobs"]
+    listed = (answer if is_chat else answer["choices"][0])["prompt_logprobs"]
     assert listed[0] is None and len(listed) == answer["usage"]["prompt_tokens"]
     assert all({"logprob", "rank", "decoded_token"} == set(entry) for row in listed[1:] for entry in row.values())
 
