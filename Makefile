@@ -123,7 +123,8 @@ clients: install  ## try clients of other projects, installed outside the tree (
 GPU_PYTHON ?= python3
 GPU_PYTHON_VERSION ?= 3.12
 GPU_PACKAGES := starlette uvicorn sse-starlette websockets httptools pydantic pydantic-core annotated-types \
-  typing-extensions typing-inspection python-multipart msgspec pytest pytest-asyncio
+  typing-extensions typing-inspection python-multipart msgspec llguidance sortedcontainers \
+  prometheus-client tomlkit pytest pytest-asyncio
 OUT ?= build/gpu
 
 gpu-check:  ## on a machine with a GPU: ceilings, device tests, one server, in at most 330 s
@@ -134,8 +135,8 @@ gpu-figures:  ## on a machine with a GPU: the engine against its ceilings, in at
 
 gpu-wheels: install  ## fetch packages for both on a machine without a network
 	@$(BIN)/python -m pip download --quiet --no-deps --only-binary=:all: --dest build/wheels --constraint constraints.txt \
-	  --python-version $(GPU_PYTHON_VERSION) --implementation cp --platform manylinux_2_28_x86_64 \
-	  --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 $(GPU_PACKAGES)
+	  --python-version $(GPU_PYTHON_VERSION) --implementation cp --platform manylinux_2_31_x86_64 \
+	  --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 $(GPU_PACKAGES)
 
 constraints: install  ## pin what is installed now
 	@{ sed -n '/^#/p' constraints.txt; $(BIN)/pip freeze --exclude-editable | sed 's/+cpu$$//'; } > constraints.new && mv constraints.new constraints.txt
