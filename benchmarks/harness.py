@@ -93,7 +93,7 @@ def main() -> None:
         with Serving("--dtype", "float32", "--kv-cache-dtype", "float32", model=DEFAULT_MODEL.name) as server:
             served = {
                 "model": DEFAULT_MODEL.name,
-                "base_url": f"http://{server.host}:{server.port}/v1/completions",
+                "base_url": f"{server.url}/v1/completions",
                 "tokenizer": folder,
                 "tokenizer_backend": "huggingface",
                 "num_concurrent": 4,

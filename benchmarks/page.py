@@ -170,7 +170,7 @@ def main() -> None:
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     with Serving("--max-num-seqs", "8") as server, sync_playwright() as playwright:
-        url = f"http://{server.host}:{server.port}/"
+        url = f"{server.url}/"
         for run in range(options.runs):
             browser = playwright.chromium.launch(executable_path=chromium.find(), args=FLAGS)
             measured = {"load": load(browser, url), **long_lists(browser, url)}

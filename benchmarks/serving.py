@@ -57,6 +57,11 @@ class Serving:
         assert self.process.stderr is not None
         self.process.stderr.close()
 
+    @property
+    def url(self) -> str:
+        """Return the server's address, without a path."""
+        return f"http://{self.host}:{self.port}"
+
     def _copy_log(self) -> None:
         assert self.process.stderr is not None
         with self._log.open("w", buffering=1) as log:
