@@ -18,7 +18,7 @@ from torch import Tensor
 from kernels.decoder import DecoderShape, DecoderWeights, ForwardPass, Linear, StepPass
 from kernels.paging import PagedKV
 from kernels.plans import DecodePlan, RopeInputs, RopePlan
-from kernels.slots import PromptRows, SamplingTensors, SlotTensors, StepRows, StepState
+from kernels.slots import PromptRows, SamplingTensors, SlotMasks, SlotTensors, StepRows, StepState
 
 BackendChoice = Literal["auto", "torch"]
 
@@ -186,6 +186,11 @@ class Kernels(Protocol):
 
         width: pages per row of the returned page table, enough for every context. prompts: rows that are prompt tokens
         instead of their slots' last tokens.
+        """
+
+    def mask_slots(self, logits: Tensor, masks: SlotMasks, slot_ids: Tensor) -> None:
+        """Forbid tokens in place: the others become -inf in the rows of logits[B, V] (any float, contiguous) whose
+        slots, slot_ids[B] int64, are masked.
         """
 
     def sample_slots(self, logits: Tensor, slots: SlotTensors, slot_ids: Tensor, ids: Tensor, filtered: bool) -> None:

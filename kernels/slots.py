@@ -105,6 +105,18 @@ class SlotTensors:
         return len(self.lengths) - 1
 
 
+@dataclass(frozen=True, slots=True)
+class SlotMasks:
+    """Tokens that may follow in each slot of constrained sequences, one row each, and one for padding.
+
+    is_masked: [slots + 1] int32, 0: any token. words: [slots + 1, ceil(V / 32)] int32; bit i % 32 of word i // 32 is
+    set if token i is allowed.
+    """
+
+    is_masked: Tensor
+    words: Tensor
+
+
 @dataclass(frozen=True)
 class PromptRows:
     """Prompt tokens among the B rows of a step.

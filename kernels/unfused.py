@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.decoder import DecoderShape, DecoderWeights, ForwardPass, Linear, StepPass
-from kernels.slots import StepState
+from kernels.slots import SlotMasks, StepState
 
 if TYPE_CHECKING:
     from kernels.interface import Kernels
@@ -36,16 +36,25 @@ class UnfusedKernels:
         residual.add_(layer(x))
 
     def mask_logits(self, logits: Tensor, rows: Tensor, masks: Tensor) -> Tensor:
-        bits = torch.arange(32, dtype=torch.int32, device=logits.device)
-        allowed = ((masks.unsqueeze(2) >> bits) & 1).flatten(1)[:, : logits.shape[1]].bool()
-        masked = logits[rows].masked_fill_(~allowed, -torch.inf)
+        masked = logits[rows].masked_fill_(~_allowed(masks, logits.shape[1]), -torch.inf)
         is_empty = masked.amax(dim=1) == -torch.inf
         masked.masked_fill_(is_empty.unsqueeze(1), 0.0)
         logits.index_copy_(0, rows, masked)
         return is_empty
+
+    def mask_slots(self, logits: Tensor, masks: SlotMasks, slot_ids: Tensor) -> None:
+        allowed = _allowed(masks.words[slot_ids], logits.shape[1])
+        is_masked = masks.is_masked[slot_ids].bool().unsqueeze(1)
+        logits.masked_fill_(is_masked & ~allowed, -torch.inf)
 
     def prepare_decoder(self, shape: DecoderShape, weights: DecoderWeights) -> ForwardPass | None:
         return None
 
     def prepare_step(self, shape: DecoderShape, weights: DecoderWeights, state: StepState) -> StepPass | None:
         return None
+
+
+def _allowed(words: Tensor, vocab_size: int) -> Tensor:
+    """Return the bits of words[N, ceil(V / 32)] int32 as [N, V] bool."""
+    bits = torch.arange(32, dtype=torch.int32, device=words.device)
+    return ((words.unsqueeze(2) >> bits) & 1).flatten(1)[:, :vocab_size].bool()

@@ -25,7 +25,7 @@ from engine.execution.slots import Ints
 from engine.execution.transfer import PinnedBuffer
 from kernels.interface import Kernels
 from kernels.query_tiles import MAX_TILE_QUERIES, TILE_COLUMNS, Tile
-from kernels.slots import PromptRows
+from kernels.slots import PromptRows, SlotMasks
 
 # Runs and records a function that computes on fixed tensors; returns a function that replays it.
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
@@ -139,6 +139,10 @@ class StepGraphs:
         self._inputs.host["positions"][:] = -1
         self._inputs.send()
         self._ids = torch.zeros(slots.padding_slot, dtype=torch.int64, device=model.device)
+        self._masks = SlotMasks(
+            torch.zeros(slots.padding_slot + 1, dtype=torch.int32, device=model.device),
+            torch.zeros((slots.padding_slot + 1, -(-model.vocab_size // 32)), dtype=torch.int32, device=model.device),
+        )
         self._has_nan = torch.zeros(self.max_rows, dtype=torch.bool, device=model.device)
         self._replay: dict[Shape, Callable[[], None]] = {}
         self._hidden: dict[Shape, Tensor] = {}  # each recording's own output, overwritten by its replays
@@ -170,11 +174,15 @@ class StepGraphs:
         shapes = (Shape(most, width, filtered or has_prompts, has_prompts) for most in counts)
         return next((shape for shape in shapes if shape.tiles >= tiles), None)
 
-    def run(self, shape: Shape, sampled: Ints, prompts: PromptTokens | None) -> tuple[SampledTokens, Tensor, Tensor]:
-        """Sample one token for each slot in sampled[S] with filters only, and compute prompt tokens without sampling.
+    def run(
+        self, shape: Shape, sampled: Ints, prompts: PromptTokens | None, masks: tuple[Tensor, Tensor] | None
+    ) -> tuple[SampledTokens, Tensor, Tensor]:
+        """Sample one token for each slot in sampled[S] with filters and masks only, and compute prompt tokens without
+        sampling.
 
-        The last token of each sampled slot is the only one not computed yet. Also returns the hidden states [S, H] of
-        the sampled rows, and whether each of the P prompt tokens has a NaN, [P] bool. Both are overwritten by the next
+        masks: constrained slots and the tokens that they may sample, [N] int64 and [N, ceil(V / 32)] int32. The last
+        token of each sampled slot is the only one not computed yet. Also returns the hidden states [S, H] of the
+        sampled rows, and whether each of the P prompt tokens has a NaN, [P] bool. Both are overwritten by the next
         replay.
         """
         count = len(sampled)
@@ -188,7 +196,13 @@ class StepGraphs:
         if prompts or not np.array_equal(slots, sent):
             sent[:] = slots
             self._inputs.send()
+        if masks is not None:
+            masked, words = masks
+            self._masks.words.index_copy_(0, masked, words)
+            self._masks.is_masked.index_fill_(0, masked, 1)
         self._replay[shape]()
+        if masks is not None:
+            self._masks.is_masked.zero_()
         sample_slots = self._inputs.device["sample_slots" if shape.prompts else "slot_ids"]
         return (
             SampledTokens(sample_slots[:count], self._ids[:count]),
@@ -226,6 +240,7 @@ class StepGraphs:
             largest = hidden.amax(dim=1)  # the maximum of a row with NaN is NaN, which does not equal itself
             torch.ne(largest, largest, out=self._has_nan[: shape.rows])
         logits = self._model.compute_logits(hidden[: len(row_slots)])
+        self._kernels.mask_slots(logits, self._masks, row_slots)
         self._kernels.sample_slots(logits, self.slots.tensors, row_slots, self._ids[: len(row_slots)], shape.filtered)
 
 

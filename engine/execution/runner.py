@@ -207,7 +207,8 @@ class ModelRunner:
     ) -> Batch:
         """Replay the whole step or only its decode rows, if there is a recording; return the rest.
 
-        Rows that need more than the recording's sampler are sampled again from the same hidden states.
+        Rows that need more than the recording's sampler are sampled again from the same hidden states: those with
+        edits or log-probabilities, and those without an allowed token, which the full sampler reports.
         """
         slots, prompts, rest, shape = batch.sampled_slots, None, Batch(step=batch.step), None
         sampled = np.array(slots, np.int64)
@@ -220,8 +221,12 @@ class ModelRunner:
             shape = self._find_recording(graphs, sampled, prompts)
         if shape is None:
             return batch
-        tokens, hidden, is_nan = graphs.run(shape, sampled, prompts)
-        if len(rows := self._full_sampler_rows(slots, masks)):
+        rows, slot_masks = self._slots.needs_full_sampler(slots), None
+        if masks is not None:
+            slot_masks, empty = masks.wait_slots(sampled)
+            rows = np.union1d(rows, empty)
+        tokens, hidden, is_nan = graphs.run(shape, sampled, prompts, slot_masks)
+        if len(rows):
             (row_index,) = to_device((rows,), self._model.device)
             logits = self._model.compute_logits(hidden[row_index])
             resampled = self._sample(logits, self._sampler.parameters(sampled[rows]), sampled[rows], masks)

@@ -60,14 +60,25 @@ class PendingMasks:
 
     def wait(self, slots: Ints) -> AllowedTokens | None:
         """Return the masks for the rows of slots[R], once they are computed; None if no row is constrained."""
+        rows, words = self._computed(slots)
+        return AllowedTokens(*to_device((rows, words), self.device)) if len(rows) else None
+
+    def wait_slots(self, slots: Ints) -> tuple[tuple[Tensor, Tensor], Ints]:
+        """Return the constrained slots among slots[R] with their masks, on the device: [N] int64 and
+        [N, ceil(V / 32)] int32; and the rows without an allowed token, which are not among them.
+        """
+        rows, words = self._computed(slots)
+        has_tokens = words.any(axis=1)
+        found = to_device((slots[rows[has_tokens]], words[has_tokens]), self.device)
+        return (found[0], found[1]), rows[~has_tokens]
+
+    def _computed(self, slots: Ints) -> tuple[Ints, NDArray[np.int32]]:
+        """Return the constrained rows of slots[R] and their masks, once they are computed."""
         for task in self.tasks:
             task.result()
         rows = self.rows_of(slots)
-        if not len(rows):
-            return None
         order = {slot: index for index, slot in enumerate(self.slots.tolist())}
-        words = self.words[[order[slot] for slot in slots[rows].tolist()]]
-        return AllowedTokens(*to_device((rows, words), self.device))
+        return rows, self.words[[order[slot] for slot in slots[rows].tolist()]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from kernels.triton.decode_attention import decode_attention, max_head_dim
 from kernels.triton.decode_step import gather_slots
 from kernels.triton.decode_tasks import plan_decode
 from kernels.triton.device_limits import shared_bytes
+from kernels.triton.mask import mask_slots
 from kernels.triton.pdl import PDL_SWITCH, uses_pdl
 from kernels.triton.prefill_attention import attend_tiles, prefill_attention
 from kernels.triton.rms_norm import rms_norm
@@ -38,6 +39,7 @@ class TritonKernels(UnfusedKernels):
     prefill_attention = staticmethod(prefill_attention)
     attend_tiles = staticmethod(attend_tiles)
     gather_slots = staticmethod(gather_slots)
+    mask_slots = staticmethod(mask_slots)
     sample = staticmethod(sample)
     sample_slots = staticmethod(sample_slots)
     log_probs = staticmethod(log_probs)

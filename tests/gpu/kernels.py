@@ -14,7 +14,7 @@ from kernels.load import load as load_kernels
 from kernels.paging import PagedKV
 from kernels.plans import DecodePlan, RopeInputs, RopePlan
 from kernels.reference.backend import ReferenceKernels
-from kernels.slots import PromptRows, SamplingTensors, SlotTensors, StepRows
+from kernels.slots import PromptRows, SamplingTensors, SlotMasks, SlotTensors, StepRows
 from tests.gpu.tensors import DeviceTensor, launch
 
 REFERENCE = ReferenceKernels()
@@ -123,6 +123,12 @@ class QueuedKernels(ReferenceKernels):
 
         _launch(gather, _fields(made), _fields(slots), slot_ids, _fields(prompts) if prompts else ())
         return made
+
+    def mask_slots(self, logits: Tensor, masks: SlotMasks, slot_ids: Tensor) -> None:
+        def mask(logits: Tensor, mask_fields: Tensors, slot_ids: Tensor) -> None:
+            REFERENCE.mask_slots(logits, SlotMasks(*mask_fields), slot_ids)
+
+        _launch(mask, logits, _fields(masks), slot_ids)
 
     def sample_slots(self, logits: Tensor, slots: SlotTensors, slot_ids: Tensor, ids: Tensor, filtered: bool) -> None:
         def sample(logits: Tensor, slot_fields: Tensors, slot_ids: Tensor, ids: Tensor) -> None:

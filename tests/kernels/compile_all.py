@@ -28,6 +28,7 @@ from kernels.triton import (
     decode_tasks,
     filters,
     invariant,
+    mask,
     prefill_attention,
     rms_norm,
     rope_and_cache,
@@ -203,6 +204,12 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
             {"sums": FLOAT, "bias": MODEL, "out": MODEL, "M": "i32", "N": "i32", "splits": "i32"},
             {"HAS_BIAS": True, "BLOCK": 1024},
             _launch_options(4),
+        ),
+        (
+            mask._mask_slots_kernel,
+            {"logits": MODEL, "is_masked": INT, "words": INT, "slot_ids": LONG, "V": "i32"},
+            {"BLOCK": mask.BLOCK, "USE_PDL": True},
+            _launch_options(mask.NUM_WARPS),
         ),
         (
             sample._slice_kernel,

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from kernels.interface import Kernels
+from kernels.slots import SlotMasks
 
 
 def packed(allowed: torch.Tensor) -> torch.Tensor:
@@ -31,6 +32,24 @@ def test_forbidden_tokens_become_minus_infinity(kernels: Kernels, device, vocabu
     masked = logits.to(device)
     is_empty = kernels.mask_logits(masked, rows.to(device), packed(allowed).to(device))
     assert torch.equal(masked.cpu(), expected) and is_empty.tolist() == empty
+
+
+@pytest.mark.parametrize("vocabulary", [1, 33, 1000, 9000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_logits_of_masked_slots_are_masked(kernels: Kernels, device, vocabulary: int, dtype: torch.dtype):
+    """Rows of other slots keep theirs, whatever is left of earlier masks."""
+    generator = torch.Generator().manual_seed(vocabulary)
+    logits = torch.randn(4, vocabulary, generator=generator).to(dtype)
+    allowed = torch.rand(6, vocabulary, generator=generator) < 0.5
+    is_masked, slot_ids = torch.tensor([1, 0, 1, 0, 1, 0]), torch.tensor([4, 1, 5, 0])
+    expected = logits.clone()
+    for row, slot in enumerate(slot_ids.tolist()):
+        if is_masked[slot]:
+            expected[row] = torch.where(allowed[slot], logits[row], -torch.inf)
+    masked = logits.to(device)
+    masks = SlotMasks(is_masked.to(device, torch.int32), packed(allowed).to(device))
+    kernels.mask_slots(masked, masks, slot_ids.to(device))
+    assert torch.equal(masked.cpu(), expected)
 
 
 def test_a_row_that_other_edits_have_emptied_is_empty(kernels: Kernels, device):

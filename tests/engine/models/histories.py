@@ -3,8 +3,9 @@ prompts."""
 
 from __future__ import annotations
 
+import ctypes
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -46,11 +47,39 @@ class Slot:
     computed: int = 0
 
 
-class Histories:
-    """Generator of random steps in which sequences join, prefill in chunks, decode and leave."""
+class RandomMask:
+    """Constraint of one token: a random set of tokens, sometimes an empty one."""
 
-    def __init__(self, rng: random.Random, sampling_choices: tuple[SamplingParams, ...]) -> None:
-        self._rng, self._sampling = rng, sampling_choices
+    is_active, error = True, ""
+
+    def __init__(self, rng: random.Random) -> None:
+        density = rng.choice((0.0, 0.02, 0.5, 1.0))
+        self.words = np.zeros(-(-VOCAB // 32), np.int32)
+        allowed = [token for token in range(VOCAB) if rng.random() < density]
+        np.bitwise_or.at(
+            self.words.view(np.uint32),
+            np.array(allowed, int) // 32,
+            np.uint32(1) << (np.array(allowed, np.uint32) % 32),
+        )
+
+    def consume(self, token_id: int) -> None:
+        raise NotImplementedError
+
+    def write_mask(self, address: int, size: int) -> None:
+        assert size == self.words.nbytes
+        ctypes.memmove(address, self.words.ctypes.data, size)
+
+
+class Histories:
+    """Generator of random steps in which sequences join, prefill in chunks, decode and leave.
+
+    is_constrained: half of the sampled tokens are restricted to random sets.
+    """
+
+    def __init__(
+        self, rng: random.Random, sampling_choices: tuple[SamplingParams, ...], *, is_constrained: bool = False
+    ) -> None:
+        self._rng, self._sampling, self._is_constrained = rng, sampling_choices, is_constrained
         self._pages = rng.sample(range(SLOTS * PAGES), SLOTS * PAGES)
         self._sequences: dict[int, Slot] = {}
 
@@ -72,7 +101,11 @@ class Histories:
             else:
                 length = self._rng.choice((left, left, 1, min(left, self._rng.randint(1, 60))))
                 chunks.append(Chunk(slot, sequence.computed, length, length == left))
-        return Batch(step=0, joins=tuple(joins), new_pages=tuple(grown), decodes=tuple(decodes), chunks=tuple(chunks))
+        batch = Batch(step=0, joins=tuple(joins), new_pages=tuple(grown), decodes=tuple(decodes), chunks=tuple(chunks))
+        if not self._is_constrained:
+            return batch
+        slots = [slot for slot in batch.sampled_slots if self._rng.random() < 0.5]
+        return replace(batch, constraints=tuple((slot, RandomMask(self._rng)) for slot in slots))
 
     def take(self, batch: Batch, outcome: StepOutcome) -> None:
         """Update sequences with the step's tokens, and remove ended ones."""

@@ -21,13 +21,17 @@ from tests.engine.models.checkpoints import Checkpoint
 from tests.engine.models.histories import FULL_SAMPLER, NAN_TOKEN, PLAIN, SLOTS, Histories, make_runner
 
 
+@pytest.mark.parametrize("is_constrained", [False, True], ids=["free", "constrained"])
 @pytest.mark.parametrize("sampling_choices", [PLAIN, PLAIN * 4 + FULL_SAMPLER], ids=["plain", "full sampler"])
 @pytest.mark.parametrize("checkpoint", ["llama", "mistral-window", "qwen3"], indirect=True)
 def test_a_recorded_step_equals_its_single_operations(
-    checkpoint: Checkpoint, sampling_choices: tuple[SamplingParams, ...], monkeypatch: pytest.MonkeyPatch
+    checkpoint: Checkpoint,
+    sampling_choices: tuple[SamplingParams, ...],
+    is_constrained: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ):
-    """Decode rows and chunks in any batch, some too long for a recording, some with NaN, some with the full sampler;
-    slots on the device are equal too."""
+    """Decode rows and chunks in any batch, some too long for a recording, some with NaN, some with the full sampler,
+    some with masks; slots on the device are equal too."""
     monkeypatch.setattr(graphs, "MAX_PROMPT_ROWS", 150)
     model = load_model(checkpoint.path, torch.float32, torch.device("cpu"), lambda *_: None, kernels=ReferenceKernels())
     with torch.inference_mode():
@@ -36,7 +40,7 @@ def test_a_recorded_step_equals_its_single_operations(
         make_runner(model, ReferenceKernels(), torch.float32, capture) for capture in (lambda step: step, None)
     )
     recorded.record(lambda *_: None)
-    histories = Histories(random.Random(len(sampling_choices)), sampling_choices)
+    histories = Histories(random.Random(len(sampling_choices)), sampling_choices, is_constrained=is_constrained)
     eager_steps = broken = tokens = 0
     compute = recorded._compute
 
@@ -70,6 +74,30 @@ def test_a_recorded_step_equals_its_single_operations(
         tokens += len(outcome.sampled)
         broken += len(reported) + len(sampled_nan)
     assert broken > 10 and tokens > 400 and 20 < eager_steps < 200
+
+
+def test_a_recorded_step_masks_tokens_itself(checkpoints):
+    """Only a row without an allowed token is sampled again, from logits that are computed again."""
+    kernels = ReferenceKernels()
+    model = checkpoints["llama"].load()
+    recorded = make_runner(model, kernels, torch.float32, lambda step: step)
+    recorded.record(lambda *_: None)
+    sampled_again, sample = [], recorded._sample
+
+    def counted(logits, parameters, slots, masks):
+        sampled_again.extend(slots.tolist())
+        return sample(logits, parameters, slots, masks)
+
+    recorded._sample = counted
+    histories = Histories(random.Random(3), PLAIN, is_constrained=True)
+    expected, constrained = [], 0
+    for _ in range(60):
+        batch = histories.next()
+        outcome = recorded.launch(batch)()
+        histories.take(batch, outcome)
+        constrained += len(batch.constraints)
+        expected += [slot for slot, mask in batch.constraints if not mask.words.any()]
+    assert sorted(sampled_again) == sorted(expected) and 0 < len(expected) < constrained / 2
 
 
 def test_prompts_that_need_more_tiles_than_rows_use_a_larger_recording(checkpoints):
