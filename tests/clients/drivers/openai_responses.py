@@ -46,7 +46,7 @@ def tools() -> None:
     with scripted.responses.stream(model=common.SCRIPTED_MODEL, input=items, tools=TOOLS) as streamed:
         assert common.TOOL_RESULT in streamed.get_final_response().output_text
     grouped = [{"type": "namespace", "name": "home", "description": "At home.", "tools": TOOLS}]
-    question = common.TOOL_QUESTION.replace("get_weather", "home.get_weather")
+    question = common.TOOL_QUESTION.replace("get_weather", "home__get_weather")
     [call] = scripted.responses.create(model=common.SCRIPTED_MODEL, input=question, tools=grouped).output
     assert (call.namespace, call.name) == ("home", "get_weather")
     forced = client.responses.create(**FIELDS, tools=TOOLS, tool_choice="required", temperature=0)
