@@ -114,7 +114,7 @@ harness: install  ## lm-eval's log-likelihoods on this server and on transformer
 peers: install  ## compare with other servers on a CPU; sets them up first, outside the tree (5 GB, half an hour)
 	@$(BIN)/python -m benchmarks.peers
 
-clients: install  ## try clients of other projects, installed outside the tree (10 GB), and write their table; ARGS="AI LangChain" tries some
+clients: install browser  ## try clients of other projects, installed outside the tree (18 GB), and write their table; ARGS="AI LangChain" tries some
 	@$(BIN)/python -m tests.clients $(ARGS)
 
 # For a machine with a GPU for minutes, and without a network: its own Python with torch and Triton. All other packages are

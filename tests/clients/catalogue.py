@@ -88,4 +88,5 @@ CLIENTS = (
         "aider.py",
         tolerated=("CONNECT raw.githubusercontent.com:443",),  # for prices of models
     ),
+    Client("Open WebUI", "open-webui", ("open-webui==0.12.4", "playwright==1.65.2"), "open_webui_page.py"),
 )

@@ -27,6 +27,7 @@ except OSError:
 print("a line of a library")
 print(json.dumps({"feature": "chat", "ok": sys.argv[1:] == ["http://a", "http://b"], "detail": ""}))
 print(json.dumps({"feature": "home", "ok": os.environ["HOME"] != "%s", "detail": ""}))
+print(json.dumps({"feature": "browser", "ok": os.environ["CAROUSEL_CHROMIUM"] == "/chromium", "detail": ""}))
 sys.exit(3)
 """
 
@@ -107,21 +108,23 @@ def test_a_client_that_cannot_be_installed_fails_the_run(tmp_path: Path, monkeyp
 
 
 def test_a_trial_reports_features_the_exit_status_and_contacted_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The driver has a home of its own, and reaches nothing through the proxy."""
+    """The driver has a home of its own and the path of a browser, and reaches nothing through the proxy."""
     (tmp_path / "driver.py").write_text(DRIVER % Path.home())
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/python").symlink_to(sys.executable)
     monkeypatch.setattr(trial, "DRIVERS", tmp_path)
     monkeypatch.setattr(trial, "install", lambda home, client: tmp_path)
+    monkeypatch.setattr(trial.chromium, "find", lambda: "/chromium")
     outcomes = try_client(tmp_path, CLIENT, Servers("http://a", "http://b"))
     assert [(outcome.feature, outcome.ok) for outcome in outcomes] == [
         ("chat", True),
         ("home", True),
+        ("browser", True),
         ("driver", False),
         ("offline", False),
     ]
     target = "GET http://example.org/telemetry HTTP/1.1"
-    assert outcomes[3].detail == target
+    assert outcomes[-1].detail == target
     tolerant = dataclasses.replace(CLIENT, tolerated=("GET http://example.org/",))
     assert try_client(tmp_path, tolerant, Servers("http://a", "http://b"))[-1] == Outcome("offline", True, "")
 

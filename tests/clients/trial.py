@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests import chromium
 from tests.clients.catalogue import DRIVERS, Client
 from tests.clients.environments import install, node
 from tests.clients.refusing_proxy import refusing_proxy
@@ -76,7 +77,7 @@ def _driver_command(home: Path, client: Client, folder: Path) -> list[str]:
 
 
 def _environment(home: Path, folder: Path, temporary: Path) -> dict[str, str]:
-    """Return the variables of a driver: an empty home, and the programs of its client before others."""
+    """Return the variables of a driver: an empty home, the programs of its client before others, and a browser."""
     programs = [str(node(home).parent), str(folder / "node_modules/.bin"), str(folder / "bin"), os.environ["PATH"]]
     return {
         "PATH": os.pathsep.join(programs),
@@ -84,6 +85,7 @@ def _environment(home: Path, folder: Path, temporary: Path) -> dict[str, str]:
         "TMPDIR": str(temporary),
         "LANG": "C.UTF-8",
         "PYTHONDONTWRITEBYTECODE": "1",
+        "CAROUSEL_CHROMIUM": chromium.find() or "",
     }
 
 
