@@ -43,7 +43,7 @@ NAN_MESSAGE = (
     "(use --dtype bfloat16 or float32), or the checkpoint is damaged"
 )
 NO_TOKEN_MESSAGE = (
-    "the answer ends here, because its format allows no further token together with min_tokens and the other parameters"
+    "the answer ends here, because its format or tools allow no further token together with min_tokens and logit_bias"
 )
 
 
