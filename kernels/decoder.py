@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.paging import PagedKV
@@ -83,6 +85,18 @@ ForwardPass = Callable[[StepInputs, tuple[PagedKV, ...]], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
+class RowMasks:
+    """Tokens that some rows of a step may sample.
+
+    rows: [N] int64, indices into the tokens of the step's result. words: [N, ceil(V / 32)] int32, contiguous; bit
+    i % 32 of word i // 32 is set if token i is allowed, at least one of each row.
+    """
+
+    rows: NDArray[np.int64]
+    words: NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """Result of a fused step.
 
@@ -96,6 +110,6 @@ class StepResult:
     logits: Tensor
 
 
-# (slots to decode, prompt chunks, withheld rows) -> result. A slot occurs at most once. Withheld rows are indices into
-# the result's tokens, ascending; the caller samples these rows from their logits.
-StepPass = Callable[[Sequence[int], Sequence[PromptChunk], Sequence[int]], StepResult]
+# (slots to decode, prompt chunks, withheld rows, masks) -> result. A slot occurs at most once. Withheld rows are
+# indices into the result's tokens, ascending; the caller samples these rows from their logits. None of them is masked.
+StepPass = Callable[[Sequence[int], Sequence[PromptChunk], Sequence[int], RowMasks | None], StepResult]

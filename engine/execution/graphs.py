@@ -22,7 +22,8 @@ from engine.execution.device_slots import DeviceSlots
 from engine.execution.models.interface import Model
 from engine.execution.sampler import SampledTokens
 from engine.execution.slots import Ints
-from engine.execution.transfer import PinnedBuffer
+from engine.execution.transfer import PinnedBuffer, to_device
+from kernels.decoder import RowMasks
 from kernels.interface import Kernels
 from kernels.query_tiles import MAX_TILE_QUERIES, TILE_COLUMNS, Tile
 from kernels.slots import PromptRows, SlotMasks
@@ -175,15 +176,14 @@ class StepGraphs:
         return next((shape for shape in shapes if shape.tiles >= tiles), None)
 
     def run(
-        self, shape: Shape, sampled: Ints, prompts: PromptTokens | None, masks: tuple[Tensor, Tensor] | None
+        self, shape: Shape, sampled: Ints, prompts: PromptTokens | None, masks: RowMasks | None
     ) -> tuple[SampledTokens, Tensor, Tensor]:
         """Sample one token for each slot in sampled[S] with filters and masks only, and compute prompt tokens without
         sampling.
 
-        masks: constrained slots and the tokens that they may sample, [N] int64 and [N, ceil(V / 32)] int32. The last
-        token of each sampled slot is the only one not computed yet. Also returns the hidden states [S, H] of the
-        sampled rows, and whether each of the P prompt tokens has a NaN, [P] bool. Both are overwritten by the next
-        replay.
+        masks: of some rows of `sampled`. The last token of each sampled slot is the only one not computed yet. Also
+        returns the hidden states [S, H] of the sampled rows, and whether each of the P prompt tokens has a NaN, [P]
+        bool. Both are overwritten by the next replay.
         """
         count = len(sampled)
         total = count + (len(prompts.slots) if prompts else 0)
@@ -197,7 +197,7 @@ class StepGraphs:
             sent[:] = slots
             self._inputs.send()
         if masks is not None:
-            masked, words = masks
+            masked, words = to_device((sampled[masks.rows], masks.words), self._ids.device)
             self._masks.words.index_copy_(0, masked, words)
             self._masks.is_masked.index_fill_(0, masked, 1)
         self._replay[shape]()

@@ -29,10 +29,10 @@ from engine.execution.prompt_logprobs import (
 from engine.execution.sampler import SampledTokens, Sampler, SamplerInputs
 from engine.execution.slots import Ints, SlotState
 from engine.execution.swap import PageSwapper
-from engine.execution.token_masks import PendingMasks, TokenMasks
+from engine.execution.token_masks import StepMasks, TokenMasks
 from engine.execution.transfer import HostCopy, to_device
 from engine.scheduling.batch import Batch, Sampled, StepOutcome
-from kernels.decoder import StepPass
+from kernels.decoder import RowMasks, StepPass
 from kernels.interface import Kernels
 from kernels.slots import StepState
 
@@ -61,7 +61,7 @@ class ModelRunner:
         # The last entry is the padding slot's.
         self._last_tokens = torch.zeros(slots + 1, dtype=torch.int64, device=model.device)
         self._sampler = Sampler(self._slots, kernels, model.vocab_size, model.device)
-        self._masks = TokenMasks(model.vocab_size, model.device)
+        self._masks = TokenMasks(slots, model.vocab_size, model.device)
         self._graphs: StepGraphs | None = None
         self._fused_step: StepPass | None = None
         self.fused_steps = 0  # steps that ran as one call
@@ -131,15 +131,15 @@ class ModelRunner:
     def _run_fused(self, fused_step: StepPass, batch: Batch) -> StepOutcome:
         """Run a step in one call; rows that need the full sampler are then sampled here, from logits of that call."""
         self.fused_steps += 1
-        masks = self._masks.start(batch.constraints) if batch.constraints else None
-        rows = self._full_sampler_rows(batch.sampled_slots, masks)
+        masks = self._masks.compute(batch.constraints) if batch.constraints else None
+        rows, row_masks = self._full_sampler_rows(batch.sampled_slots, masks)
         if not len(rows):
-            result = fused_step(batch.decodes, batch.chunks, ())
+            result = fused_step(batch.decodes, batch.chunks, (), row_masks)
             return StepOutcome(tuple(map(Sampled, result.token_ids)), tuple(result.has_nan))
         slots = np.array(batch.sampled_slots, np.int64)[rows]
         with torch.inference_mode():
             parameters = self._sampler.parameters(slots)  # before the step, which evicts them from the caches
-            result = fused_step(batch.decodes, batch.chunks, rows.tolist())
+            result = fused_step(batch.decodes, batch.chunks, rows.tolist(), row_masks)
             tokens = self._sample(result.logits, parameters, slots, masks)
         self._slots.advance(slots)
         sampled = list(map(Sampled, result.token_ids))
@@ -147,16 +147,24 @@ class ModelRunner:
             sampled[row] = token
         return StepOutcome(tuple(sampled), tuple(result.has_nan))
 
-    def _full_sampler_rows(self, slots: list[int], masks: PendingMasks | None) -> Ints:
-        """Return the rows of slots[R] that need the full sampler."""
-        rows = self._slots.needs_full_sampler(slots)
-        return rows if masks is None else np.union1d(rows, masks.rows_of(np.array(slots, np.int64)))
+    def _full_sampler_rows(self, slots: list[int], masks: StepMasks | None) -> tuple[Ints, RowMasks | None]:
+        """Return the rows of slots[R] that need the full sampler, and the masks of other rows.
 
-    def _sample(
-        self, logits: Tensor, parameters: SamplerInputs, slots: Ints, masks: PendingMasks | None
-    ) -> SampledTokens:
+        The full sampler reports rows without an allowed token.
+        """
+        rows = self._slots.needs_full_sampler(slots)
+        if masks is None:
+            return rows, None
+        row_masks, empty = masks.row_masks(np.array(slots, np.int64))
+        rows = np.union1d(rows, empty)
+        if len(rows):
+            keep = ~np.isin(row_masks.rows, rows)
+            row_masks = RowMasks(row_masks.rows[keep], row_masks.words[keep])
+        return rows, row_masks
+
+    def _sample(self, logits: Tensor, parameters: SamplerInputs, slots: Ints, masks: StepMasks | None) -> SampledTokens:
         """Sample logits[R, V] of slots[R] with the full sampler and store the slots' last tokens."""
-        tokens = self._sampler.sample(logits, parameters, masks.wait(slots) if masks is not None else None)
+        tokens = self._sampler.sample(logits, parameters, masks.allowed(slots) if masks is not None else None)
         # The token of a row that fails does not matter.
         self._last_tokens.index_copy_(0, tokens.slots, tokens.token_ids.clamp(min=0))
         return tokens
@@ -167,7 +175,7 @@ class ModelRunner:
         sampled_parts: list[SampledTokens] = []
         prompt_parts: list[PromptLogProbs] = []
         has_nan: list[Tensor] = []  # for each row of the chunks, whether it has a NaN
-        masks = self._masks.start(batch.constraints) if batch.constraints else None
+        masks = self._masks.compute(batch.constraints) if batch.constraints else None
         rows = [chunk.length for chunk in batch.chunks]
         rest = batch
         if self._graphs:
@@ -203,7 +211,7 @@ class ModelRunner:
         batch: Batch,
         sampled_parts: list[SampledTokens],
         has_nan: list[Tensor],
-        masks: PendingMasks | None,
+        masks: StepMasks | None,
     ) -> Batch:
         """Replay the whole step or only its decode rows, if there is a recording; return the rest.
 
@@ -221,11 +229,8 @@ class ModelRunner:
             shape = self._find_recording(graphs, sampled, prompts)
         if shape is None:
             return batch
-        rows, slot_masks = self._slots.needs_full_sampler(slots), None
-        if masks is not None:
-            slot_masks, empty = masks.wait_slots(sampled)
-            rows = np.union1d(rows, empty)
-        tokens, hidden, is_nan = graphs.run(shape, sampled, prompts, slot_masks)
+        rows, row_masks = self._full_sampler_rows(slots, masks)
+        tokens, hidden, is_nan = graphs.run(shape, sampled, prompts, row_masks)
         if len(rows):
             (row_index,) = to_device((rows,), self._model.device)
             logits = self._model.compute_logits(hidden[row_index])
@@ -246,7 +251,7 @@ class ModelRunner:
         return graphs.find(rows, longest, self._slots.are_filtered(sampled), tiles) if rows else None
 
     def _compute(
-        self, batch: Batch, sampled_parts: list[SampledTokens], has_nan: list[Tensor], masks: PendingMasks | None
+        self, batch: Batch, sampled_parts: list[SampledTokens], has_nan: list[Tensor], masks: StepMasks | None
     ) -> list[PromptLogProbs]:
         """Launch a step operation by operation. Returns the requested log-probabilities of prompt tokens."""
         inputs = pack(batch, self._slots, self._last_tokens, self._cache.page_size)

@@ -1,9 +1,12 @@
-"""Masks of the tokens that constrained rows may sample, computed in threads during the forward pass."""
+"""Masks of the tokens that constrained rows may sample.
+
+They are computed before a step is launched: on a GPU while the previous step runs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,29 +18,35 @@ from engine.execution.slots import Ints
 from engine.execution.transfer import to_device
 from engine.host import num_cores
 from engine.scheduling.constraint import NO_TOKEN_ALLOWED, Constraint
+from kernels.decoder import RowMasks
 from kernels.interface import Kernels
 
-ROWS_PER_TASK = 8  # a mask takes 10 to 50 us, and starting a task as much
+ROWS_PER_TASK = 16  # a mask takes 10 to 50 us, and threads share the interpreter between two of them
 MAX_THREADS = 8
 
 
 class TokenMasks:
-    """Threads that compute masks for one runner."""
+    """Computes masks for one runner, in several threads if there are many."""
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, slots: int, vocab_size: int, device: torch.device) -> None:
+        self._num_slots = slots
         self._vocab_size = vocab_size
         self._device = device
-        self._threads: ThreadPoolExecutor | None = None  # started for the first constrained request
+        self._threads: ThreadPoolExecutor | None = None  # started for the first step that needs them
 
-    def start(self, constraints: Seq[tuple[int, Constraint]]) -> PendingMasks:
-        """Begin to compute the masks of (slot, constraint) pairs; at least one."""
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(min(MAX_THREADS, num_cores()), "masks")
+    def compute(self, constraints: Seq[tuple[int, Constraint]]) -> StepMasks:
+        """Return the masks of (slot, constraint) pairs; at least one."""
         words = np.zeros((len(constraints), -(-self._vocab_size // 32)), np.int32)
-        slots = np.array([slot for slot, _ in constraints], np.int64)
         parts = [slice(first, first + ROWS_PER_TASK) for first in range(0, len(constraints), ROWS_PER_TASK)]
-        tasks = [self._threads.submit(_write, words[part], constraints[part]) for part in parts]
-        return PendingMasks(slots, words, tasks, self._device)
+        if len(parts) > 1 and self._threads is None:
+            self._threads = ThreadPoolExecutor(min(MAX_THREADS, num_cores()), "masks")
+        tasks = [self._threads.submit(_write, words[part], constraints[part]) for part in parts[1:] if self._threads]
+        _write(words[parts[0]], constraints[parts[0]])
+        for task in tasks:
+            task.result()
+        index_of = np.full(self._num_slots, -1, np.int64)
+        index_of[[slot for slot, _ in constraints]] = np.arange(len(constraints))
+        return StepMasks(index_of, words, self._device)
 
 
 def _write(words: NDArray[np.int32], constraints: Seq[tuple[int, Constraint]]) -> None:
@@ -46,39 +55,34 @@ def _write(words: NDArray[np.int32], constraints: Seq[tuple[int, Constraint]]) -
 
 
 @dataclass(frozen=True, slots=True)
-class PendingMasks:
-    """Masks of the constrained slots[N], in the making. words: [N, ceil(V / 32)], a bit for each token."""
+class StepMasks:
+    """Masks of the constrained slots of a step.
 
-    slots: Ints
+    index_of: [slots], the index of each slot's mask, -1 for none. words: [N, ceil(V / 32)], a bit for each token.
+    """
+
+    index_of: Ints
     words: NDArray[np.int32]
-    tasks: Seq[Future[None]]
     device: torch.device
 
-    def rows_of(self, slots: Ints) -> Ints:
-        """Return the rows of slots[R] that are constrained, in order."""
-        return np.flatnonzero(np.isin(slots, self.slots))
-
-    def wait(self, slots: Ints) -> AllowedTokens | None:
-        """Return the masks for the rows of slots[R], once they are computed; None if no row is constrained."""
-        rows, words = self._computed(slots)
+    def allowed(self, slots: Ints) -> AllowedTokens | None:
+        """Return the masks for the rows of slots[R], on the device; None if no row is constrained."""
+        rows, words = self._rows(slots)
         return AllowedTokens(*to_device((rows, words), self.device)) if len(rows) else None
 
-    def wait_slots(self, slots: Ints) -> tuple[tuple[Tensor, Tensor], Ints]:
-        """Return the constrained slots among slots[R] with their masks, on the device: [N] int64 and
-        [N, ceil(V / 32)] int32; and the rows without an allowed token, which are not among them.
+    def row_masks(self, slots: Ints) -> tuple[RowMasks, Ints]:
+        """Return the masks for the rows of slots[R], and the constrained rows without an allowed token, which are not
+        among them.
         """
-        rows, words = self._computed(slots)
+        rows, words = self._rows(slots)
         has_tokens = words.any(axis=1)
-        found = to_device((slots[rows[has_tokens]], words[has_tokens]), self.device)
-        return (found[0], found[1]), rows[~has_tokens]
+        return RowMasks(rows[has_tokens], words[has_tokens]), rows[~has_tokens]
 
-    def _computed(self, slots: Ints) -> tuple[Ints, NDArray[np.int32]]:
-        """Return the constrained rows of slots[R] and their masks, once they are computed."""
-        for task in self.tasks:
-            task.result()
-        rows = self.rows_of(slots)
-        order = {slot: index for index, slot in enumerate(self.slots.tolist())}
-        return rows, self.words[[order[slot] for slot in slots[rows].tolist()]]
+    def _rows(self, slots: Ints) -> tuple[Ints, NDArray[np.int32]]:
+        """Return the constrained rows of slots[R], and their masks."""
+        index = self.index_of[slots]
+        rows = np.flatnonzero(index >= 0)
+        return rows, self.words[index[rows]]
 
 
 @dataclass(frozen=True, slots=True)

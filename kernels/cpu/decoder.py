@@ -13,7 +13,7 @@ from kernels.cpu import structs
 from kernels.cpu.library import load
 from kernels.cpu.linear import CpuLinear
 from kernels.cpu.structs import address
-from kernels.decoder import DecoderLayer, DecoderShape, DecoderWeights, Linear, StepInputs, StepResult
+from kernels.decoder import DecoderLayer, DecoderShape, DecoderWeights, Linear, RowMasks, StepInputs, StepResult
 from kernels.huge_pages import mmap_zeros
 from kernels.paging import PagedKV
 from kernels.slots import PromptChunk, SlotRecord, StepState
@@ -119,7 +119,13 @@ class CpuStep:
             has_nan=ctypes.addressof(self._has_nan),
         )
 
-    def __call__(self, decodes: Sequence[int], chunks: Sequence[PromptChunk], withheld: Sequence[int]) -> StepResult:
+    def __call__(
+        self,
+        decodes: Sequence[int],
+        chunks: Sequence[PromptChunk],
+        withheld: Sequence[int],
+        masks: RowMasks | None = None,
+    ) -> StepResult:
         """Run a step; see `kernels.decoder.StepPass`."""
         rows = sampled = len(decodes)
         self._decodes[:rows] = list(decodes)
@@ -136,6 +142,11 @@ class CpuStep:
         self._withheld[: len(withheld)] = list(withheld)
         self._work.num_decodes, self._work.num_chunks = len(decodes), len(chunks)
         self._work.num_withheld, self._work.logits = len(withheld), address(logits)
+        self._work.num_masked = 0
+        if masks is not None:
+            assert masks.rows.dtype == np.int64 and masks.words.flags.c_contiguous
+            self._work.masked, self._work.masks = masks.rows.ctypes.data, masks.words.ctypes.data
+            self._work.num_masked = len(masks.rows)
         self._step(self._decoder, self._head, self._slots, self._work)
         return StepResult(self._ids[:sampled], [flag != 0 for flag in self._has_nan[: len(chunks)]], logits)
 

@@ -151,6 +151,8 @@ class Work(ctypes.Structure):
         ("num_chunks", _int),
         ("withheld", _pointer),
         ("num_withheld", _int),
+        *((name, _pointer) for name in ("masked", "masks")),
+        ("num_masked", _int),
         *((name, _pointer) for name in ("k", "v")),
         *((name, _int) for name in ("cache_is_bf16", "page_size", "page_stride")),
         *((name, _pointer) for name in ("scratch", "ids", "logits", "has_nan")),

@@ -12,7 +12,7 @@ from engine.execution.graphs import MAX_PROMPT_ROWS, Shape
 from engine.execution.prompt_logprobs import PromptLogProbs
 from engine.execution.runner import ModelRunner
 from engine.execution.sampler import SampledTokens
-from engine.execution.token_masks import PendingMasks
+from engine.execution.token_masks import StepMasks
 from engine.scheduling.batch import Batch
 
 
@@ -38,7 +38,7 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[Shape]:
         batch: Batch,
         sampled_parts: list[SampledTokens],
         has_nan: list[Tensor],
-        masks: PendingMasks | None,
+        masks: StepMasks | None,
     ) -> list[PromptLogProbs]:
         assert not batch.decodes and batch.num_tokens > MAX_PROMPT_ROWS
         return compute(runner, batch, sampled_parts, has_nan, masks)

@@ -10,6 +10,8 @@ namespace {
 constexpr float FORBIDDEN = -std::numeric_limits<float>::infinity();
 constexpr int64_t BITS = 32;
 
+}  // namespace
+
 void mask_row(float* logits, const uint32_t* words, int64_t vocabulary) {
     for (int64_t first = 0; first < vocabulary; first += BITS) {
         const uint32_t word = words[first / BITS];
@@ -19,10 +21,8 @@ void mask_row(float* logits, const uint32_t* words, int64_t vocabulary) {
     }
 }
 
-}  // namespace
-
 void mask_logits(const Masking& masking) {
-    const int64_t words = (masking.vocabulary + BITS - 1) / BITS;
+    const int64_t words = mask_words(masking.vocabulary);
     Pool::instance().each(masking.count, [&masking, words](int64_t index) {
         float* const row = masking.logits + masking.rows[index] * masking.vocabulary;
         mask_row(row, masking.masks + index * words, masking.vocabulary);

@@ -12,3 +12,9 @@ struct Masking {
 };
 
 void mask_logits(const Masking& masking);
+
+// Return the number of words of a mask.
+inline int64_t mask_words(int64_t vocabulary) { return (vocabulary + 31) / 32; }
+
+// Forbid tokens of one row.
+void mask_row(float* logits, const uint32_t* words, int64_t vocabulary);

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <vector>
 
+#include "mask.h"
 #include "operand.h"
 #include "pool.h"
 #include "result.h"
@@ -131,6 +132,14 @@ std::vector<int64_t> withheld_last(int64_t sampled, const Work& work) {
     return order;
 }
 
+// Forbid tokens of the masked rows. order: indices of the rows of logits.
+void apply_masks(const Work& work, const std::vector<int64_t>& order, float* logits, int64_t vocabulary) {
+    Pool::instance().each(work.num_masked, [&](int64_t i) {
+        const int64_t row = std::find(order.begin(), order.end(), work.masked[i]) - order.begin();
+        mask_row(logits + row * vocabulary, work.masks + i * mask_words(vocabulary), vocabulary);
+    });
+}
+
 // Sample a token per row of logits and advance the slots. The slot of a row with a NaN gets token 0, a valid embedding
 // index.
 void sample_and_advance(const Linear& head, const Slots& slots, const std::vector<int64_t>& slot_ids, const float* logits,
@@ -170,6 +179,7 @@ void step(const Decoder& d, const Linear& head, const Slots& slots, const Work& 
         chosen = scratch.chosen;
     }
     linear(head, Operand::put(head, chosen, sampled), sampled, Result{scratch.logits});
+    apply_masks(work, order, scratch.logits, head.outputs);
     const int64_t own = sampled - work.num_withheld;
     const std::vector<int64_t> own_slots = of(rows.sampled_slots.data(), {order.begin(), order.begin() + own});
     std::vector<int64_t> ids(sampled);

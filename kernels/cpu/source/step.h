@@ -29,6 +29,9 @@ struct Work {
     int64_t num_chunks;
     const int64_t* withheld;  // ascending indices into `ids` of rows that are not sampled: the caller samples them
     int64_t num_withheld;
+    const int64_t* masked;  // indices into `ids` of rows that may sample some tokens only; none is withheld
+    const uint32_t* masks;  // [num_masked, ceil(vocabulary / 32)], as in mask.h
+    int64_t num_masked;
     void* const* k;  // as in `Step`
     void* const* v;
     int64_t cache_is_bf16, page_size, page_stride;

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import random
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from engine.execution.graphs import Capture
 from engine.execution.models import Model
 from engine.execution.runner import ModelRunner
 from engine.scheduling.batch import Batch, Chunk, Join, StepOutcome
+from engine.scheduling.constraint import NO_TOKEN_ALLOWED
 from engine.types import SamplingParams
 from kernels.interface import Kernels
 from tests.engine.models.checkpoints import VOCAB
@@ -141,3 +143,34 @@ def make_runner(model: Model, kernels: Kernels, dtype: torch.dtype, capture: Cap
 def to_bytes(tensor: torch.Tensor) -> np.ndarray:
     """Return the bytes, so that NaN is equal to itself."""
     return tensor.contiguous().view(torch.uint8).numpy()
+
+
+def steps_with_masks(runner: ModelRunner, steps: int) -> tuple[list[int], list[int], int]:
+    """Run random steps with masks. Returns the slots that the full sampler sampled, those of rows without an allowed
+    token, and the number of constrained rows.
+    """
+    sampled: list[int] = []
+    sample = runner._sample
+
+    def counted(logits: torch.Tensor, parameters: Any, slots: Any, masks: Any) -> Any:
+        sampled.extend(slots.tolist())
+        return sample(logits, parameters, slots, masks)
+
+    runner._sample = counted  # type: ignore[method-assign]
+    histories = Histories(random.Random(3), PLAIN, is_constrained=True)
+    empty: list[int] = []
+    constrained = 0
+    for _ in range(steps):
+        batch = histories.next()
+        outcome = runner.launch(batch)()
+        histories.take(batch, outcome)
+        constrained += len(batch.constraints)
+        of_step = [slot for slot, mask in batch.constraints if isinstance(mask, RandomMask) and not mask.words.any()]
+        empty += sorted(of_step, key=batch.sampled_slots.index)
+        negative = [
+            slot
+            for slot, token in zip(batch.sampled_slots, outcome.sampled, strict=True)
+            if token.token_id == NO_TOKEN_ALLOWED
+        ]
+        assert sorted(negative) == sorted(of_step)
+    return sampled, empty, constrained

@@ -18,7 +18,15 @@ from kernels.decoder import DecoderShape, DecoderWeights, StepPass
 from kernels.slots import StepState
 from tests import requirements
 from tests.engine.models.checkpoints import Checkpoint
-from tests.engine.models.histories import FULL_SAMPLER, NAN_TOKEN, PLAIN, Histories, make_runner, to_bytes
+from tests.engine.models.histories import (
+    FULL_SAMPLER,
+    NAN_TOKEN,
+    PLAIN,
+    Histories,
+    make_runner,
+    steps_with_masks,
+    to_bytes,
+)
 
 pytestmark = requirements.a_compiler
 
@@ -33,19 +41,27 @@ class SingleOperations(CpuKernels):
 @pytest.mark.parametrize(
     ("dtype", "allow_bf16"), [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)]
 )
-@pytest.mark.parametrize("sampling_choices", [PLAIN, PLAIN * 4 + FULL_SAMPLER], ids=["plain", "full sampler"])
+@pytest.mark.parametrize(
+    ("sampling_choices", "is_constrained"),
+    [(PLAIN, False), (PLAIN * 4 + FULL_SAMPLER, False), (PLAIN * 4 + FULL_SAMPLER, True)],
+    ids=["plain", "full sampler", "constrained"],
+)
 @pytest.mark.parametrize("checkpoint", ["llama", "llama-odd", "mistral-window", "qwen3"], indirect=True)
 def test_a_fused_step_equals_its_single_operations(
-    checkpoint: Checkpoint, sampling_choices: tuple[SamplingParams, ...], dtype: torch.dtype, allow_bf16: bool
+    checkpoint: Checkpoint,
+    sampling_choices: tuple[SamplingParams, ...],
+    is_constrained: bool,
+    dtype: torch.dtype,
+    allow_bf16: bool,
 ):
-    """Decode rows and chunks in any batch, some with NaN, some with the full sampler, have equal tokens, slot lengths,
-    last tokens and cache bits."""
+    """Decode rows and chunks in any batch, some with NaN, some with the full sampler, some with masks, have equal
+    tokens, slot lengths, last tokens and cache bits."""
     model = load_model(checkpoint.path, dtype, torch.device("cpu"), lambda *_: None, kernels=CpuKernels(allow_bf16))
     with torch.inference_mode():
         model._weights.embedding[NAN_TOKEN] = math.nan
     runners = [make_runner(model, kernels, dtype) for kernels in (CpuKernels(allow_bf16), SingleOperations(allow_bf16))]
     assert runners[0]._fused_step and not runners[1]._fused_step
-    histories = Histories(random.Random(len(sampling_choices)), sampling_choices)
+    histories = Histories(random.Random(len(sampling_choices)), sampling_choices, is_constrained=is_constrained)
     broken = tokens = 0
     for _ in range(500):
         batch = histories.next()
@@ -60,6 +76,13 @@ def test_a_fused_step_equals_its_single_operations(
         broken += sum(outcome.has_nan) + sum(sampled.token_id < 0 for sampled in outcome.sampled)
     assert broken > 10 and tokens > 500
     assert [runner.fused_steps for runner in runners] == [500, 0]
+
+
+def test_a_fused_step_masks_tokens_itself(checkpoints):
+    """Only a row without an allowed token is sampled from logits that the step returns."""
+    runner = make_runner(checkpoints["llama"].load(), CpuKernels(), torch.float32)
+    masked, reported, constrained = steps_with_masks(runner, 60)
+    assert masked == reported and 0 < len(reported) < constrained / 2
 
 
 def test_requests_that_need_the_full_sampler_are_recognised_at_every_token(checkpoints):

@@ -18,7 +18,15 @@ from engine.types import SamplingParams
 from kernels.query_tiles import MAX_TILE_QUERIES
 from kernels.reference.backend import ReferenceKernels
 from tests.engine.models.checkpoints import Checkpoint
-from tests.engine.models.histories import FULL_SAMPLER, NAN_TOKEN, PLAIN, SLOTS, Histories, make_runner
+from tests.engine.models.histories import (
+    FULL_SAMPLER,
+    NAN_TOKEN,
+    PLAIN,
+    SLOTS,
+    Histories,
+    make_runner,
+    steps_with_masks,
+)
 
 
 @pytest.mark.parametrize("is_constrained", [False, True], ids=["free", "constrained"])
@@ -82,22 +90,8 @@ def test_a_recorded_step_masks_tokens_itself(checkpoints):
     model = checkpoints["llama"].load()
     recorded = make_runner(model, kernels, torch.float32, lambda step: step)
     recorded.record(lambda *_: None)
-    sampled_again, sample = [], recorded._sample
-
-    def counted(logits, parameters, slots, masks):
-        sampled_again.extend(slots.tolist())
-        return sample(logits, parameters, slots, masks)
-
-    recorded._sample = counted
-    histories = Histories(random.Random(3), PLAIN, is_constrained=True)
-    expected, constrained = [], 0
-    for _ in range(60):
-        batch = histories.next()
-        outcome = recorded.launch(batch)()
-        histories.take(batch, outcome)
-        constrained += len(batch.constraints)
-        expected += [slot for slot, mask in batch.constraints if not mask.words.any()]
-    assert sorted(sampled_again) == sorted(expected) and 0 < len(expected) < constrained / 2
+    masked, reported, constrained = steps_with_masks(recorded, 60)
+    assert masked == reported and 0 < len(reported) < constrained / 2
 
 
 def test_prompts_that_need_more_tiles_than_rows_use_a_larger_recording(checkpoints):
