@@ -95,7 +95,7 @@ class EngineMarks:
 
         def replay() -> None:
             for _ in range(replays):
-                graphs.run(found, padding, prompt_tokens)
+                graphs.run(found, padding, prompt_tokens, None)
 
         with torch.inference_mode():
             replay()
