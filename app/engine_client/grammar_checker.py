@@ -8,35 +8,45 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import sys
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import msgspec
 
-from app.child_environment import module_environment
+from app.engine_client.checker_process import CheckerProcess
 from app.errors import ApiError
-from engine.constraints.checks import LENGTH, Verdict, frame
 from engine.types import Vocabulary
 
-MAX_COMPILE_SECONDS = 1.0
+MAX_COMPILE_SECONDS = 1.0  # including the time in which busier processes go first
 START_SECONDS = 30.0  # until the process has read the vocabulary
 MAX_CACHED = 1024  # verdicts
+MAX_WAIT_SECONDS = 1.0  # for other grammars
 MAX_PENDING = 64  # grammars that wait or are compiled
-MAX_PENDING_PER_TENANT = 4
+MAX_PENDING_PER_TENANT = 16
+
+
+@dataclass
+class _Tenant:
+    """Unfinished checks of one tenant, of which the one with the turn waits for those of other tenants only."""
+
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    pending: int = 0
 
 
 class GrammarChecker:
-    """Checker of one model's grammars. The process is started for the first grammar."""
+    """Checker of one model's grammars, which tenants use in rotation. The process is started for the first grammar."""
 
     def __init__(self, vocabulary: Callable[[], Vocabulary]) -> None:
         """vocabulary: called once, in a thread."""
         self._make_vocabulary = vocabulary
         self._vocabulary: asyncio.Task[Vocabulary] | None = None
-        self._process: asyncio.subprocess.Process | None = None
+        self._encoded_vocabulary = b""
+        self._process: CheckerProcess | None = None
+        self._starting = asyncio.Lock()
         self._turn = asyncio.Lock()
         self._checks: OrderedDict[bytes, asyncio.Task[str]] = OrderedDict()  # by digest; the result is the error
-        self._pending: dict[str, int] = {}  # unfinished checks by tenant
+        self._tenants: dict[str, _Tenant] = {}  # those with unfinished checks
 
     async def vocabulary(self) -> Vocabulary:
         """Return the model's tokens."""
@@ -45,16 +55,16 @@ class GrammarChecker:
         return await asyncio.shield(self._vocabulary)
 
     async def check(self, grammar: str, tenant: str, param: str) -> None:
-        """Raise `ApiError` for a grammar that is wrong or too expensive (400), or if too many are waiting (429, 503).
+        """Raise `ApiError` for a grammar that is wrong or too expensive (400), or cannot be checked now (429, 503).
 
         param: name of the parameter, for the error.
         """
         digest = hashlib.sha256(grammar.encode()).digest()
         checking = self._checks.get(digest)
-        if checking is None or checking.cancelled():
-            self._admit(tenant)
-            checking = self._checks[digest] = asyncio.create_task(self._check(grammar))
-            checking.add_done_callback(lambda _: self._release(tenant))
+        if checking is None or (checking.done() and (checking.cancelled() or checking.exception())):
+            turn = self._admit(tenant)
+            checking = self._checks[digest] = asyncio.create_task(self._check(grammar, turn))
+            checking.add_done_callback(lambda done: self._release(tenant, done))
         self._checks.move_to_end(digest)
         while len(self._checks) > MAX_CACHED:
             self._checks.popitem(last=False)
@@ -65,77 +75,71 @@ class GrammarChecker:
         """End the process."""
         for task in self._checks.values():
             task.cancel()
-        await self._kill()
+        if self._process is not None:
+            await self._process.kill()
 
-    def _admit(self, tenant: str) -> None:
-        pending = self._pending.get(tenant, 0)
-        if pending >= MAX_PENDING_PER_TENANT:
+    def _admit(self, name: str) -> asyncio.Lock:
+        """Count a check of a tenant. Returns the lock for its turn; raises `ApiError` if too many are waiting."""
+        tenant = self._tenants.get(name) or _Tenant()
+        if tenant.pending >= MAX_PENDING_PER_TENANT:
             raise ApiError(
                 429,
-                f"{pending} new formats of this key are being compiled, and at most {MAX_PENDING_PER_TENANT} may wait; "
-                "retry in 1 s",
+                f"{tenant.pending} new formats of this key are being compiled, and at most {MAX_PENDING_PER_TENANT} "
+                "may wait; retry in 1 s",
                 code="rate_limit_exceeded",
                 headers={"Retry-After": "1"},
             )
-        if sum(self._pending.values()) >= MAX_PENDING:
-            message = f"{MAX_PENDING} formats of other requests are being compiled; retry in 1 s"
-            raise ApiError(503, message, code="overloaded", headers={"Retry-After": "1"})
-        self._pending[tenant] = pending + 1
+        if sum(other.pending for other in self._tenants.values()) >= MAX_PENDING:
+            raise _overloaded(f"{MAX_PENDING} formats of other requests are being compiled; retry in 1 s")
+        self._tenants[name] = tenant
+        tenant.pending += 1
+        return tenant.turn
 
-    def _release(self, tenant: str) -> None:
-        self._pending[tenant] -= 1
-        if not self._pending[tenant]:
-            del self._pending[tenant]
+    def _release(self, name: str, check: asyncio.Task[str]) -> None:
+        if not check.cancelled():
+            check.exception()  # is then not reported as unread, if all clients have left
+        tenant = self._tenants[name]
+        tenant.pending -= 1
+        if not tenant.pending:
+            del self._tenants[name]
 
-    async def _check(self, grammar: str) -> str:
-        """Return why a grammar cannot be used; empty if it can."""
-        vocabulary = await self.vocabulary()
-        async with self._turn:
+    async def _check(self, grammar: str, turn_of_tenant: asyncio.Lock) -> str:
+        """Return why a grammar cannot be used; empty if it can. Raises `ApiError` if that is not known in time."""
+        await self._ready()  # no check that waits is refused because of a start
+        async with contextlib.AsyncExitStack() as turns:
             try:
-                if self._process is not None and self._process.returncode is not None:
-                    await self._kill()  # it ended while it was idle
-                if self._process is None:
-                    await asyncio.wait_for(self._start(vocabulary), START_SECONDS)
-                return await asyncio.wait_for(self._ask(grammar), MAX_COMPILE_SECONDS)
-            except (TimeoutError, asyncio.IncompleteReadError, OSError) as error:
-                await self._kill()
-                if isinstance(error, TimeoutError):
-                    return f"it takes more than {MAX_COMPILE_SECONDS:g} s to compile; simplify it"
-                return "it is too large or too deep to compile; simplify it"
+                async with asyncio.timeout(MAX_WAIT_SECONDS):
+                    await turns.enter_async_context(turn_of_tenant)
+                    await turns.enter_async_context(self._turn)
+            except TimeoutError:
+                raise _overloaded("formats of earlier requests are still being compiled; retry in 1 s") from None
+            process = await self._ready()
+            try:
+                return await asyncio.wait_for(process.check(grammar), MAX_COMPILE_SECONDS)
+            except TimeoutError:
+                await process.kill()
+                message = f"the format was not compiled within {MAX_COMPILE_SECONDS:g} s; simplify it, or retry in 1 s"
+                raise _overloaded(message) from None
             except asyncio.CancelledError:
-                await self._kill()
+                await process.kill()
                 raise
 
-    async def _start(self, vocabulary: Vocabulary) -> None:
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "engine.constraints.checks",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env=module_environment(),
-            start_new_session=True,  # Ctrl-C in the terminal is handled by this process
-        )
-        await self._send(msgspec.msgpack.encode(vocabulary))
-        await self._receive()
+    async def _ready(self) -> CheckerProcess:
+        """Return the process, which is started if there is none. Raises `ApiError` if that takes too long."""
+        vocabulary = await self.vocabulary()
+        async with self._starting:
+            if self._process is None or not self._process.is_running:
+                if not self._encoded_vocabulary:
+                    self._encoded_vocabulary = await asyncio.to_thread(msgspec.msgpack.encode, vocabulary)
+                try:
+                    self._process = await asyncio.wait_for(
+                        CheckerProcess.start(self._encoded_vocabulary), START_SECONDS
+                    )
+                except TimeoutError:
+                    message = f"the process that compiles formats did not start within {START_SECONDS:g} s"
+                    raise _overloaded(message) from None
+            return self._process
 
-    async def _ask(self, grammar: str) -> str:
-        await self._send(grammar.encode())
-        return (await self._receive()).error
 
-    async def _send(self, message: bytes) -> None:
-        assert self._process is not None and self._process.stdin is not None
-        self._process.stdin.write(frame(message))
-        await self._process.stdin.drain()
-
-    async def _receive(self) -> Verdict:
-        assert self._process is not None and self._process.stdout is not None
-        (length,) = LENGTH.unpack(await self._process.stdout.readexactly(LENGTH.size))
-        return msgspec.msgpack.decode(await self._process.stdout.readexactly(length), type=Verdict)
-
-    async def _kill(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+def _overloaded(message: str) -> ApiError:
+    return ApiError(503, message, code="overloaded", headers={"Retry-After": "1"})

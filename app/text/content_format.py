@@ -10,7 +10,7 @@ from app.text.tools.grammar_rules import ESCAPES, any_of, literal
 
 # At each place where JSON allows white space; without a bound a small model may write blanks until the length limit.
 WHITE_SPACE = "[ \\n\\t]{0,40}"
-MAX_FORMAT_CHARACTERS = 1 << 18  # of a schema, pattern or grammar, as JSON
+MAX_FORMAT_CHARACTERS = 1 << 18  # of a schema as JSON, a pattern, choices or a grammar
 MAX_CHOICES = 1024
 USER_GRAMMAR = "user"
 
@@ -39,20 +39,20 @@ class ContentFormat:
 
     def expression(self) -> str:
         """Return the content as an expression in llguidance's variant of Lark. Raises `InvalidFormat`."""
-        size = len(self.value) if isinstance(self.value, str) else len(json.dumps(self.value))
-        if size > MAX_FORMAT_CHARACTERS:
-            raise InvalidFormat(f"it may have at most {MAX_FORMAT_CHARACTERS} characters, got {size}")
         match self.kind:
             case "json_schema":
-                return f"%json {json.dumps(json_schema(self.value), ensure_ascii=False)}"
+                text = expression = f"%json {json.dumps(json_schema(self.value), ensure_ascii=False)}"
             case "regex":
-                return f"/{escaped_pattern(self.value)}/"
+                text = expression = f"/{escaped_pattern(self.value)}/"
             case "choice":
                 if not 1 <= len(self.value) <= MAX_CHOICES:
                     raise InvalidFormat(f"it must have 1 to {MAX_CHOICES} texts, got {len(self.value)}")
-                return any_of(map(literal, self.value))
+                text = expression = any_of(map(literal, self.value))
             case "grammar":
-                return f"@{USER_GRAMMAR}"
+                text, expression = self.value, f"@{USER_GRAMMAR}"
+        if len(text) > MAX_FORMAT_CHARACTERS:
+            raise InvalidFormat(f"it may have at most {MAX_FORMAT_CHARACTERS} characters, got {len(text)}")
+        return expression
 
 
 def json_schema(schema: Any) -> dict[str, Any]:

@@ -1,17 +1,19 @@
 """Process that compiles grammars to find out whether they can be used: `python -m engine.constraints.checks`.
 
 Reads frames from standard input, the vocabulary first and then grammars, and answers each with a `Verdict`. Its memory
-is limited; its parent limits the time.
+is limited, and so is the processor time of each grammar: SIGPROF ends the process when that is used up.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import struct
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
@@ -25,13 +27,30 @@ if TYPE_CHECKING:
 LENGTH = struct.Struct("<I")  # of a frame, before its content
 MAX_MEMORY_BYTES = 2 << 30  # address space
 STACK_BYTES = 2 << 20
-NICENESS = 10  # so that steps of the engine go first
+MAX_CPU_SECONDS = 0.3  # of one grammar
+NICENESS = 10
 
 
 class Verdict(msgspec.Struct, frozen=True):
     """Result of a check: why a grammar cannot be used; empty if it can."""
 
     error: str = ""
+
+
+def lower_priority(thread_id: int) -> None:
+    """Let other threads go before this one, where a system can."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, thread_id, NICENESS)
+
+
+def lower_process_priority(pid: int) -> None:
+    """Let other processes go before a new process that leads a session, where a system can.
+
+    On Linux a session may be a group of its own, with a niceness beside that of its threads (sched(7), autogroups).
+    """
+    lower_priority(pid)
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{pid}/autogroup").write_text(str(NICENESS))
 
 
 def frame(content: bytes) -> bytes:
@@ -51,7 +70,6 @@ def _limit() -> None:
 
         resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        os.nice(NICENESS)
 
 
 def main() -> None:
@@ -80,12 +98,20 @@ def _answer_all(tokenizer: GrammarTokenizer | None, refusal: str, thread: Thread
         error_text = refusal
         try:
             if tokenizer is not None:
+                _limit_cpu_time(MAX_CPU_SECONDS)
                 thread.submit(tokenizer.compile, grammar.decode()).result()
         except InvalidParameter as error:
             error_text = str(error)
         except MemoryError:
             error_text = "it needs too much memory to compile; simplify it"
+        _limit_cpu_time(0.0)
         _answer(Verdict(error_text))
+
+
+def _limit_cpu_time(seconds: float) -> None:
+    """Limit the processor time until the next call; 0: no limit. Without effect on systems without such a timer."""
+    with contextlib.suppress(AttributeError):
+        signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def _answer(verdict: Verdict) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import threading
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from llguidance import LLMatcher
 
+from engine.constraints.checks import lower_priority
 from engine.constraints.constraint import GrammarConstraint, ReasoningConstraint
 from engine.constraints.grammars import GrammarTokenizer
 from engine.errors import InvalidParameter
@@ -18,7 +17,6 @@ from engine.types import Request, Vocabulary
 
 MAX_CACHED = 64  # grammars
 MAX_CACHED_CHARACTERS = 4 << 20  # of their texts together
-NICENESS = 10  # of the compiling thread, so that steps go first
 
 
 class ConstraintFactory:
@@ -28,7 +26,7 @@ class ConstraintFactory:
         self._vocabulary: Vocabulary | None = None
         self._tokenizer: Future[GrammarTokenizer] | None = None
         self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
-        self._thread = ThreadPoolExecutor(1, "grammars", _lower_priority)
+        self._thread = ThreadPoolExecutor(1, "grammars", lambda: lower_priority(threading.get_native_id()))
 
     def use_vocabulary(self, vocabulary: Vocabulary, vocab_size: int) -> None:
         """Set the tokens of the model. vocab_size: number of logits; further ones are no tokens."""
@@ -86,8 +84,3 @@ class ConstraintFactory:
 
 def _no_vocabulary(param: str) -> InvalidParameter:
     return InvalidParameter(f"{param} needs the engine to know the model's vocabulary", param=param)
-
-
-def _lower_priority() -> None:
-    with contextlib.suppress(OSError, AttributeError):  # not on every system; the order of threads is then its own
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

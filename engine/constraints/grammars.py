@@ -1,8 +1,8 @@
 """Compiled grammars (llguidance, Moskal et al.).
 
-A grammar is a text in Lark's syntax as llguidance extends it, or a JSON object with a list of grammars and JSON
-schemas. Compiling and masks are limited by counted work instead of time, so that every machine accepts the same
-grammars.
+A grammar is a text in Lark's syntax as llguidance extends it, or a JSON object {"grammars": [...]}, whose items have
+such a text as `lark_grammar`. The first one is the start; it refers to the others by their `name`. Compiling and masks
+are limited by counted work instead of time, so that every machine accepts the same grammars.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from engine.errors import InvalidParameter
@@ -24,6 +25,9 @@ LIMITS = LLParserLimits(
     max_grammar_size=200_000,  # symbols
     verbose_errors=False,
 )
+# Where a grammar allows one text only, llguidance would find that text, at a cost that no limit bounds, and then allow
+# its own division of it into tokens only.
+NO_FORCING = '\n%llguidance {"no_forcing": true}'
 MAX_MESSAGE_CHARACTERS = 400
 NO_TEXT_MESSAGE = "no text satisfies it"
 _EXCERPT = re.compile(r"\n\s*\d+ \|.*", re.DOTALL)  # numbered lines of the grammar, and a mark below the position
@@ -44,9 +48,7 @@ class GrammarTokenizer:
         """Raises `InvalidParameter` for a model without an end token, whose constrained answers would never end."""
         if not vocabulary.eos_ids:
             raise InvalidParameter("this model has no token that ends a text, so no format can be enforced")
-        self._ids = {token: token_id for token_id, token in enumerate(vocabulary.tokens) if token}
-        self._longest = max(map(len, self._ids), default=1)
-        wrapper: Any = _Wrapper(vocabulary, self._tokenize)
+        wrapper: Any = _Wrapper(vocabulary)
         self._tokenizer = LLTokenizer(wrapper, eos_token=list(vocabulary.eos_ids))
 
     def compile(self, grammar: str) -> LLMatcher:
@@ -54,25 +56,12 @@ class GrammarTokenizer:
 
         Raises `InvalidParameter` for a grammar that is wrong, too large or cannot be satisfied.
         """
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
+        matcher = LLMatcher(self._tokenizer, _without_forcing(grammar), log_level=0, limits=LIMITS)
         if not matcher.is_error() and not any(matcher.compute_bitmask()):
             raise InvalidParameter(NO_TEXT_MESSAGE, param="grammar")
         if matcher.is_error():  # of the grammar or of its first mask
             raise InvalidParameter(error_message(matcher), param="grammar")
         return matcher
-
-    def _tokenize(self, text: bytes) -> list[int]:
-        """Return the ids of a text that a grammar forces: at each position the longest token."""
-        ids: list[int] = []
-        at = 0
-        while at < len(text):
-            ends = range(min(len(text), at + self._longest), at, -1)
-            end = next((end for end in ends if text[at:end] in self._ids), 0)
-            if not end:
-                break
-            ids.append(self._ids[text[at:end]])
-            at = end
-        return ids
 
 
 def error_message(matcher: LLMatcher) -> str:
@@ -86,18 +75,26 @@ def error_message(matcher: LLMatcher) -> str:
     return message if len(message) <= MAX_MESSAGE_CHARACTERS else f"{message[:MAX_MESSAGE_CHARACTERS]}..."
 
 
+def _without_forcing(grammar: str) -> str:
+    """Return a grammar with the option NO_FORCING, which need only be in the first text."""
+    if not grammar.startswith("{"):
+        return grammar + NO_FORCING
+    form = msgspec.json.decode(grammar)
+    form["grammars"][0]["lark_grammar"] += NO_FORCING
+    return msgspec.json.encode(form).decode()
+
+
 class _Wrapper:
-    """Tokenizer in the form that llguidance reads."""
+    """Tokens in the form in which llguidance reads a tokenizer."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
 
-    def __init__(self, vocabulary: Vocabulary, tokenize: Any) -> None:
+    def __init__(self, vocabulary: Vocabulary) -> None:
         self.tokens = vocabulary.tokens
         self.special_token_ids = vocabulary.special_ids
         self.eos_token_id = vocabulary.eos_ids[0]
-        self._tokenize = tokenize
 
     def __call__(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenize(text.encode())
-        return ids
+        """Return the tokens of a text that a grammar forces, of which there is none with NO_FORCING."""
+        raise NotImplementedError

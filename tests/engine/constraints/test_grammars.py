@@ -41,6 +41,21 @@ def test_a_mask_has_the_tokens_that_continue_the_text(tokenizer: GrammarTokenize
     assert allowed(constraint) == {b"<eos>"}
 
 
+def test_a_text_that_is_forced_may_be_divided_in_any_way(tokenizer: GrammarTokenizer):
+    """The model decides how, and the text is not computed in advance, however long it is."""
+    constraint = GrammarConstraint(tokenizer.compile("start: /(abc){1000000}/"))
+    for _ in range(100):
+        assert allowed(constraint) == {b"a", b"abc"}
+        constraint.consume(BYTES.tokens.index(b"abc"))
+
+
+def test_the_option_against_forced_tokens_holds_in_every_form(tokenizer: GrammarTokenizer):
+    """Only the first of several grammars has it."""
+    grammars = [{"lark_grammar": "start: @other"}, {"name": "other", "lark_grammar": 'start: "abc"'}]
+    constraint = GrammarConstraint(tokenizer.compile(json.dumps({"grammars": grammars})))
+    assert allowed(constraint) == {b"a", b"abc"}
+
+
 def test_a_token_that_does_not_fit_leaves_no_token(tokenizer: GrammarTokenizer):
     """The error says what did not fit."""
     constraint = GrammarConstraint(tokenizer.compile('start: "ab"'))
