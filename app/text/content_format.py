@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 from app.text.tools.grammar_rules import ESCAPES, any_of, literal
 
-# At each place where JSON allows white space; without a bound a small model may write blanks until the length limit.
-WHITE_SPACE = "[ \\n\\t]{0,40}"
+# At each place where JSON allows white space: a blank, or a line break and an indent. Without a bound a small model may
+# write blanks until the length limit.
+WHITE_SPACE = "( |\\n[ \\t]{0,24})?"
 MAX_FORMAT_CHARACTERS = 1 << 18  # of a schema as JSON, a pattern, choices or a grammar
 MAX_CHOICES = 1024
 USER_GRAMMAR = "user"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Locator, expect
+from playwright.sync_api import Locator, Page, expect
 
 from app.protocols.chat import ChatRequest
+from tests.conftest import Server
 from tests.e2e.page import ANSWER_MS, Chat, answer_with, begin_with, call_delta, delta, reasoning_delta
 
 pytestmark = pytest.mark.browser
@@ -46,8 +48,10 @@ def open_tools(chat: Chat) -> Locator:
     return field
 
 
-def test_the_model_calls_a_tool_and_answers_with_the_result(chat: Chat) -> None:
-    """The real server gets a definition, its call gets a result, and the conversation goes on."""
+@pytest.mark.model
+def test_the_model_calls_a_tool_and_answers_with_the_result(chat_server: Server, new_page: Callable[..., Page]) -> None:
+    """The server gets a definition, its call gets a result, and the conversation goes on."""
+    chat = Chat(new_page(), chat_server.url).open()
     city = {"type": "object", "properties": {"city": {"enum": ["Ghent"]}}, "required": ["city"]}
     open_tools(chat).fill(json.dumps({"name": "get_weather", "parameters": {**city, "additionalProperties": False}}))
     chat.page.get_by_label("Require a call for each message").check()
