@@ -107,6 +107,13 @@ def run(
         return runner.run(_run(server, client, bound, settings, logs))
 
 
+def spare_loaded_objects() -> None:
+    """Let the garbage collector skip the objects that exist now, and run rarely, so that it does not delay tokens."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(ALLOCATIONS_BETWEEN_COLLECTIONS, *gc.get_threshold()[1:])
+
+
 def load_text(settings: Settings) -> TextModel:
     """Return the tokenizer and chat template that `settings` select. Raises `TokenizerError`, `InvalidTemplate`."""
     return TextModel.load(
@@ -141,9 +148,7 @@ async def _run(
         server.should_exit = True
         await serving
         return 1
-    gc.collect()
-    gc.freeze()  # loaded objects stay: the collector skips them between two tokens
-    gc.set_threshold(ALLOCATIONS_BETWEEN_COLLECTIONS, *gc.get_threshold()[1:])
+    spare_loaded_objects()
     loading.cancel()
     failed = asyncio.create_task(client.failed())
     await asyncio.wait((serving, failed), return_when=asyncio.FIRST_COMPLETED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ WHITE_SPACE = "( |\\n[ \\t]{0,24})?"
 MAX_FORMAT_CHARACTERS = 1 << 18  # of a schema as JSON, a pattern, choices or a grammar
 MAX_CHOICES = 1024
 USER_GRAMMAR = "user"
+_ESCAPED = re.compile(r"\\?\n|\\.|/", re.DOTALL)
 
 
 class InvalidFormat(Exception):
@@ -40,20 +42,29 @@ class ContentFormat:
 
     def expression(self) -> str:
         """Return the content as an expression in llguidance's variant of Lark. Raises `InvalidFormat`."""
+        text = self._text()
+        if len(text) > MAX_FORMAT_CHARACTERS:
+            raise InvalidFormat(f"it may have at most {MAX_FORMAT_CHARACTERS} characters, got {len(text)}")
         match self.kind:
             case "json_schema":
-                text = expression = f"%json {json.dumps(json_schema(self.value), ensure_ascii=False)}"
+                return f"%json {text}"
             case "regex":
-                text = expression = f"/{escaped_pattern(self.value)}/"
+                return f"/{escaped_pattern(text)}/"
             case "choice":
                 if not 1 <= len(self.value) <= MAX_CHOICES:
                     raise InvalidFormat(f"it must have 1 to {MAX_CHOICES} texts, got {len(self.value)}")
-                text = expression = any_of(map(literal, self.value))
+                return any_of(map(literal, self.value))
             case "grammar":
-                text, expression = self.value, f"@{USER_GRAMMAR}"
-        if len(text) > MAX_FORMAT_CHARACTERS:
-            raise InvalidFormat(f"it may have at most {MAX_FORMAT_CHARACTERS} characters, got {len(text)}")
-        return expression
+                return f"@{USER_GRAMMAR}"
+
+    def _text(self) -> str:
+        match self.kind:
+            case "json_schema":
+                return json.dumps(json_schema(self.value), ensure_ascii=False)
+            case "choice":
+                return "".join(self.value)
+            case _:
+                return str(self.value)
 
 
 def json_schema(schema: Any) -> dict[str, Any]:
@@ -69,13 +80,9 @@ def json_schema(schema: Any) -> dict[str, Any]:
 
 def escaped_pattern(pattern: str) -> str:
     """Return a regular expression for use between slashes: with escaped slashes, and in one line."""
-    escaped, is_escaped = [], False
-    for character in pattern:
-        if character == "\n":
-            escaped.append("n" if is_escaped else "\\n")
-        elif character == "/" and not is_escaped:
-            escaped.append("\\/")
-        else:
-            escaped.append(character)
-        is_escaped = character == "\\" and not is_escaped
-    return "".join(escaped)
+    return _ESCAPED.sub(_escape, pattern)
+
+
+def _escape(found: re.Match[str]) -> str:
+    text = found[0]
+    return "\\n" if text.endswith("\n") else "\\/" if text == "/" else text

@@ -6,6 +6,7 @@ The heaviest bodies of every kind are sent, one after another.
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import sys
 import time
@@ -15,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.cli.serve import SWITCH_SECONDS
+from app.cli.serve import SWITCH_SECONDS, spare_loaded_objects
 from app.engine_client.client import EngineClient
 from app.protocols.messages import MAX_MESSAGES
 from app.protocols.responses_input import MAX_ITEMS
@@ -217,10 +218,13 @@ def bodies() -> dict[str, tuple[str, bytes]]:
 
 @pytest.fixture
 async def http(demo: Path) -> AsyncIterator[httpx.AsyncClient]:
-    """Yield a client of the application, which runs on this event loop with the server's switch interval."""
+    """Yield a client of the application, which runs on this event loop.
+
+    Switch interval and garbage collection are those of the server.
+    """
     settings = Settings(engine=EngineConfig(model="fake"), model_name="fake")
     app = create_app(settings, EngineClient(CONFIG, fake_engine), TextModel.load(demo))
-    before = sys.getswitchinterval()
+    before, thresholds = sys.getswitchinterval(), gc.get_threshold()
     sys.setswitchinterval(SWITCH_SECONDS)
     transport = httpx.ASGITransport(app)
     async with (
@@ -229,8 +233,11 @@ async def http(demo: Path) -> AsyncIterator[httpx.AsyncClient]:
     ):
         while (await client.get("/health")).status_code != 200:
             await asyncio.sleep(0.001)
+        spare_loaded_objects()
         yield client
+        gc.unfreeze()
     sys.setswitchinterval(before)
+    gc.set_threshold(*thresholds)
 
 
 async def longest_gap(work: asyncio.Task) -> float:
