@@ -15,6 +15,7 @@ WHITE_SPACE = "( |\\n[ \\t]{0,24})?"
 MAX_FORMAT_CHARACTERS = 1 << 18  # of a schema as JSON, a pattern, choices or a grammar
 MAX_CHOICES = 1024
 USER_GRAMMAR = "user"
+_CONTROL_CHARACTER = re.compile(r"(?<!\\)(?:\\\\)*\\u00[01]")  # in JSON, except those with a short escape
 _ESCAPED = re.compile(r"\\?\n|\\.|/", re.DOTALL)
 
 
@@ -60,7 +61,11 @@ class ContentFormat:
     def _text(self) -> str:
         match self.kind:
             case "json_schema":
-                return json.dumps(json_schema(self.value), ensure_ascii=False)
+                text = json.dumps(json_schema(self.value), ensure_ascii=False)
+                # A text with one can be written with \uXXXX only, which is not allowed; llguidance would leave it out.
+                if _CONTROL_CHARACTER.search(text):
+                    raise InvalidFormat("control characters in a schema are not supported; remove them")
+                return text
             case "choice":
                 return "".join(self.value)
             case _:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -122,3 +123,16 @@ def test_a_property_cannot_be_repeated_in_another_form():
     form = ContentFormat("json_schema", schema, "p")
     assert accepts(form, '{"a": 1, "b": "x"}')
     assert not accepts(form, '{"a": 1, "\\u0061": "x"}')
+
+
+@pytest.mark.parametrize(
+    ("value", "is_refused"), [("a\0b", True), ("\\\0", True), ("\\u0000", False), ("a\tb\n", False)]
+)
+def test_a_value_that_could_not_be_written_is_refused(value: str, is_refused: bool):
+    """Tabs and line ends have an escape of their own, and an escaped backslash begins no other escape."""
+    form = ContentFormat("json_schema", {"const": value}, "response_format")
+    if is_refused:
+        with pytest.raises(InvalidFormat, match="control characters"):
+            form.expression()
+    else:
+        assert accepts(form, json.dumps(value))
