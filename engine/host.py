@@ -1,9 +1,12 @@
-"""Memory and cores that this process can use."""
+"""Memory and cores that this process can use, and the priority of its threads and children."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
+
+NICENESS = 10  # of work that can wait
 
 # Files with a container's memory limit and usage, for both generations of control groups.
 CGROUP_MEMORY = (
@@ -39,3 +42,19 @@ def total_memory_bytes() -> int:
 def num_cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def lower_priority(thread_id: int) -> None:
+    """Let other threads go before this one, where a system can."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, thread_id, NICENESS)
+
+
+def lower_process_priority(pid: int) -> None:
+    """Let other processes go before a new process that leads a session, where a system can.
+
+    On Linux a session may be a group of its own, with a niceness beside that of its threads (sched(7), autogroups).
+    """
+    lower_priority(pid)
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{pid}/autogroup").write_text(str(NICENESS))

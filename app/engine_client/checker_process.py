@@ -10,7 +10,8 @@ import sys
 import msgspec
 
 from app.child_environment import module_environment
-from engine.constraints.checks import LENGTH, MAX_CPU_SECONDS, Verdict, frame, lower_process_priority
+from engine.constraints.checks import LENGTH, MAX_CPU_SECONDS, Verdict, frame
+from engine.host import lower_process_priority
 
 
 class CheckerProcess:

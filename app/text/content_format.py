@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from app.text.tools.grammar_rules import ESCAPES, any_of, literal
+from app.text.tools.grammar_rules import any_of, json_value, literal
 
-# At each place where JSON allows white space: a blank, or a line break and an indent. Without a bound a small model may
-# write blanks until the length limit.
-WHITE_SPACE = "( |\\n[ \\t]{0,24})?"
 MAX_FORMAT_CHARACTERS = 1 << 18  # of a schema as JSON, a pattern, choices or a grammar
 MAX_CHOICES = 1024
 USER_GRAMMAR = "user"
@@ -43,44 +39,42 @@ class ContentFormat:
 
     def expression(self) -> str:
         """Return the content as an expression in llguidance's variant of Lark. Raises `InvalidFormat`."""
-        text = self._text()
-        if len(text) > MAX_FORMAT_CHARACTERS:
-            raise InvalidFormat(f"it may have at most {MAX_FORMAT_CHARACTERS} characters, got {len(text)}")
         match self.kind:
             case "json_schema":
-                return f"%json {text}"
+                # The schema is written once, since it may be large.
+                expression = json_value(checked_schema(self.value), is_strict=True)
+                _check_size(len(expression))
+                # A text with one can be written with \uXXXX only, which is not allowed; llguidance would leave it out.
+                if _CONTROL_CHARACTER.search(expression):
+                    raise InvalidFormat("control characters in a schema are not supported; remove them")
+                return expression
             case "regex":
-                return f"/{escaped_pattern(text)}/"
+                _check_size(len(self.value))
+                return f"/{escaped_pattern(self.value)}/"
             case "choice":
+                _check_size(sum(map(len, self.value)))
                 if not 1 <= len(self.value) <= MAX_CHOICES:
                     raise InvalidFormat(f"it must have 1 to {MAX_CHOICES} texts, got {len(self.value)}")
                 return any_of(map(literal, self.value))
             case "grammar":
+                _check_size(len(self.value))
                 return f"@{USER_GRAMMAR}"
 
-    def _text(self) -> str:
-        match self.kind:
-            case "json_schema":
-                text = json.dumps(json_schema(self.value), ensure_ascii=False)
-                # A text with one can be written with \uXXXX only, which is not allowed; llguidance would leave it out.
-                if _CONTROL_CHARACTER.search(text):
-                    raise InvalidFormat("control characters in a schema are not supported; remove them")
-                return text
-            case "choice":
-                return "".join(self.value)
-            case _:
-                return str(self.value)
+
+def _check_size(size: int) -> None:
+    if size > MAX_FORMAT_CHARACTERS:
+        raise InvalidFormat(f"it may have at most {MAX_FORMAT_CHARACTERS} characters, got {size}")
 
 
-def json_schema(schema: Any) -> dict[str, Any]:
-    """Return a schema with bounded white space. Raises `InvalidFormat`."""
+def checked_schema(schema: Any) -> dict[str, Any]:
+    """Return a schema as an object. Raises `InvalidFormat`."""
     if schema is True:
-        schema = {}
+        return {}
     if not isinstance(schema, dict):
         raise InvalidFormat("a JSON Schema must be an object or true")
     if "x-guidance" in schema:
         raise InvalidFormat("the keyword x-guidance is not supported; remove it")
-    return {**schema, "x-guidance": {"whitespace_pattern": WHITE_SPACE, "json_allowed_escapes": ESCAPES}}
+    return schema
 
 
 def escaped_pattern(pattern: str) -> str:

@@ -7,13 +7,11 @@ is limited, and so is the processor time of each grammar: SIGPROF ends the proce
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import struct
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
@@ -28,29 +26,12 @@ LENGTH = struct.Struct("<I")  # of a frame, before its content
 MAX_MEMORY_BYTES = 2 << 30  # address space
 STACK_BYTES = 2 << 20
 MAX_CPU_SECONDS = 0.3  # of one grammar
-NICENESS = 10
 
 
 class Verdict(msgspec.Struct, frozen=True):
     """Result of a check: why a grammar cannot be used; empty if it can."""
 
     error: str = ""
-
-
-def lower_priority(thread_id: int) -> None:
-    """Let other threads go before this one, where a system can."""
-    with contextlib.suppress(OSError, AttributeError):
-        os.setpriority(os.PRIO_PROCESS, thread_id, NICENESS)
-
-
-def lower_process_priority(pid: int) -> None:
-    """Let other processes go before a new process that leads a session, where a system can.
-
-    On Linux a session may be a group of its own, with a niceness beside that of its threads (sched(7), autogroups).
-    """
-    lower_priority(pid)
-    with contextlib.suppress(OSError):
-        Path(f"/proc/{pid}/autogroup").write_text(str(NICENESS))
 
 
 def frame(content: bytes) -> bytes:

@@ -8,10 +8,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from llguidance import LLMatcher
 
-from engine.constraints.checks import lower_priority
 from engine.constraints.constraint import GrammarConstraint, ReasoningConstraint
 from engine.constraints.grammars import GrammarTokenizer
 from engine.errors import InvalidParameter
+from engine.host import lower_priority
 from engine.scheduling.constraint import Constraint
 from engine.types import Request, Vocabulary
 
