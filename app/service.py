@@ -198,7 +198,7 @@ class Service:
         """Compile a request's grammar, and give the engine the vocabulary that constraints need. Raises `ApiError`."""
         if prompt.grammar is not None:
             began, form = time.monotonic(), request.content_format
-            await self.grammars.check(prompt.grammar, tenant.id, form.param if form is not None else "grammar")
+            await self.grammars.check(prompt.grammar, tenant.id, form.param if form is not None else "tools")
             intake.record_wait(began, time.monotonic(), WaitReason.GRAMMAR)
         if prompt.grammar is not None or prompt.reasoning_limit is not None:
             self.client.use_vocabulary(await self.grammars.vocabulary())

@@ -141,7 +141,7 @@ def test_a_cut_call_has_its_arguments_as_far_as_they_came(server):
                 "tools": [{"type": "function", "function": {"name": "f", "strict": True, "parameters": {"not": {}}}}],
                 "tool_choice": "required",
             },
-            "not",
+            'tools: unsupported keywords: ["not"]',
         ),
         ({"guided_json": {}}, "use structured_outputs"),
         ({"n_predict": 3}, "use max_tokens"),
