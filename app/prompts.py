@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import count
 from types import MappingProxyType
 from typing import Any
@@ -24,9 +23,12 @@ from app.streams.timeline import IntakeTimeline
 from app.text.chat_template import MessagesRefused, ReservedVariable
 from app.text.content_format import InvalidFormat
 from app.text.detokenizer import Detokenizer
+from app.text.marks import NO_MARKS, Marks
 from app.text.output_parser import OutputParser
 from app.text.text_model import TextModel
 from app.text.tokenize_queue import TokenizeQueue
+from app.text.tools.answer import AnswerSyntax
+from app.text.tools.definitions import ToolUse
 from app.text.tools.formats import ToolFormat
 from engine.errors import ContextExceeded, RequestRefused
 from engine.host import num_cores
@@ -38,6 +40,7 @@ CHARACTERS_PER_TOKEN = 16  # characters per token of the context in the longest 
 MAX_TRUNCATIONS = 16  # attempts to make a conversation fit
 ANSWER_SHARE = 8  # one part in so many of the context is left for the answer to a truncated conversation, or max_tokens
 CPU_SHARE = min(0.5, 0.05 * num_cores())  # share of a core for large bodies, and for texts of /tokenize and /detokenize
+BYTE_MARKS = (b"\xfe", b"\xff")  # stand for the special tokens around reasoning; no text in UTF-8 has them
 READ_SECONDS_PER_BYTE = 2.5e-9  # CPU time of reading a body on the event loop
 
 
@@ -70,13 +73,13 @@ def opens_reasoning(form: ToolFormat, prompt: ChatPrompt, rendered: str) -> bool
 class PreparedPrompt:
     """Token ids of a request's prompt, and what depends on its rendered text.
 
-    parser: constructor of the choices' output parsers. shown_tokens: control tokens that these read. grammar,
+    parser: constructor of the choices' output parsers. marks: the special tokens that these read. grammar,
     reasoning_limit: constraints of the answer.
     """
 
     ids: list[int]
     parser: Callable[[], OutputParser | None] = lambda: None
-    shown_tokens: Mapping[int, str] = field(default_factory=dict)
+    marks: Marks = NO_MARKS
     echo: EchoedPrompt | None = None
     grammar: str | None = None
     reasoning_limit: ReasoningLimit | None = None
@@ -113,7 +116,8 @@ class Prompts:
         if isinstance(prompt, str):
             ids = await self._encode(prompt, service_class, True, intake, request.parameter_names)
         echo = await self._echo(prompt, ids) if request.echo else None
-        return PreparedPrompt(ids, echo=echo, grammar=self._grammar(request, is_reasoning=False, may_reason=False))
+        answer = self._answer(request, None, False, may_reason=False)
+        return PreparedPrompt(ids, echo=echo, grammar=self._grammar(request, answer))
 
     async def _echo(self, prompt: str | Sequence[int], ids: list[int]) -> EchoedPrompt:
         """Return a prompt as text, with the offset of each token."""
@@ -139,38 +143,43 @@ class Prompts:
         self, request: GenerationRequest, prompt: ChatPrompt, rendered: str, ids: list[int]
     ) -> PreparedPrompt:
         """Return the prompt with parser and constraints of its answer."""
-        form = self.text.tool_format
+        tools, form = prompt.tools, self.text.tool_format
         is_reasoning = opens_reasoning(form, prompt, rendered)
         is_message = not prompt.continue_final_message or not prompt.turns[-1]["content"].strip()
-        may_reason = is_reasoning or (
-            is_message
-            and self.text.writes_reasoning
-            and not rendered.rstrip().endswith(tuple(tags.close for tags in form.tags))
-        )
-        texts = form.visible_tokens if prompt.tools is not None else form.reasoning_tokens
+        ends_reasoning = rendered.rstrip().endswith(tuple(tags.close for tags in form.tags))
+        reasons = is_reasoning or (is_message and self.text.writes_reasoning and not ends_reasoning)
+        # Where nothing but a format or a call is admitted, only a model that is known to reason may do so before.
+        is_free = request.content_format is None and (tools is None or tools.choice != "required")
+        answer = self._answer(request, tools, is_reasoning, may_reason=reasons or (is_message and is_free))
         return PreparedPrompt(
             ids,
-            partial(form.parser, prompt.tools, is_reasoning=is_reasoning, may_reason=is_message or is_reasoning),
-            self.text.shown_tokens(texts),
-            grammar=self._grammar(request, is_reasoning=is_reasoning, may_reason=may_reason),
-            reasoning_limit=self._reasoning_limit(request.thinking_budget, is_reasoning, may_reason),
+            answer.parser,
+            answer.marks,
+            grammar=self._grammar(request, answer),
+            reasoning_limit=self._reasoning_limit(request.thinking_budget, is_reasoning, reasons),
         )
 
-    def _grammar(self, request: GenerationRequest, *, is_reasoning: bool, may_reason: bool) -> str | None:
-        """Return the grammar of a request's answer. Raises `ApiError` (400) for a format that cannot be enforced."""
-        form, tools = request.content_format, request.prompt.tools if isinstance(request.prompt, ChatPrompt) else None
+    def _answer(
+        self, request: GenerationRequest, tools: ToolUse | None, is_reasoning: bool, *, may_reason: bool
+    ) -> AnswerSyntax:
+        """Return the syntax of a request's answer. Raises `ApiError` (400) for tools if no text is a call."""
         if tools is not None and tools.choice != "none" and not self.text.calls_tools:
             message = "tools are not supported, because this server runs with --tool-parser none"
             raise ApiError(400, message, param="tools", code="unsupported_parameter")
+        return self.text.tool_format.answer(
+            tools,
+            request.content_format,
+            special_tokens={text: token_id for token_id, text in self.text.special_texts.items()},
+            is_reasoning=is_reasoning,
+            may_reason=may_reason,
+            constrains_all=self.strict_tools,
+        )
+
+    def _grammar(self, request: GenerationRequest, answer: AnswerSyntax) -> str | None:
+        """Return the grammar of a request's answer. Raises `ApiError` (400) for a format that cannot be enforced."""
+        form = request.content_format
         try:
-            grammar = self.text.tool_format.grammar(
-                tools,
-                form,
-                special_tokens={text: token_id for token_id, text in self.text.special_texts.items()},
-                is_reasoning=is_reasoning,
-                may_reason=may_reason,
-                constrains_all=self.strict_tools,
-            )
+            grammar = answer.grammar()
         except InvalidFormat as error:
             assert form is not None
             raise ApiError(400, f"{form.param}: {error}", param=form.param, code="invalid_value") from None
@@ -185,9 +194,12 @@ class Prompts:
         if budget is None or not may_reason or not form.tags:
             return None
         tags = form.tags[0]
-        open_tag = b"" if is_open else tags.open.encode()
+        special = {text: token_id for token_id, text in self.text.special_texts.items()}
+        marks = {tag: mark for tag, mark in zip(tags, BYTE_MARKS, strict=True) if tag in special}
+        opening, close = (marks.get(tag, tag.encode()) for tag in tags)
         closing = self.text.encode(f"\n{tags.close}\n\n", add_special_tokens=False)
-        return ReasoningLimit(budget, tuple(closing), open_tag, tags.close.encode())
+        marked = {special[tag]: mark for tag, mark in marks.items()}
+        return ReasoningLimit(budget, tuple(closing), b"" if is_open else opening, close, marked)
 
     async def parse(self, schema: type[Schema], body: bytes, intake: IntakeTimeline | None = None) -> Schema:
         """Return `body` as `schema`. Raises `ApiError` (400) that names the first wrong field."""

@@ -250,7 +250,8 @@ class Service:
         return OutputOptions(
             stop=request.stop,
             includes_stop=request.includes_stop,
-            shown_tokens=self.text.special_texts if request.shows_special_tokens else prompt.shown_tokens,
+            shown_tokens=self.text.special_texts if request.shows_special_tokens else {},
+            marks=prompt.marks,
             echo=prompt.echo,
             discards_tokens=request.max_tokens == 0,
             lists_prompt=request.lists_prompt,

@@ -47,7 +47,7 @@ def grammar(schema: Any) -> str:
     """Return the grammar of an answer with a schema. Raises `InvalidFormat`."""
     hermes = format_by_name("hermes")
     assert hermes is not None
-    text = hermes.grammar(None, ContentFormat("json_schema", schema, "response_format"), may_reason=False)
+    text = hermes.answer(None, ContentFormat("json_schema", schema, "response_format"), may_reason=False).grammar()
     assert text is not None
     return text
 

@@ -104,13 +104,15 @@ class Vocabulary(msgspec.Struct, frozen=True):
 class ReasoningLimit(msgspec.Struct, frozen=True):
     """Maximum number of tokens in the reasoning block at the beginning of an answer, and the tokens that close it.
 
-    open_tag: opens the block; empty if the prompt has opened it. close_tag: closes it.
+    open_tag: opens the block; empty if the prompt has opened it. close_tag: closes it. marks: bytes that stand for
+    special tokens, of which a tag consists then; other tokens with the same text are text.
     """
 
     max_tokens: int
     closing_ids: tuple[int, ...]
     open_tag: bytes
     close_tag: bytes
+    marks: dict[int, bytes] = {}
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

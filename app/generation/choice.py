@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from app.streams.stream_log import Delta, TokenInfo
 from app.text.detokenizer import Detokenizer, StopMatcher
+from app.text.marks import NO_MARKS, Marks
 from app.text.output_parser import OutputParser, ParsedText
 from engine.types import FinishReason, StatusEvent, TokenEvent
 
@@ -26,13 +27,15 @@ class OutputOptions:
     """Conversion of tokens to text.
 
     stop: stop strings. includes_stop: a stop string or token that ends the text is part of it. shown_tokens: texts of
-    control tokens that are shown. discards_tokens: the answer has no tokens of its own (max_tokens 0).
-    lists_prompt: the answer has the log-probabilities of the prompt apart from its text.
+    control tokens that are shown. marks: special tokens that the output parser reads. discards_tokens: the answer has
+    no tokens of its own (max_tokens 0). lists_prompt: the answer has the log-probabilities of the prompt apart from its
+    text.
     """
 
     stop: tuple[str, ...] = ()
     includes_stop: bool = False
     shown_tokens: Mapping[int, str] = field(default_factory=dict)
+    marks: Marks = NO_MARKS
     echo: EchoedPrompt | None = None
     discards_tokens: bool = False
     lists_prompt: bool = False
@@ -49,6 +52,7 @@ class ChoiceOutput:
         "_characters",
         "_detokenizer",
         "_has_calls",
+        "_has_marks",
         "_infos",
         "_min_tokens",
         "_options",
@@ -79,7 +83,9 @@ class ChoiceOutput:
         self.index = index
         self._options = options
         self._detokenizer = detokenizer
-        self._stops = StopMatcher(options.stop, is_included=options.includes_stop)
+        # A stop string may be, or have, a special token that is a mark here.
+        stops = dict.fromkeys((*options.stop, *map(options.marks.encode, options.stop)))
+        self._stops = StopMatcher(tuple(stops), is_included=options.includes_stop)
         self._parser = parser
         self._min_tokens = min_tokens
         self._infos: list[TokenInfo] = []  # of tokens whose text is still held back
@@ -88,6 +94,7 @@ class ChoiceOutput:
         # Characters so far, including held-back ones; counted only with log-probabilities.
         self._characters = len(options.echo.text) if options.echo is not None else 0
         self._has_calls = False
+        self._has_marks = False
         self.generated = 0  # tokens so far
         self.reasoning_tokens = 0
         self.first_token: float | None = None  # arrival, in monotonic seconds
@@ -112,6 +119,7 @@ class ChoiceOutput:
         self._tokens += 1
         is_hidden = finish is FinishReason.STOP and not self._options.includes_stop
         text = "" if is_hidden else self._detokenizer.push(event.token_id)
+        self._has_marks = self._has_marks or event.token_id in self._options.marks.shown
         if finish is not None:
             text += self._detokenizer.flush()
         if event.logprob is not None:
@@ -119,7 +127,7 @@ class ChoiceOutput:
             self._characters += len(text)
         shown, stop = self._stops.push(text, counts=self.generated >= self._min_tokens)
         if stop is not None:
-            self.finish_reason, self.stop_string = "stop", stop
+            self.finish_reason, self.stop_string = "stop", self._options.marks.decode(stop)
         elif finish is not None:
             shown += self._stops.flush()
             self.finish_reason = finish.value
@@ -163,6 +171,8 @@ class ChoiceOutput:
             parsed = [ParsedText()]
         infos = self._infos
         begun = len(infos) if is_whole else sum(info.offset < self._shown for info in infos)
+        if self._has_marks:
+            parsed = [self._without_marks(piece) for piece in parsed]
         first, *others = parsed
         tokens, self._tokens = self._tokens, 0
         deltas = [Delta(self.index, first.content, tokens, tuple(infos[:begun]), first.reasoning, first.calls)]
@@ -175,11 +185,19 @@ class ChoiceOutput:
         parsed = parser.push(token_id, text)
         if token_id >= 0 and (was_reasoning or parser.is_reasoning):
             self.reasoning_tokens += 1
+        if self.finish_reason is None and parser.is_complete:
+            self.finish_reason = "stop"
         if self.finish_reason is not None:
             parsed += parser.flush()
         elif parser.is_finished:
             self._parser = None
         self._has_calls = self._has_calls or any(piece.calls for piece in parsed)
-        if self._has_calls and self.finish_reason == "stop":
+        # The arguments of a call inside of which a stop string is found are cut.
+        if self._has_calls and self.finish_reason == "stop" and not parser.is_inside_call:
             self.finish_reason = "tool_calls"
         return parsed
+
+    def _without_marks(self, parsed: ParsedText) -> ParsedText:
+        """Return output with the texts of special tokens in place of their marks."""
+        decode = self._options.marks.decode
+        return ParsedText(decode(parsed.content), decode(parsed.reasoning), parsed.calls)

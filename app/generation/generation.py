@@ -104,7 +104,7 @@ class Generation:
         self._choices = [
             ChoiceOutput(
                 index,
-                Detokenizer(text, before, options.shown_tokens),
+                Detokenizer(text, before, {**options.shown_tokens, **options.marks.shown}),
                 options,
                 parser(),
                 request.sampling.min_tokens,

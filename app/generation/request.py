@@ -84,6 +84,12 @@ class GenerationRequest:
     encoder: Callable[[AnswerHead], Encoder] | None = None
 
     @property
+    def forces_calls(self) -> bool:
+        """Return whether the answer must have tool calls, after which the server may end it."""
+        tools = self.prompt.tools if isinstance(self.prompt, ChatPrompt) else None
+        return tools is not None and tools.choice == "required"
+
+    @property
     def continues_prompt(self) -> bool:
         """Return whether the answer continues the prompt's text, instead of being a message of its own."""
         return not isinstance(self.prompt, ChatPrompt) or self.prompt.continue_final_message
@@ -110,7 +116,7 @@ class GenerationRequest:
             **values,
             max_tokens=self.token_limit(room),
             stop_token_ids=tuple(sorted(stop_ids)),
-            has_stop_strings=bool(self.stop),
+            has_stop_strings=bool(self.stop) or self.forces_calls,
         )
 
 

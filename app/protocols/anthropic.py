@@ -126,7 +126,8 @@ class CountTokensRequest(TextRequest):
         """Return the tools that the answer may call. Raises `ApiError` for a choice that names no tool."""
         choice = self.tool_choice or AnthropicToolChoice(type="auto")
         tools = self._loaded_tools(choice)
-        is_parallel = not choice.disable_parallel_tool_use
+        disabled = choice.disable_parallel_tool_use
+        is_parallel = None if disabled is None else not disabled
         if choice.type == "tool":
             if all(tool.name != choice.name for tool in tools):
                 raise refused("tool_choice.name", f"no tool in tools has the name {choice.name!r:.90}")

@@ -67,7 +67,7 @@ class ChatRequest(SamplingFields):
     def tool_use(self) -> ToolUse | None:
         """Return the tools that the answer may call. Raises `ApiError` for a wrong choice."""
         tools = [tool.tool() for tool in self.tools or ()]
-        return tool_use(tools, self.tool_choice, parallel=self.parallel_tool_calls is not False)
+        return tool_use(tools, self.tool_choice, parallel=self.parallel_tool_calls)
 
     def _check_continued(self) -> None:
         last = self.messages[-1].role

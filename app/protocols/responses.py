@@ -150,7 +150,7 @@ class PromptFields(Strict):
     def chat_prompt(self) -> ChatPrompt:
         """Return the conversation for the chat template. Raises `ApiError` for calls and tools that do not match."""
         items = [Message(role="user", content=self.input)] if isinstance(self.input, str) else self.input
-        tools = tool_use(self.tools or [], self.tool_choice or "auto", self.parallel_tool_calls is not False)
+        tools = tool_use(self.tools or [], self.tool_choice or "auto", self.parallel_tool_calls)
         variables = reasoning_variables(self.reasoning.effort if self.reasoning else None)
         return ChatPrompt(turns=turns(items, self.instructions), tools=tools, variables=variables or None)
 

@@ -138,10 +138,10 @@ def names_in_namespaces(tools: Iterable[AnyTool]) -> dict[str, tuple[str, str]]:
     return {qualified_name(name, namespace): (namespace, name) for namespace, name in found}
 
 
-def tool_use(tools: Iterable[AnyTool], choice: ToolChoice, parallel: bool) -> ToolUse | None:
+def tool_use(tools: Iterable[AnyTool], choice: ToolChoice, parallel: bool | None) -> ToolUse | None:
     """Return the tools of a request and the choice among them; None if it has no tools.
 
-    parallel: an answer may have more than one call. Raises `ApiError` (400) for two tools of one name, and for a choice
+    parallel: as in `ToolUse`. Raises `ApiError` (400) for two tools of one name, and for a choice
     of tools that the request does not have.
     """
     by_name: dict[str, Tool] = {}

@@ -81,8 +81,11 @@ Tools = Annotated[list[FunctionTool], Field(fail_fast=True, max_length=MAX_TOOLS
 ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedToolsChoice
 
 
-def tool_use(tools: Sequence[Tool], choice: ToolChoice | None, *, parallel: bool) -> ToolUse | None:
-    """Return the tools that an answer may call, if any. Raises `ApiError` for a choice that names no tool."""
+def tool_use(tools: Sequence[Tool], choice: ToolChoice | None, *, parallel: bool | None) -> ToolUse | None:
+    """Return the tools that an answer may call, if any. Raises `ApiError` for a choice that names no tool.
+
+    parallel: as in `ToolUse`.
+    """
     if isinstance(choice, AllowedToolsChoice):
         names = {reference.function.name for reference in choice.allowed_tools.tools}
         for name in names:

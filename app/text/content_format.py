@@ -37,6 +37,12 @@ class ContentFormat:
         """Return the grammars by name to which the expression refers, in Lark's syntax."""
         return {USER_GRAMMAR: self.value} if self.kind == "grammar" else {}
 
+    def mentions(self, text: str) -> bool:
+        """Return whether the content may begin with `text` because the format names it."""
+        if self.kind == "choice":
+            return any(each.startswith(text) for each in self.value)
+        return self.kind in ("regex", "grammar") and text in self.value.replace("\\", "")
+
     def expression(self) -> str:
         """Return the content as an expression in llguidance's variant of Lark. Raises `InvalidFormat`."""
         match self.kind:

@@ -48,6 +48,14 @@ class OutputParser(Protocol):
     def is_reasoning(self) -> bool:
         """Return whether the text so far ends in reasoning."""
 
+    @property
+    def is_inside_call(self) -> bool:
+        """Return whether the text so far ends inside of a tool call."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Return whether the answer is complete, although the model may go on."""
+
     def push(self, token_id: int, text: str) -> list[ParsedText]:
         """Return the output that can be shown now, in the order of generation; possibly empty.
 
@@ -66,12 +74,16 @@ class ThinkTagParser:
     part. Text that may be the beginning of a tag is held back.
     """
 
-    __slots__ = ("_begins_reasoning", "_closing", "_held", "_is_open", "_stage", "_tags")
+    __slots__ = ("_begins_reasoning", "_closing", "_drops_cut_tag", "_held", "_is_open", "_stage", "_tags")
 
-    def __init__(self, *, is_open: bool = False, tags: Sequence[Tags] = (THINK_TAGS,)) -> None:
+    def __init__(
+        self, *, is_open: bool = False, tags: Sequence[Tags] = (THINK_TAGS,), drops_cut_tag: bool = False
+    ) -> None:
         """is_open: the prompt ends with an opening tag, so that the text begins as reasoning; some models repeat it.
-        tags: the pairs of tags that the model may write.
+        tags: the pairs of tags that the model may write. drops_cut_tag: no content begins like a tag, so that the
+        beginning of an opening tag, where the answer is cut, is no content.
         """
+        self._drops_cut_tag = drops_cut_tag
         self._stage = _Stage.BEGINNING
         self._tags = tags
         self._closing = tuple(pair.close for pair in tags)  # tags that may end the block
@@ -89,6 +101,16 @@ class ThinkTagParser:
         """Return whether the block is open."""
         return self._stage is _Stage.REASONING or (self._is_open and self._stage is _Stage.BEGINNING)
 
+    @property
+    def is_inside_call(self) -> bool:
+        """Return False: calls are not parsed."""
+        return False
+
+    @property
+    def is_complete(self) -> bool:
+        """Return False: the end is the model's choice."""
+        return False
+
     def push(self, token_id: int, text: str) -> list[ParsedText]:
         """Return the text that can be shown now; `token_id` is ignored."""
         self._held += text
@@ -105,7 +127,7 @@ class ThinkTagParser:
     def flush(self) -> list[ParsedText]:
         """Return held-back text at the end."""
         held = self._take_held()
-        if not held:
+        if not held or (self._drops_cut_tag and self._stage is _Stage.BEGINNING and not self._is_open):
             return []
         return [ParsedText(reasoning=held) if self.is_reasoning else ParsedText(held)]
 
@@ -159,6 +181,16 @@ class SequentialParser:
     def is_reasoning(self) -> bool:
         """Return whether the text so far ends in reasoning."""
         return (self._reasoning or self._content).is_reasoning
+
+    @property
+    def is_inside_call(self) -> bool:
+        """Return whether the text so far ends inside of a tool call."""
+        return self._content.is_inside_call
+
+    @property
+    def is_complete(self) -> bool:
+        """Return whether the content is complete."""
+        return self._content.is_complete
 
     def push(self, token_id: int, text: str) -> list[ParsedText]:
         """Return the output that can be shown now."""

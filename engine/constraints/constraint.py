@@ -88,7 +88,7 @@ class ReasoningConstraint:
                 self._look_for_opening(token_id)
             case _Stage.OPEN:
                 close_tag = self._limit.close_tag
-                self._tail = self._tail[-len(close_tag) + 1 :] + self._tokens[token_id]
+                self._tail = self._end_of_tail(len(close_tag) - 1) + self._bytes(token_id)
                 self._used += 1
                 if close_tag in self._tail:
                     self._stage = _Stage.DONE
@@ -109,8 +109,16 @@ class ReasoningConstraint:
         words[:] = 0
         words[token_id // 32] = 1 << (token_id % 32)
 
+    def _bytes(self, token_id: int) -> bytes:
+        """Return the bytes of a token, or its mark."""
+        return self._limit.marks.get(token_id) or self._tokens[token_id]
+
+    def _end_of_tail(self, size: int) -> bytes:
+        """Return the last `size` bytes in which a tag may begin."""
+        return self._tail[-size:] if size else b""
+
     def _look_for_opening(self, token_id: int) -> None:
-        self._tail += self._tokens[token_id]
+        self._tail += self._bytes(token_id)
         begun = self._tail.lstrip()
         if begun.startswith(self._limit.open_tag):
             self._tail = begun[len(self._limit.open_tag) :]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from typing import Any
 
 STRING = frozenset({"string"})
 ANY = frozenset({"string", "integer", "number", "boolean", "object", "array", "null"})
 MAX_NESTING = 64  # nested references and alternatives in a schema
-_PYTHON_LITERALS = {"True": "true", "False": "false", "None": "null"}  # as templates in Jinja write them
+MAX_LITERAL = 1 << 16  # characters of a value in Python's syntax
 
 
 def argument_types(parameters: dict[str, Any], name: str) -> frozenset[str]:
@@ -27,15 +28,53 @@ def argument_types(parameters: dict[str, Any], name: str) -> frozenset[str]:
 
 
 def json_value(text: str, types: frozenset[str]) -> str:
-    """Return the JSON text of a value that was written as `text`: itself if it is JSON of one of `types`, otherwise a
-    string.
+    """Return the JSON text of a value that was written as `text`: itself if it is JSON of one of `types`, JSON if it is
+    such a value in Python's syntax, which templates write, otherwise a string.
     """
     if types != STRING:
-        value = text.strip()
-        value = _PYTHON_LITERALS.get(value, value)
-        if types & _types_of(value) - STRING:
-            return value
+        for value in (text.strip(), _from_python(text.strip())):
+            if types & _types_of(value) - STRING:
+                return value
     return json.dumps(text, ensure_ascii=False)
+
+
+def _from_python(text: str) -> str:
+    """Return a literal of Python as JSON; empty if it is none."""
+    if len(text) > MAX_LITERAL:
+        return ""
+    try:
+        return json.dumps(ast.literal_eval(text), ensure_ascii=False, allow_nan=False)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return ""
+
+
+def listed_values(schema: Any, root: dict[str, Any]) -> list[Any] | None:
+    """Return the values that a schema allows if it lists them: by an enumeration, a constant, null, a boolean, or
+    alternatives of these. None for other schemas. root: the schema to which its references refer.
+    """
+    return _listed(schema, root, set(), MAX_NESTING)
+
+
+def _listed(schema: Any, root: dict[str, Any], seen: set[str], depth: int) -> list[Any] | None:
+    """Return the values of `listed_values`. seen: references that were followed before, which add nothing."""
+    if not isinstance(schema, dict) or depth == 0:
+        return None
+    if isinstance(values := schema.get("enum"), list) and values:
+        return values
+    if "const" in schema:
+        return [schema["const"]]
+    if isinstance(reference := schema.get("$ref"), str):
+        if reference in seen:
+            return []
+        seen.add(reference)
+        return _listed(referenced(reference, root), root, seen, depth - 1)
+    alternatives = schema.get("anyOf") or schema.get("oneOf")
+    if isinstance(alternatives, list):
+        found = [_listed(each, root, seen, depth - 1) for each in alternatives]
+        return None if None in found else [value for each in found if each is not None for value in each]
+    by_type: dict[object, list[Any]] = {"null": [None], "boolean": [True, False]}
+    given = schema.get("type")
+    return by_type.get(given) if isinstance(given, str) else None
 
 
 def escape(text: str) -> str:

@@ -1,30 +1,28 @@
-"""CallParser: the part that all parsers of tool calls share: text around calls, the decision on each, and the output.
+"""CallParser: the part that all parsers of tool calls share: text around calls, and the output.
 
 Rules of all families:
-- A call names a tool of the request, and its arguments begin as the format demands. It is reported from then on:
-  id and name once, then the arguments as they arrive. If the answer is cut, its arguments are cut.
-- Text that only resembles a call is content, character by character: a start marker without a call, JSON without a
-  name, an unknown name, a second call if the request allows only one. Text inside of such a call starts no other call.
-- After a call's arguments its markup is dropped up to the end marker; other text there is content.
+- A call is reported when its arguments begin: id and name once, then the arguments as they arrive. If the answer is
+  cut, its arguments are cut. Markup of a call is never content, also where the answer is cut inside of it.
+- Text that only resembles a call is content, character by character.
 - White space before a call and between calls is dropped, and white space between the last call and the end. More than
   `MAX_SPACE` characters of it are content.
+- An answer that must have calls ends before a call that it has had already, and after as many as it may have.
 """
 
 from __future__ import annotations
 
-import enum
 import itertools
 import re
+import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
 from app.streams.stream_log import ToolCallPiece
 from app.text.output_parser import ParsedText
-from app.text.tools.definitions import Tool, ToolUse
-from app.text.tools.text_reader import Steps, TextReader
+from app.text.tools.definitions import Tool
+from app.text.tools.text_reader import Literals, Steps, TextReader
 
 MAX_SPACE = 256  # characters of white space that are held back because a call may follow
-MAX_NAME = 256  # characters of a tool's name, an argument's name or another key of a call
 
 
 class _Text(NamedTuple):
@@ -34,37 +32,34 @@ class _Text(NamedTuple):
     is_reasoning: bool
 
 
-class _State(enum.Enum):
-    UNDECIDED = enum.auto()  # text is held back
-    CALL = enum.auto()
-    TEXT = enum.auto()  # no call, or one that is refused
-
-
 class CallParser:
-    """Base of the parsers of one choice's content. A family implements `_read_calls`, and names its start markers,
-    which all begin with the same character.
-    """
+    """Base of the parsers of one choice's content. A family implements `_read_calls`."""
 
-    starts: tuple[str, ...]
-
-    def __init__(self, use: ToolUse | None, new_id: Callable[[], str]) -> None:
-        """use: the tools of the request; None: nothing is a call. new_id: returns the id of a new call."""
-        self._tools: dict[str, Tool] = {tool.name: tool for tool in use.tools} if use else {}
-        self._is_parallel = use is None or use.parallel
+    def __init__(self, starts: Literals, new_id: Callable[[], str], max_forced_calls: int = 0) -> None:
+        """starts: texts at which a call may begin. new_id: returns the id of a new call. max_forced_calls: number of
+        calls after which an answer ends that must have calls; 0 for others.
+        """
+        self._starts = starts
         self._new_id = new_id
-        self._calls = 0  # reported calls
-        self._state = _State.TEXT
-        self._held: list[str] = []  # text since the beginning of an undecided call
-        self._early_arguments: list[str] = []  # of an undecided call with its name after them
+        self._max_forced_calls = max_forced_calls
+        self._calls: list[tuple[str, str]] = []  # names and arguments of the complete calls of a forced answer
+        self._reported = 0  # calls
+        self._name = ""  # of the current call
+        self._arguments: list[str] = []  # of the current call, until it is reported, or to compare later ones
+        self._length = 0  # characters of the arguments so far
+        self._repeatable: list[str] = []  # arguments of earlier calls that the current one may repeat
+        self._is_reported = False  # the current call is
+        self._held: list[str] = []  # text that may be the beginning of a call
         self._space = ""  # held-back white space
         self._passes_space = False  # the current run of white space is too long to be held back
         self._follows_call = False  # only white space since the last call
         self._output: list[_Text | ToolCallPiece] = []
         self._add_plain: Callable[[str], None] = self._add_content  # receives text outside of calls
         self._reader = TextReader(self._add_content)
-        self._trigger = self.starts[0][0]
-        self._plain = re.compile(f"[^{re.escape(self._trigger)}]+")
-        self._is_plain = False  # text without the trigger needs no parsing
+        self._plain = re.compile(f"[^{re.escape(starts.first_characters)}]+")
+        self._is_plain = False  # text in which no call begins needs no parsing
+        self.is_inside_call = False  # the text so far ends inside of a call
+        self.is_complete = False  # the answer has all of its calls
         self._steps = self._read_all()
 
     @property
@@ -79,7 +74,7 @@ class CallParser:
 
     def push(self, token_id: int, text: str) -> list[ParsedText]:
         """Return the output that can be shown now; `token_id` is ignored."""
-        if self._is_plain and text and self._trigger not in text and not text[-1].isspace():
+        if self._is_plain and text and not text[-1].isspace() and self._plain.fullmatch(text):
             self._follows_call = False
             return [ParsedText(reasoning=text) if self.is_reasoning else ParsedText(text)]
         if not text:
@@ -93,45 +88,33 @@ class CallParser:
         self._reader.is_ended = True
         for _ in self._steps:
             pass
-        if self._state is _State.UNDECIDED:
-            self._refuse()
-        if not self._follows_call:
+        if not (self._follows_call or self.is_inside_call):
             self._output.append(_Text(self._space, False))
         self._space = ""
+        if self._max_forced_calls:  # the rest of a forced answer can only be the beginning of a call
+            self._output = [piece for piece in self._output if isinstance(piece, ToolCallPiece) or piece.is_reasoning]
         return self._take_output()
-
-    @property
-    def _is_call(self) -> bool:
-        """Return whether the current call is reported."""
-        return self._state is _State.CALL
-
-    @property
-    def _is_decided(self) -> bool:
-        """Return whether the current call is reported or refused."""
-        return self._state is not _State.UNDECIDED
 
     def _read_all(self) -> Steps[None]:
         """Read the whole answer."""
-        while start := (yield from self._read_text(*self.starts)):
+        while start := (yield from self._read_text()):
             yield from self._read_calls(start)
-            self._end_call()
+            self._release()
 
     def _read_calls(self, start: str) -> Steps[None]:
-        """Read one or more calls after a start marker, which is held back. A return before the decision refuses the
-        call; text from there on is content, in which the next start marker is looked for.
-        """
+        """Read one or more calls after a text of `starts`, which is held back."""
         raise NotImplementedError
 
-    def _read_text(self, *starts: str) -> Steps[str]:
-        """Read text up to the next of `starts`, and hold that back. Return it; empty at the end of the answer."""
+    def _read_text(self) -> Steps[str]:
+        """Read text up to the next start, and hold that back. Return it; empty at the end of the answer."""
         reader = self._reader
         while True:
             reader.take_match(self._plain)
             if not reader.is_empty:
-                self._begin_call()
-                if start := (yield from reader.accept(*starts)):
+                self._hold()
+                if start := (yield from reader.accept(self._starts)):
                     return start
-                self._end_call()
+                self._release()
                 reader.take(1)
             elif reader.is_ended:
                 return ""
@@ -140,68 +123,75 @@ class CallParser:
                 yield
                 self._is_plain = False
 
-    def _read_end(self, ends: tuple[str, ...], max_braces: int = 0) -> Steps[None]:
-        """Read the end marker after a call, and white space and at most `max_braces` closing braces before it. If the
-        marker is missing, that text is content.
-        """
-        reader = self._reader
-        held: list[str] = []
-        if self._is_call:
-            reader.sink = held.append
-        for _ in range(max_braces):
-            if (yield from reader.skip_space()) != "}":
-                break
-            reader.take(1)
-        yield from reader.skip_space()
-        found = yield from reader.accept(*ends)
-        if self._is_call:
-            self._end_call()
-            if not found:
-                self._add_content("".join(held))
-
-    def _begin_call(self) -> None:
-        """Hold back all text from here on until the decision."""
-        self._state = _State.UNDECIDED
+    def _hold(self) -> None:
+        """Hold back all text from here on, which may be the beginning of a call."""
         self._held = []
-        self._early_arguments = []
         self._reader.sink = self._held.append
 
-    def _end_call(self) -> None:
-        """Continue with plain text. An undecided call is refused."""
-        if self._state is _State.UNDECIDED:
-            self._refuse()
-        self._state = _State.TEXT
+    def _release(self) -> None:
+        """Continue with plain text, to which the held-back text belongs."""
+        held, self._held = "".join(self._held), []
         self._reader.sink = self._add_plain
+        self.is_inside_call = self.is_inside_call and self._reader.is_ended
+        if held:
+            self._add_plain(held)
 
-    def _decide(self, name: str) -> None:
-        """Report a call of tool `name`, or refuse it. Does nothing after the first decision on a call."""
-        if self._state is not _State.UNDECIDED:
+    def _open_call(self, tool: Tool) -> None:
+        """Drop the held-back text, which is markup, and begin a call."""
+        self._drop_markup()
+        self._name, self._arguments, self._length, self._is_reported = tool.name, [], 0, False
+        self._repeatable = [arguments for name, arguments in self._calls if name == tool.name]
+
+    def _drop_markup(self) -> None:
+        """Drop the held-back text and all text from here on."""
+        self._held = []
+        self._reader.sink = _drop
+        self.is_inside_call = True
+
+    def _drop_rest(self) -> None:
+        """Drop the text at the end of the answer, which is the beginning of markup."""
+        self._held = []
+        self._reader.sink = _drop
+        self._reader.take(sys.maxsize)
+
+    def _close_call(self) -> None:
+        """End a complete call, and the answer if it has all of its calls."""
+        self.is_inside_call = False
+        if not self._max_forced_calls:
             return
-        if name not in self._tools or (self._calls and not self._is_parallel):
-            self._refuse()
+        call = self._name, "".join(self._arguments)
+        if call in self._calls:
+            self.is_complete = True
+        else:
+            self._report()
+            self._calls.append(call)
+            self.is_complete = len(self._calls) >= self._max_forced_calls
+
+    def _add_arguments(self, text: str) -> None:
+        """Append to the arguments of the current call. Hold them back while they may repeat an earlier call."""
+        if not text:
             return
-        self._state = _State.CALL
-        self._reader.sink = self._drop
+        if self._is_reported:
+            self._output.append(ToolCallPiece(self._reported - 1, text))
+            if self._max_forced_calls:
+                self._arguments.append(text)
+            return
+        self._arguments.append(text)
+        self._repeatable = [each for each in self._repeatable if each.startswith(text, self._length)]
+        self._length += len(text)
+        if not self._repeatable:
+            self._report()
+
+    def _report(self) -> None:
+        """Report the current call with its arguments so far, unless it is reported."""
+        if self._is_reported:
+            return
+        self._is_reported = True
         self._space = ""
         self._passes_space = False
         self._follows_call = True
-        self._output.append(ToolCallPiece(self._calls, "", self._new_id(), name))
-        self._calls += 1
-        self._add_arguments("".join(self._early_arguments))
-
-    def _refuse(self) -> None:
-        """Make the held text content, and all text up to the end of this call."""
-        self._state = _State.TEXT
-        self._reader.sink = self._add_content
-        if self._held:
-            self._add_content("".join(self._held))
-
-    def _add_arguments(self, text: str) -> None:
-        """Append to the arguments of the current call, unless it is refused."""
-        if self._state is _State.UNDECIDED:
-            self._early_arguments.append(text)
-        elif self._state is _State.CALL and text:
-            self._output.append(ToolCallPiece(self._calls - 1, text))
+        self._output.append(ToolCallPiece(self._reported, "".join(self._arguments), self._new_id(), self._name))
+        self._reported += 1
 
     def _add_content(self, text: str) -> None:
         """Append content, and hold back white space at its end."""
@@ -222,9 +212,6 @@ class CallParser:
     def _add_reasoning(self, text: str) -> None:
         self._output.append(_Text(text, True))
 
-    def _drop(self, text: str) -> None:
-        """Ignore markup of a call."""
-
     def _take_output(self) -> list[ParsedText]:
         """Return the new output, with adjacent pieces of one kind joined."""
         output, self._output = self._output, []
@@ -238,6 +225,10 @@ class CallParser:
             elif text := "".join(piece.text for piece in pieces if isinstance(piece, _Text)):
                 parsed.append(ParsedText(reasoning=text) if kind == "reasoning" else ParsedText(text))
         return parsed
+
+
+def _drop(text: str) -> None:
+    """Ignore markup of a call."""
 
 
 def _kind(piece: _Text | ToolCallPiece) -> str:

@@ -6,9 +6,10 @@ Only text is built here; the engine process compiles it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from app.text.marks import NO_MARKS, Marks
 from app.text.tools.definitions import Tool
 
 # White space inside of JSON, at most once in a place: a space, or a line break with indentation. Models that may write
@@ -21,21 +22,19 @@ NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additional
 
 
 class GrammarRules:
-    """Rules of one grammar.
+    """Rules of one grammar. marks: special tokens that it refers to; free text cannot contain special tokens."""
 
-    special_tokens: ids of the tokenizer's special tokens by text. Free text cannot contain them; other markers are
-    matched as text.
-    """
-
-    def __init__(self, special_tokens: Mapping[str, int], *, constrains_arguments: bool) -> None:
-        """constrains_arguments: the schema of all tools holds for their arguments, not only that of strict tools."""
-        self._special_tokens = special_tokens
-        self._constrains_arguments = constrains_arguments
+    def __init__(self, marks: Marks = NO_MARKS) -> None:
+        self.marks = marks
         self._lines = {"text": "text: /(?s:.+)/"}  # by the name of the rule
         self._shared: dict[tuple[int, str], str] = {}  # names of rules for referenced schemas
 
     def __str__(self) -> str:
         return "\n".join(self._lines.values()) + "\n"
+
+    def has(self, name: str) -> bool:
+        """Return whether there is a rule of this name."""
+        return name in self._lines
 
     def add(self, name: str, body: str) -> str:
         """Add a rule, unless there is one of this name. Return its name."""
@@ -74,33 +73,41 @@ class GrammarRules:
         self._lines.setdefault(name, f"{name}[lazy]: {terminal}")
         return name
 
-    def is_special(self, text: str) -> bool:
-        """Return whether a text is a special token."""
-        return text in self._special_tokens
+    def text(self, text: str) -> str:
+        """Return an expression for a text, with the special tokens in it."""
+        return self.marked(self.marks.encode(text))
 
-    def marker(self, text: str) -> str:
-        """Return an expression for a text that may be a special token."""
-        return f"<[{self._special_tokens[text]}]>" if self.is_special(text) else literal(text)
+    def marked(self, text: str) -> str:
+        """Return an expression for a text with marks."""
+        ids = self.marks.ids
+        parts = (f"<[{ids[part]}]>" if part in ids else literal(part) for part in self.marks.split(text))
+        return " ".join(parts) or '""'
 
     def until(self, name: str, end: str) -> str:
         """Return an expression for free text up to and including the marker `end`. name: for the rule."""
-        if self.is_special(end):
-            return f"text? {self.marker(end)}"
+        if self.marks.encode(end) in self.marks.ids:
+            return f"text? {self.text(end)}"
         return self.add_lazy(name, f"/(?s:.*)/ {literal(end)}")
 
-    def is_constrained(self, tool: Tool) -> bool:
-        """Return whether the arguments of a tool must satisfy its schema."""
-        return tool.strict or self._constrains_arguments
-
-    def json_arguments(self, tool: Tool) -> str:
+    def json_arguments(self, tool: Tool, *, is_constrained: bool) -> str:
         """Return an expression for the arguments of a call as a JSON object."""
-        schema = parameters_of(tool) if self.is_constrained(tool) else {"type": "object"}
-        return json_value(schema, is_strict=tool.strict)
+        return self.json_value(parameters_of(tool) if is_constrained else {"type": "object"}, is_strict=tool.strict)
+
+    def json_value(self, schema: Any, *, is_strict: bool) -> str:
+        """Return an expression for JSON by a schema. is_strict: keywords that cannot be enforced are errors."""
+        return json_value(schema, is_strict=is_strict)
 
 
 def parameters_of(tool: Tool) -> dict[str, Any]:
     """Return the schema of a tool's arguments; without parameters it has none."""
     return {"type": "object"} | tool.parameters if tool.parameters else NO_PARAMETERS
+
+
+def members(schema: dict[str, Any]) -> dict[str, bool]:
+    """Return the names of an object's members, and whether each is required."""
+    properties, required = schema.get("properties"), schema.get("required")
+    names = list(properties) if isinstance(properties, dict) else []
+    return {name: isinstance(required, list) and name in required for name in names}
 
 
 def json_value(schema: dict[str, Any], *, is_strict: bool) -> str:

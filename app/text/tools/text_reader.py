@@ -8,13 +8,40 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Generator
+from bisect import bisect_right
+from collections.abc import Callable, Generator, Iterable
 from typing import TypeAlias, TypeVar
 
 T = TypeVar("T")
 Steps: TypeAlias = Generator[None, None, T]  # yields when more text is needed; returns T
 
 SPACE = re.compile(r"\s+")
+
+
+class Literals:
+    """Set of texts, of which the longest at a position is found without comparing all of them."""
+
+    __slots__ = ("_lengths", "_sorted", "_texts", "max_length")
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._texts = frozenset(texts)
+        self._sorted = sorted(self._texts)
+        self._lengths = sorted({len(text) for text in self._texts}, reverse=True)
+        self.max_length = max(self._lengths, default=0)
+
+    @property
+    def first_characters(self) -> str:
+        """Return the characters with which the texts begin, each once."""
+        return "".join(sorted({text[0] for text in self._texts}))
+
+    def longest(self, ahead: str) -> str:
+        """Return the longest text with which `ahead` begins; empty if there is none."""
+        return next((ahead[:length] for length in self._lengths if ahead[:length] in self._texts), "")
+
+    def may_grow(self, ahead: str) -> bool:
+        """Return whether a text is longer than `ahead` and begins with it."""
+        at = bisect_right(self._sorted, ahead)
+        return at < len(self._sorted) and self._sorted[at].startswith(ahead)
 
 
 class TextReader:
@@ -32,6 +59,14 @@ class TextReader:
     def is_empty(self) -> bool:
         """Return whether all text so far is read."""
         return self._at == len(self._text)
+
+    def ends_within(self, text: str) -> bool:
+        """Return whether the unread text is the beginning of `text`."""
+        return text.startswith(self._text[self._at :])
+
+    def may_continue(self, literals: Literals) -> bool:
+        """Return whether the unread text is the beginning of one of `literals`."""
+        return literals.may_grow(self._text[self._at :])
 
     def feed(self, text: str) -> None:
         """Add text at the end."""
@@ -59,23 +94,17 @@ class TextReader:
             yield
         return self._text[self._at : self._at + length]
 
-    def find(self, *literals: str) -> Steps[str]:
-        """Return the literal at the current position without reading it; empty if there is none. No literal may be a
-        prefix of another.
-        """
+    def find(self, literals: Literals) -> Steps[str]:
+        """Return the longest of `literals` at the current position without reading it; empty if there is none."""
         while True:
-            ahead = self._text[self._at : self._at + max(map(len, literals))]
-            for literal in literals:
-                if ahead.startswith(literal):
-                    return literal
-            if self.is_ended or not any(literal.startswith(ahead) for literal in literals):
-                return ""
+            ahead = self._text[self._at : self._at + literals.max_length]
+            if self.is_ended or not literals.may_grow(ahead):
+                return literals.longest(ahead)
             yield
 
-    def accept(self, *literals: str) -> Steps[str]:
-        """Read and return the literal at the current position; empty if there is none."""
-        found = yield from self.find(*literals)
-        return self.take(len(found))
+    def accept(self, literals: Literals) -> Steps[str]:
+        """Read and return the longest of `literals` at the current position; empty if there is none."""
+        return self.take(len((yield from self.find(literals))))
 
     def skip_space(self) -> Steps[str]:
         """Read white space. Return the next character without reading it; empty at the end of the text."""

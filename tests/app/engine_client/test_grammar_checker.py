@@ -127,7 +127,7 @@ async def test_hostile_formats_are_refused_or_compiled_one_by_one(checker: Gramm
         form = validate(ChatRequest, {"messages": [{"role": "user", "content": "x"}], **fields}).content_format()
         assert form is not None
         try:
-            grammar = hermes.grammar(None, form, may_reason=False)
+            grammar = hermes.answer(None, form, may_reason=False).grammar()
             assert grammar is not None
             await checker.check(grammar, name, form.param)
         except (ApiError, InvalidFormat):

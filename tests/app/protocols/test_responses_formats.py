@@ -17,7 +17,7 @@ from tests.app.text.tools.test_corpus import CORPUS, parse, use_of
 
 def deltas(name: str, text: str, use: ToolUse | None, *, is_open: bool = False) -> list[Delta]:
     """Return the records of an answer that arrives character by character."""
-    parser = format_by_name(name).parser(use, is_reasoning=is_open)
+    parser = format_by_name(name).answer(use, is_reasoning=is_open).parser()
     parts = [part for character in text for part in parser.push(7, character)] + parser.flush()
     return [Delta(0, part.content, 1, (), part.reasoning, part.calls) for part in parts]
 

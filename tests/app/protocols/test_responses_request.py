@@ -252,8 +252,9 @@ def test_fields_that_change_no_answer_are_accepted():
     ("choice", "parallel", "expected"),
     [
         (None, None, {"choice": "auto"}),
-        ("none", True, {"choice": "none"}),
+        ("none", True, {"choice": "none", "parallel": True}),
         ("required", False, {"choice": "required", "parallel": False}),
+        ("required", True, {"choice": "required", "parallel": True}),
         ({"type": "function", "name": "clock"}, None, {"choice": "required", "name": "clock"}),
     ],
 )

@@ -39,7 +39,7 @@ assert HERMES is not None
 
 def accepts(form: ContentFormat, text: str, *, is_reasoning: bool = False, may_reason: bool = False) -> bool:
     """Return whether `text` is a complete answer."""
-    grammar = HERMES.grammar(None, form, is_reasoning=is_reasoning, may_reason=may_reason)
+    grammar = HERMES.answer(None, form, is_reasoning=is_reasoning, may_reason=may_reason).grammar()
     assert grammar is not None
     matcher = TOKENIZER.compile(grammar)
     return bool(matcher.consume_tokens([1 + byte for byte in text.encode()])) and matcher.is_accepting()

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.text.tools.call_parser import MAX_NAME, MAX_SPACE
+from app.text.tools.call_parser import MAX_SPACE, CallParser
 from app.text.tools.definitions import Tool, ToolUse
 from app.text.tools.formats import FORMATS, format_by_name
+from app.text.tools.syntax import MAX_NAME
 from tests.app.text.tools.corpus import TOOLS
 from tests.app.text.tools.test_corpus import parse
 
@@ -61,9 +62,10 @@ def test_no_split_changes_the_parts(name: str, data: st.DataObject):
 @pytest.mark.parametrize("name", sorted({*FORMAT_NAMES} - {"harmony"}))
 @given(data=st.data())
 def test_text_without_a_known_tool_is_content(name: str, data: st.DataObject):
-    """If no tool's name occurs, every character is shown, in order."""
+    """If no tool's name occurs, every character is shown, in order, but for the beginning of a call at the end."""
     fragments = [each for each in [*FRAGMENTS[name], *COMMON] if "think" not in each.lower()]
     text = "".join(data.draw(st.lists(st.sampled_from(fragments), max_size=25)))
+    text += "~"
     assert parse(name, [*text], ToolUse((Tool("other"),))) == (text, "", ())
 
 
@@ -102,7 +104,8 @@ def test_work_for_a_character_does_not_grow(name: str, begin: str, piece: str):
     """Unread text stays short, so that reading does not scan it again and again, however long the answer is."""
     tool_format = format_by_name(name)
     assert tool_format is not None
-    content = tool_format.call_parser(ToolUse(TOOLS), tool_format.call_id)
+    content = tool_format.answer(ToolUse(TOOLS), may_reason=False).parser()
+    assert isinstance(content, CallParser)
     for character in begin + piece * 2000:
         content.push(1, character)
         assert len(content._reader._text) <= 2 * MAX_NAME + 2

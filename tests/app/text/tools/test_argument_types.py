@@ -88,4 +88,4 @@ def test_work_is_linear_in_a_schema_whose_references_branch():
     schema = {"type": "object", "properties": {"x": {"$ref": "#/$defs/d0"}}, "$defs": defs | {"d20": {"type": "null"}}}
     assert argument_types(schema, "x") == {"null"}
     for tool_format in FORMATS:
-        assert tool_format.grammar(ToolUse((Tool("f", "", schema, strict=True),))) is not None
+        assert tool_format.answer(ToolUse((Tool("f", "", schema, strict=True),))).grammar() is not None

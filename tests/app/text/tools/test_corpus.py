@@ -23,7 +23,7 @@ def parse(name: str, pieces: Sequence[str], use: ToolUse | None, *, is_open: boo
     """Return content, reasoning and calls of an answer that arrives in pieces. Checks the form of the pieces."""
     tool_format = format_by_name(name)
     assert tool_format is not None
-    parser = tool_format.parser(use, is_reasoning=is_open)
+    parser = tool_format.answer(use, is_reasoning=is_open).parser()
     assert parser is not None
     content, reasoning, names, arguments = "", "", [], []
     for part in [part for piece in pieces for part in parser.push(7, piece)] + parser.flush():

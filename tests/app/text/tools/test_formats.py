@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -64,8 +65,8 @@ def test_call_ids(tool_format: ToolFormat):
 @pytest.mark.parametrize("tool_format", FORMATS, ids=lambda each: each.name)
 def test_markers_are_visible(tool_format: ToolFormat):
     """The parser sees each start marker and the tags of reasoning, which may be special tokens."""
-    markers = {start for start in tool_format.call_parser.starts if start.startswith(("<|", "<｜", "["))}
-    assert markers <= tool_format.visible_tokens
+    if tool_format.calls is not None:
+        assert {calls.start for calls in tool_format.calls.lists} & tool_format.visible_tokens
     assert (
         {tag for pair in tool_format.tags for tag in pair} <= tool_format.reasoning_tokens <= tool_format.visible_tokens
     )
@@ -77,7 +78,7 @@ def test_without_tools_only_reasoning_is_parsed(name: str, use: ToolUse | None):
     """After the reasoning of other formats the pipeline can bypass the parser."""
     tool_format = format_by_name(name)
     assert tool_format is not None
-    parser = tool_format.parser(use)
+    parser = tool_format.answer(use).parser()
     assert parser is not None
     if name == "hermes":
         assert isinstance(parser, ThinkTagParser)
@@ -90,8 +91,8 @@ def test_without_tools_only_reasoning_is_parsed(name: str, use: ToolUse | None):
 def test_a_continued_answer_does_not_begin_to_reason():
     """The rest of a message that has content may mention the tags, and may have calls."""
     hermes = format_by_name("hermes")
-    assert hermes is not None and hermes.parser(None, may_reason=False) is None
-    parser = hermes.parser(USE, may_reason=False)
+    assert hermes is not None and hermes.answer(None, may_reason=False).parser() is None
+    parser = hermes.answer(USE, may_reason=False).parser()
     assert parser is not None and parser.push(1, "<think>a</think>.") == [ParsedText("<think>a</think>.")]
 
 
@@ -110,7 +111,7 @@ def test_prompts_that_open_reasoning(name: str, prompt: str, is_reasoning: bool)
     """The end of a prompt shows whether the answer begins as reasoning."""
     tool_format = format_by_name(name)
     assert tool_format is not None and tool_format.opens_reasoning(prompt) == is_reasoning
-    parser = tool_format.parser(USE, is_reasoning=is_reasoning)
+    parser = tool_format.answer(USE, is_reasoning=is_reasoning).parser()
     assert parser is not None and parser.is_reasoning == is_reasoning
 
 
@@ -125,7 +126,7 @@ def test_the_stage_of_an_answer_is_known():
     ):
         tool_format = format_by_name(name)
         assert tool_format is not None
-        parser = tool_format.parser(USE)
+        parser = tool_format.answer(USE).parser()
         assert parser is not None
         parts, stages = [], []
         for piece in pieces:
@@ -139,8 +140,9 @@ def test_a_call_is_reported_as_its_arguments_begin():
     """Id and name come first, then the arguments with each piece of text."""
     hermes = format_by_name("hermes")
     assert hermes is not None
-    parser = hermes.call_parser(USE, lambda: "call_1")
-    assert parser.push(1, 'Hi <tool_call>{"name": "ping", "arguments": ') == [ParsedText("Hi")]
+    parser = replace(hermes.answer(USE, may_reason=False), new_id=lambda: "call_1").parser()
+    assert parser is not None
+    assert parser.push(1, 'Hi <tool_call>\n{"name": "ping", "arguments": ') == [ParsedText("Hi")]
     [begin] = parser.push(1, "{")
     assert [(piece.index, piece.id, piece.name, piece.arguments) for piece in begin.calls] == [
         (0, "call_1", "ping", "{")
@@ -152,7 +154,7 @@ def test_a_call_is_reported_as_its_arguments_begin():
 def test_plain_text_is_not_held_back():
     """Text without the first character of a marker passes at once, and white space at its end waits for the next."""
     for tool_format in FORMATS:
-        parser = tool_format.parser(USE)
+        parser = tool_format.answer(USE).parser()
         assert parser is not None
         parser.push(1, "Hi")
         assert parser.push(1, " there.") == [ParsedText(" there.")], tool_format.name

@@ -84,7 +84,7 @@ def test_well_formed_outputs_are_accepted_and_others_refused(name: str, case: Ca
     def is_accepted(choice: Any, constrains_all: bool) -> bool:
         use = ToolUse(TOOLS, choice, parallel=case.parallel)
         is_open, all_ = case.is_open, constrains_all
-        grammar = tool_format.grammar(use, special_tokens=ids, is_reasoning=is_open, constrains_all=all_)
+        grammar = tool_format.answer(use, special_tokens=ids, is_reasoning=is_open, constrains_all=all_).grammar()
         return accepts(grammar, case.text, special)
 
     assert is_accepted("auto", False) == is_accepted("auto", True) == case.is_valid
@@ -101,7 +101,7 @@ def test_tokens_may_span_the_ends_of_markers():
     vocabulary, tokenizer = llguidance.LLTokenizer(file), Tokenizer.from_file(file)
     for name, case in JUDGED:
         use = ToolUse(TOOLS, parallel=case.parallel)
-        grammar = get_format(name).grammar(use, is_reasoning=case.is_open)
+        grammar = get_format(name).answer(use, is_reasoning=case.is_open).grammar()
         assert grammar is not None
         matcher = llguidance.LLMatcher(vocabulary, grammar, log_level=0)
         ids = tokenizer.encode(case.text, add_special_tokens=False).ids
@@ -154,16 +154,16 @@ def test_arguments_satisfy_the_schema_of_a_strict_tool(name: str):
     strict, required, constrained = ToolUse((STRICT_PICK,)), ToolUse((PICK,), "required"), ToolUse((PICK,))
     for arguments in (*GOOD, *BAD):
         text, is_good = write_call(name, "pick", arguments), arguments in GOOD
-        assert accepts(tool_format.grammar(strict), text) == is_good, text
-        assert accepts(tool_format.grammar(required), text) == is_good, text
-        assert accepts(tool_format.grammar(constrained, constrains_all=True), text) == is_good, text
-        assert accepts(tool_format.grammar(ToolUse((PICK,))), text), text
+        assert accepts(tool_format.answer(strict).grammar(), text) == is_good, text
+        assert accepts(tool_format.answer(required).grammar(), text) == is_good, text
+        assert accepts(tool_format.answer(constrained, constrains_all=True).grammar(), text) == is_good, text
+        assert accepts(tool_format.answer(ToolUse((PICK,))).grammar(), text), text
 
 
 @pytest.mark.parametrize("name", [each.name for each in FORMATS])
 def test_a_named_choice_allows_only_that_tool(name: str):
     """Another tool of the request is refused, and free text is."""
-    grammar = get_format(name).grammar(ToolUse((PICK, Tool("ping")), "required", name="ping"))
+    grammar = get_format(name).answer(ToolUse((PICK, Tool("ping")), "required", name="ping")).grammar()
     assert accepts(grammar, write_call(name, "ping", {}))
     assert not accepts(grammar, write_call(name, "pick", {"count": 1}))
     assert not accepts(grammar, "Hello.") and not accepts(grammar, "")
@@ -172,7 +172,7 @@ def test_a_named_choice_allows_only_that_tool(name: str):
 @pytest.mark.parametrize("name", [each.name for each in FORMATS])
 def test_a_tool_without_parameters_takes_no_arguments(name: str):
     """A required call cannot invent any."""
-    grammar = get_format(name).grammar(ToolUse((Tool("ping"),), "required"))
+    grammar = get_format(name).answer(ToolUse((Tool("ping"),), "required")).grammar()
     assert accepts(grammar, write_call(name, "ping", {})) and not accepts(grammar, write_call(name, "ping", {"a": 1}))
 
 
@@ -182,14 +182,14 @@ def test_reasoning_precedes_an_answer_only_if_it_may(name: str):
     tool_format, use = get_format(name), ToolUse((Tool("ping"),), "required")
     close, call = tool_format.tags[0].close, write_call(name, "ping", {})
     block = f"{tool_format.tags[0].open}a < b [x] {call}{close}\n\n{call}"
-    assert accepts(tool_format.grammar(use), block) and accepts(tool_format.grammar(use), call)
-    opened = tool_format.grammar(use, is_reasoning=True)
+    assert accepts(tool_format.answer(use).grammar(), block) and accepts(tool_format.answer(use).grammar(), call)
+    opened = tool_format.answer(use, is_reasoning=True).grammar()
     assert accepts(opened, f"a{close}{call}") and not accepts(opened, call)
     special = sorted(tool_format.visible_tokens)
     ids = {text: FIRST_SPECIAL + index for index, text in enumerate(special)}
-    opened = tool_format.grammar(use, special_tokens=ids, is_reasoning=True)
+    opened = tool_format.answer(use, special_tokens=ids, is_reasoning=True).grammar()
     assert accepts(opened, f"a{close}{call}", special) and not accepts(opened, call, special)
-    continued = tool_format.grammar(use, may_reason=False)
+    continued = tool_format.answer(use, may_reason=False).grammar()
     assert accepts(continued, call) and not accepts(continued, block)
 
 
@@ -197,12 +197,12 @@ def test_reasoning_precedes_an_answer_only_if_it_may(name: str):
 def test_habitual_white_space_in_json_is_allowed(separator: str):
     """Templates print a space after separators; models also write compact and indented JSON."""
     text = f'<tool_call>\n{{"name": "run", "arguments": {{{separator}"a":{separator}[1,{separator}2]}}}}\n</tool_call>'
-    assert accepts(get_format("hermes").grammar(ToolUse(TOOLS)), text)
+    assert accepts(get_format("hermes").answer(ToolUse(TOOLS)).grammar(), text)
 
 
 def test_endless_white_space_in_json_is_impossible():
     """Small models may write nothing else when any amount is allowed."""
-    grammar = get_format("hermes").grammar(ToolUse(TOOLS))
+    grammar = get_format("hermes").answer(ToolUse(TOOLS)).grammar()
     for space in ("  ", "\n\n", "\n" + " " * 33, "\t"):
         assert not accepts(grammar, f'<tool_call>\n{{"name": "run", "arguments": {{{space}}}}}\n</tool_call>')
 
@@ -210,9 +210,9 @@ def test_endless_white_space_in_json_is_impossible():
 def test_an_unsupported_keyword_is_an_error_only_in_a_strict_tool():
     """Strict arguments are never left unchecked; other tools are offered nevertheless."""
     schema = {"type": "object", "properties": {"a": {"type": "string", "format": "color"}}}
-    compile_grammar(get_format("hermes").grammar(ToolUse((Tool("f", "", schema),), "required")))
+    compile_grammar(get_format("hermes").answer(ToolUse((Tool("f", "", schema),), "required")).grammar())
     with pytest.raises(AssertionError, match="color"):
-        compile_grammar(get_format("hermes").grammar(ToolUse((Tool("f", "", schema, strict=True),))))
+        compile_grammar(get_format("hermes").answer(ToolUse((Tool("f", "", schema, strict=True),))).grammar())
 
 
 NESTED = {
@@ -260,7 +260,7 @@ NESTED = {
 )
 def test_values_in_python_satisfy_a_nested_schema(arguments: str, is_valid: bool):
     """References, unions, arrays and objects are followed."""
-    grammar = get_format("pythonic").grammar(ToolUse((Tool("f", "", NESTED, strict=True),), "required"))
+    grammar = get_format("pythonic").answer(ToolUse((Tool("f", "", NESTED, strict=True),), "required")).grammar()
     assert accepts(grammar, f"[f({arguments})]") == is_valid
 
 
@@ -270,14 +270,14 @@ def test_values_in_python_satisfy_a_nested_schema(arguments: str, is_valid: bool
 def test_values_between_tags_may_refer_to_definitions(value: str, is_valid: bool):
     """Definitions of the whole schema hold in each argument."""
     for name in ("qwen3_coder", "glm"):
-        grammar = get_format(name).grammar(ToolUse((Tool("f", "", NESTED, strict=True),), "required"))
+        grammar = get_format(name).answer(ToolUse((Tool("f", "", NESTED, strict=True),), "required")).grammar()
         assert accepts(grammar, write_call(name, "f", {"shape": value})) == is_valid
 
 
 def test_the_request_cannot_change_how_its_schema_is_compiled():
     """Options of llguidance inside of a schema are replaced."""
     schema = {"type": "object", "x-guidance": {"whitespace_flexible": True}}
-    grammar = get_format("hermes").grammar(ToolUse((Tool("f", "", schema),), "required"))
+    grammar = get_format("hermes").answer(ToolUse((Tool("f", "", schema),), "required")).grammar()
     assert not accepts(grammar, '<tool_call>\n{"name": "f", "arguments": {     }}\n</tool_call>')
 
 
@@ -285,9 +285,9 @@ def test_the_request_cannot_change_how_its_schema_is_compiled():
 def test_names_are_quoted(tool_name: str):
     """A tool's name is never read as part of the grammar."""
     for each in FORMATS:
-        compile_grammar(each.grammar(ToolUse((Tool(tool_name, "", PICK.parameters),))))
+        compile_grammar(each.answer(ToolUse((Tool(tool_name, "", PICK.parameters),))).grammar())
     text = f'<tool_call>\n{{"name": {json.dumps(tool_name, ensure_ascii=False)}, "arguments": {{}}}}\n</tool_call>'
-    assert accepts(get_format("hermes").grammar(ToolUse((Tool(tool_name),))), text)
+    assert accepts(get_format("hermes").answer(ToolUse((Tool(tool_name),))).grammar(), text)
 
 
 VALUE_ENDS = [list(end.encode()) for end in ("\n</parameter>\n", "</arg_value>")]
@@ -320,7 +320,7 @@ def test_a_text_that_the_grammar_of_required_calls_accepts_is_parsed_as_calls(na
     rng = random.Random(seed)
     for parallel in (False, True):
         use = ToolUse((STRICT_PICK, Tool("ping")), "required", parallel=parallel)
-        text = random_text(get_format(name).grammar(use, may_reason=False), rng)
+        text = random_text(get_format(name).answer(use, may_reason=False).grammar(), rng)
         content, reasoning, calls = parse(name, [*text], use)
         assert (content, reasoning) == ("", "") and calls and (parallel or len(calls) == 1), text
         for tool, arguments in calls:
@@ -332,5 +332,5 @@ def test_a_text_that_the_grammar_of_required_calls_accepts_is_parsed_as_calls(na
 
 def test_choice_none_has_no_grammar():
     """All text is allowed, as it is if no tool is offered."""
-    assert get_format("hermes").grammar(ToolUse(TOOLS, "none")) is None
-    assert get_format("hermes").grammar(ToolUse(())) is None
+    assert get_format("hermes").answer(ToolUse(TOOLS, "none")).grammar() is None
+    assert get_format("hermes").answer(ToolUse(())).grammar() is None

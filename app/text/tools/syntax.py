@@ -1,0 +1,160 @@
+"""Syntax of tool calls: one description for each model family, of which its grammar and its parser are both made.
+
+A description has texts only. Those of its markers that are special tokens of the model become marks (`app.text.marks`).
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import ClassVar, NamedTuple
+
+from app.text.marks import NO_MARKS, Marks
+from app.text.tools.definitions import Tool, ToolOffer
+from app.text.tools.grammar_rules import GrammarRules
+from app.text.tools.text_reader import Literals, Steps, TextReader
+
+MAX_NAME = 256  # characters of a tool's name, of an argument's name or of another word of a call
+MAX_LEADING_SPACE = 2  # characters before a call at the beginning of an answer
+
+
+class OpenCall(NamedTuple):
+    """Call whose arguments are being read. put: receives the arguments as JSON. ends: texts after them, with marks."""
+
+    reader: TextReader
+    tool: Tool
+    is_constrained: bool  # the arguments satisfy the tool's schema
+    marks: Marks
+    ends: Sequence[str]
+    put: Callable[[str], None]
+
+
+class ArgumentSyntax(ABC):
+    """Way to write the arguments of a call. includes_end: they are complete only with the text that ends the call."""
+
+    includes_end: ClassVar[bool] = True
+
+    @abstractmethod
+    def expression(self, rules: GrammarRules, tool: Tool, *, is_constrained: bool) -> str:
+        """Return an expression for the arguments of a call of `tool`, without the end of the call."""
+
+    @abstractmethod
+    def read(self, call: OpenCall) -> Steps[bool]:
+        """Read the arguments of a call, and its end if it is included. Return whether they are complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallForm:
+    """One way to write a call: a text, the tool's name, a text of `after`, the arguments, and a text of `ends`.
+
+    quotes_name: the name is a string in JSON. is_spontaneous: models write it now and then, so that it is read, but a
+    forced call has another form.
+    """
+
+    before: str
+    after: tuple[str, ...]
+    ends: tuple[str, ...]
+    quotes_name: bool = False
+    is_spontaneous: bool = False
+
+    def heads(self, tool: Tool, marks: Marks) -> list[str]:
+        """Return the possible texts of a call of `tool` up to its arguments, with marks."""
+        name = json.dumps(tool.name, ensure_ascii=False) if self.quotes_name else tool.name
+        return [f"{marks.encode(self.before)}{name}{marks.encode(after)}" for after in self.after]
+
+
+@dataclass(frozen=True, slots=True)
+class CallList:
+    """Calls that stand together: `start`, a text of `opens`, calls with a text of `separators` between, and `close`.
+
+    start: marker at which a call begins wherever it is. separators: empty if there is one call only.
+    """
+
+    start: str
+    forms: tuple[CallForm, ...]
+    opens: tuple[str, ...] = ("",)
+    separators: tuple[str, ...] = ()
+    close: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CallSyntax:
+    """Syntax of one family.
+
+    markers: texts that may be special tokens. is_leading: a list may also be at the beginning of an answer, without its
+    start, after at most `MAX_LEADING_SPACE` blanks and line breaks; nothing follows it. may_repeat: several lists may
+    follow each other, with a line break or nothing between them.
+    """
+
+    lists: tuple[CallList, ...]
+    arguments: ArgumentSyntax
+    markers: frozenset[str]
+    is_leading: bool = False
+    may_repeat: bool = True
+
+
+class Head(NamedTuple):
+    """Beginning of a call, as a parser finds it."""
+
+    tool: Tool
+    form: CallForm
+    list: CallList
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallOffer(ToolOffer):
+    """Calls that an answer may have: for its grammar, and for the parsers of all its choices."""
+
+    syntax: CallSyntax
+    marks: Marks = NO_MARKS
+    _following: dict[int, tuple[Literals, dict[str, Head]]] = field(default_factory=dict)
+
+    def forms(self, calls: CallList) -> list[CallForm]:
+        """Return the forms in which a call of a list may be written."""
+        return [form for form in calls.forms if not (form.is_spontaneous and self.is_forced)]
+
+    @cached_property
+    def lists(self) -> list[CallList]:
+        """Return the lists of calls that are possible. If a start is a special token, no text is a start."""
+        lists = [calls for calls in self.syntax.lists if self.forms(calls)]
+        return [calls for calls in lists if self.marks.encode(calls.start) in self.marks.ids] or lists
+
+    @cached_property
+    def starts(self) -> Literals:
+        """Return the markers at which a call begins, with marks."""
+        return Literals(self.marks.encode(calls.start) for calls in self.lists)
+
+    @cached_property
+    def first(self) -> dict[str, tuple[Literals, dict[str, Head]]]:
+        """Return the beginnings of a list of calls, by the marker before it, with marks."""
+        starts = {calls.start for calls in self.lists}
+        return {
+            self.marks.encode(start): self._table(
+                (calls, opening) for calls in self.lists if calls.start == start for opening in calls.opens
+            )
+            for start in starts
+        }
+
+    def following(self, calls: CallList) -> tuple[Literals, dict[str, Head]]:
+        """Return the beginnings of further calls of a list, and its end, with marks."""
+        at = self.syntax.lists.index(calls)
+        if at not in self._following:
+            separators = calls.separators if self.use.allows_several else ()
+            literals, heads = self._table((calls, separator) for separator in separators)
+            if calls.close:
+                literals = Literals([*heads, self.marks.encode(calls.close)])
+            self._following[at] = literals, heads
+        return self._following[at]
+
+    def _table(self, beginnings: Iterable[tuple[CallList, str]]) -> tuple[Literals, dict[str, Head]]:
+        heads = {
+            self.marks.encode(before) + head: Head(tool, form, calls)
+            for calls, before in beginnings
+            for form in self.forms(calls)
+            for tool in self.tools
+            for head in form.heads(tool, self.marks)
+        }
+        return Literals(heads), heads
