@@ -21,7 +21,7 @@ class CallListParser(CallParser):
         if self._offer.syntax.is_leading:
             self._hold()
             yield from self._skip_leading_space()
-            [(literals, heads)] = self._offer.first.values()
+            literals, heads = self._offer.leading
             if found := (yield from self._reader.accept(literals)):
                 yield from self._read_list(heads[found])
             self._release()

@@ -75,20 +75,20 @@ DEEPSEEK = CallSyntax(
     may_repeat=False,
 )
 
-_LLAMA_SPACES = ((", ", ": "), (",", ":"))
-_LLAMA_FORMS = tuple(
+_LLAMA_CALL = CallForm('{"name": ', (', "parameters": ',), ("}",), quotes_name=True)
+_LLAMA_HABITS = tuple(
     CallForm(
         f'{{"type"{colon}"function"{comma}"name"{colon}' if has_type else f'{{"name"{colon}',
-        (f'{comma}"{key}"{colon}',),
+        tuple(f'{comma}"{key}"{colon}' for key in ("parameters", "arguments")),
         ("}",),
         quotes_name=True,
-        is_spontaneous=has_type or key != "parameters" or comma != ", ",
+        is_spontaneous=True,
     )
-    for has_type, key, (comma, colon) in product((False, True), ("parameters", "arguments"), _LLAMA_SPACES)
+    for has_type, (comma, colon) in product((False, True), ((", ", ": "), (",", ":")))
 )
 # {"name": "f", "parameters": {"a": 1}} (Llama 3.1 to 4); further calls after a semicolon
 LLAMA3_JSON = CallSyntax(
-    (CallList("<|python_tag|>", _LLAMA_FORMS, separators=("; ",)),),
+    (CallList("<|python_tag|>", (_LLAMA_CALL, *_LLAMA_HABITS), separators=("; ",)),),
     JsonArguments(),
     frozenset({"<|python_tag|>"}),
     is_leading=True,

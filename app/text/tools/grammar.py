@@ -7,7 +7,7 @@ the tool if it is strict, if a call is required, or if all tools are constrained
 
 from __future__ import annotations
 
-from app.text.tools.grammar_rules import GrammarRules, any_of
+from app.text.tools.grammar_rules import GrammarRules, any_of, literal
 from app.text.tools.syntax import MAX_LEADING_SPACE, CallForm, CallList, CallOffer
 
 
@@ -72,13 +72,15 @@ def _arguments(rules: GrammarRules, offer: CallOffer, index: int) -> str:
 
 def _leading(rules: GrammarRules, offer: CallOffer) -> list[str]:
     """Return expressions for calls at the beginning of an answer. Text there is a call from a known tool's name on."""
+    [calls] = offer.lists
+    [ends] = {form.ends for form in calls.forms}
+    forms, rest = offer.leading_forms(calls), _rest(rules, offer, calls)
+    for index, form in enumerate(forms):
+        rules.add(f"BEFORE_{index}", any_of(literal(before + form.before) for before in calls.opens))
+        rules.add(f"AFTER_{index}", any_of(map(literal, form.after)))
     expressions = []
-    for calls in offer.lists:
-        rest = _rest(rules, offer, calls)
-        for index, tool in enumerate(offer.tools):
-            [ends] = {form.ends for form in calls.forms}
-            heads = [head for form in offer.forms(calls) for head in form.heads(tool, rules.marks)]
-            beginnings = any_of(rules.marked(before + head) for before in calls.opens for head in heads)
-            begin = rules.add_lazy(f"first_{index}", f"/[ \\n]{{0,{MAX_LEADING_SPACE}}}/ {beginnings}")
-            expressions.append(f"{begin} {_arguments(rules, offer, index)} {any_of(map(rules.text, ends))} {rest}")
+    for index, tool in enumerate(offer.tools):
+        heads = (f"BEFORE_{at} {literal(form.name(tool))} AFTER_{at}" for at, form in enumerate(forms))
+        begin = rules.add_lazy(f"first_{index}", f"/[ \\n]{{0,{MAX_LEADING_SPACE}}}/ {any_of(heads)}")
+        expressions.append(f"{begin} {_arguments(rules, offer, index)} {any_of(map(rules.text, ends))} {rest}")
     return expressions

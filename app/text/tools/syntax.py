@@ -50,8 +50,8 @@ class ArgumentSyntax(ABC):
 class CallForm:
     """One way to write a call: a text, the tool's name, a text of `after`, the arguments, and a text of `ends`.
 
-    quotes_name: the name is a string in JSON. is_spontaneous: models write it now and then, so that it is read, but a
-    forced call has another form.
+    quotes_name: the name is a string in JSON. is_spontaneous: models write it now and then where text is possible, so
+    that it is read there; calls that are forced, or begun by a marker of another form, do not have it.
     """
 
     before: str
@@ -60,10 +60,13 @@ class CallForm:
     quotes_name: bool = False
     is_spontaneous: bool = False
 
+    def name(self, tool: Tool) -> str:
+        """Return the name of a tool as it is written in a call."""
+        return json.dumps(tool.name, ensure_ascii=False) if self.quotes_name else tool.name
+
     def heads(self, tool: Tool, marks: Marks) -> list[str]:
         """Return the possible texts of a call of `tool` up to its arguments, with marks."""
-        name = json.dumps(tool.name, ensure_ascii=False) if self.quotes_name else tool.name
-        return [f"{marks.encode(self.before)}{name}{marks.encode(after)}" for after in self.after]
+        return [f"{marks.encode(self.before)}{self.name(tool)}{marks.encode(after)}" for after in self.after]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +117,12 @@ class CallOffer(ToolOffer):
 
     def forms(self, calls: CallList) -> list[CallForm]:
         """Return the forms in which a call of a list may be written."""
-        return [form for form in calls.forms if not (form.is_spontaneous and self.is_forced)]
+        regular = [form for form in calls.forms if not form.is_spontaneous]
+        return regular or ([] if self.is_forced else list(calls.forms))
+
+    def leading_forms(self, calls: CallList) -> Sequence[CallForm]:
+        """Return the forms of a call at the beginning of an answer, without a marker before it."""
+        return self.forms(calls) if self.is_forced else calls.forms
 
     @cached_property
     def lists(self) -> list[CallList]:
@@ -138,6 +146,11 @@ class CallOffer(ToolOffer):
             for start in starts
         }
 
+    @cached_property
+    def leading(self) -> tuple[Literals, dict[str, Head]]:
+        """Return the beginnings of a list of calls at the beginning of an answer, with marks."""
+        return self._table(((calls, opening) for calls in self.lists for opening in calls.opens), self.leading_forms)
+
     def following(self, calls: CallList) -> tuple[Literals, dict[str, Head]]:
         """Return the beginnings of further calls of a list, and its end, with marks."""
         at = self.syntax.lists.index(calls)
@@ -149,11 +162,16 @@ class CallOffer(ToolOffer):
             self._following[at] = literals, heads
         return self._following[at]
 
-    def _table(self, beginnings: Iterable[tuple[CallList, str]]) -> tuple[Literals, dict[str, Head]]:
+    def _table(
+        self,
+        beginnings: Iterable[tuple[CallList, str]],
+        forms: Callable[[CallList], Sequence[CallForm]] | None = None,
+    ) -> tuple[Literals, dict[str, Head]]:
+        forms = forms or self.forms
         heads = {
             self.marks.encode(before) + head: Head(tool, form, calls)
             for calls, before in beginnings
-            for form in self.forms(calls)
+            for form in forms(calls)
             for tool in self.tools
             for head in form.heads(tool, self.marks)
         }
