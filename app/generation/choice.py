@@ -120,8 +120,8 @@ class ChoiceOutput:
         is_hidden = finish is FinishReason.STOP and not self._options.includes_stop
         text = "" if is_hidden else self._detokenizer.push(event.token_id)
         self._has_marks = self._has_marks or event.token_id in self._options.marks.shown
-        if finish is not None:
-            text += self._detokenizer.flush()
+        if finish is not None and not (self._parser is not None and self._parser.is_inside_call):
+            text += self._detokenizer.flush()  # in the arguments of a call, a part of a character would be another one
         if event.logprob is not None:
             self._infos.append(TokenInfo(event.token_id, event.logprob, event.top, self._characters))
             self._characters += len(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -98,23 +99,38 @@ class TaggedAnswer(AnswerSyntax):
         answers: list[str] = []
         if self._offer is not None:
             write = text_with_calls if self.form is None and not self.is_forced else calls_expression
-            answers.append(write(rules, self._offer))
+            answers.append(rules.add("with_calls", write(rules, self._offer)))
         if self.form is not None and not self.is_forced:
             answers.append(rules.add("content", self.form.expression()))
-        return f"{self._reasoning(rules) if self._allows_reasoning else ''} {any_of(answers)}"
+        reasoning = self._reasoning(rules) if self._allows_reasoning else ""
+        if not reasoning or self.is_reasoning:
+            return f"{reasoning} {any_of(answers)}"
+        if self.form is None or self.form.kind != "regex" or self.is_forced:
+            return f"({reasoning})? {any_of(answers)}"
+        *calls, _ = answers
+        return any_of([f"{reasoning} {any_of(answers)}", *calls, self._content_without_tag(rules, self.form)])
 
     def _reasoning(self, rules: GrammarRules) -> str:
-        """Return an expression for reasoning; optional unless the prompt ends with its beginning."""
+        """Return an expression for reasoning."""
         blocks = []
         for index, pair in enumerate(self.tags):
             block = rules.until(f"reasoning_{index}", pair.close)
             if not self.is_reasoning:
                 begin = rules.text(pair.open)
-                if self.marks.encode(pair.open) == pair.open:
+                if self._is_text(pair.open):
                     begin = rules.add_lazy(f"open_{index}", begin)
                 block = f"({begin} {block})"
             blocks.append(block)
-        return f"({any_of(blocks)} {rules.add('gap', GAP)}){'' if self.is_reasoning else '?'}"
+        return f"{any_of(blocks)} {rules.add('gap', GAP)}"
+
+    def _content_without_tag(self, rules: GrammarRules, form: ContentFormat) -> str:
+        """Return an expression for content in the format of a regular expression that does not begin like reasoning."""
+        tags = "|".join(re.escape(pair.open) for pair in self.tags if self._is_text(pair.open))
+        return rules.add("PLAIN_CONTENT", f"{form.expression()} & ~/(?s:\\s*({tags}).*)/") if tags else "content"
+
+    def _is_text(self, tag: str) -> bool:
+        """Return whether a tag is no special token."""
+        return self.marks.encode(tag) == tag
 
     def parser(self) -> OutputParser | None:
         """Return a parser of one choice; None if all text is content."""

@@ -91,8 +91,6 @@ class CallParser:
         if not (self._follows_call or self.is_inside_call):
             self._output.append(_Text(self._space, False))
         self._space = ""
-        if self._max_forced_calls:  # the rest of a forced answer can only be the beginning of a call
-            self._output = [piece for piece in self._output if isinstance(piece, ToolCallPiece) or piece.is_reasoning]
         return self._take_output()
 
     def _read_all(self) -> Steps[None]:
@@ -195,6 +193,8 @@ class CallParser:
 
     def _add_content(self, text: str) -> None:
         """Append content, and hold back white space at its end."""
+        if self._max_forced_calls:
+            return  # in a forced answer, text outside of calls can only be the beginning of one
         body = text.rstrip()
         if body:
             self._output.append(_Text(self._space + body, False))
