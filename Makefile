@@ -23,7 +23,7 @@ SANITIZE := KERNELS_CXXFLAGS="-O1 -g1 -fno-omit-frame-pointer -fsanitize=address
 # Written by npm when it has installed the packages of package-lock.json.
 JS_STAMP := node_modules/.package-lock.json
 
-.PHONY: serve model test install lint types js unit quick coverage emulated sanitize browser docs bench soak formats harness peers clients gpu-check gpu-figures gpu-wheels constraints clean help
+.PHONY: serve model test install lint types js unit quick coverage emulated sanitize browser docs bench soak laws formats harness peers clients gpu-check gpu-figures gpu-wheels constraints clean help
 
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -99,6 +99,9 @@ bench: install  ## the CPU benchmarks; results go to benchmarks/results/
 	@for part in "live --runs 5" "tenants --runs 5" "overload --runs 3" check "million --requests 125000"; do \
 		$(BIN)/python -m benchmarks.scheduling $$part || exit 1; done
 	@$(BIN)/python -m benchmarks.start
+
+laws: install  ## laws of the grammars and parsers of tool calls, 20,000 random cases each; two hours
+	@LAW_EXAMPLES=1250 $(BIN)/python -m pytest -q -n $(JOBS) --timeout 14400 tests/app/text/tools/test_laws.py
 
 soak: install  ## 30 minutes of kills, leaving clients and floods beside clients whose answers are checked; ARGS="--minutes 240"
 	@$(BIN)/python -m benchmarks.soak $(ARGS)

@@ -69,3 +69,20 @@ def test_no_block_is_longer_than_its_limit_and_the_tag(wanted: list[int], limit:
     text = b"".join(TOKENS[token_id] for token_id in sampled)
     if is_open and b"</think>" not in text:
         assert len(sampled) <= limit + len(CLOSING) + 1
+
+
+@pytest.mark.parametrize(
+    ("is_open", "wanted", "sampled"),
+    [
+        (True, [5, 6, 8, 8, 8, 9], [5, 6, 8, 10, 2, 9]),
+        (False, [1, 8, 5, 6, 8, 9], [1, 8, 5, 6, 10, 2]),
+        (False, [3, 4, 8, 8, 8, 8], [3, 4, 8, 8, 8, 8]),
+        (True, [8, 2, 8, 8, 8, 8], [8, 2, 8, 8, 8, 8]),
+    ],
+    ids=["closing tag as text", "inside", "opening tag as text", "closed"],
+)
+def test_tags_that_are_special_tokens_are_not_text(is_open: bool, wanted: list[int], sampled: list[int]):
+    """The same characters in ordinary tokens neither open nor close a block."""
+    marks = {1: b"\xfe", 2: b"\xff"}
+    limit = ReasoningLimit(3, CLOSING, b"" if is_open else b"\xfe", b"\xff", marks)
+    assert generate(ReasoningConstraint(limit, TOKENS, None), wanted) == sampled
