@@ -2,6 +2,7 @@
 
     python -m benchmarks.formats cost      # tokens per second of 16 streams with and without a format
     python -m benchmarks.formats valid     # 500 generated schemas on a chat model and on a random one
+    python -m benchmarks.formats ends      # forced calls and objects of a chat model, which must end by themselves
     python -m benchmarks.formats suite     # the JSON-Schema-Test-Suite, of which jsonschema's source package has a copy
 
 Cost and validity need the default model (`make model`).
@@ -17,6 +18,7 @@ import sys
 import tarfile
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,9 +28,11 @@ import jsonschema
 from app.text.content_format import ContentFormat, InvalidFormat
 from app.text.packaged_model import DEFAULT_MODEL
 from app.text.text_model import TextModel
+from app.text.tools.answer import AnswerSyntax
+from app.text.tools.definitions import Tool, ToolUse
 from app.text.tools.formats import format_by_name
 from benchmarks.results import save, spread
-from benchmarks.schemas import generated_schema
+from benchmarks.schemas import ENDING, generated_schema
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.constraints.grammars import GrammarTokenizer
@@ -38,6 +42,7 @@ from engine.types import FinishReason, Request, SamplingParams, TokenEvent, Voca
 
 STREAMS, OUTPUT = 16, 96
 SCHEMAS, MAX_TOKENS = 500, 256
+MAX_ENDING_TOKENS = 300
 SUITE = "jsonschema==4.26.0"
 # An answer that does not end before its limit.
 ENDLESS = {"type": "array", "items": {"type": "object", "properties": {"name": {"type": "string"}}}, "minItems": 10_000}
@@ -164,8 +169,6 @@ def valid(count: int) -> None:
 def answers(engine: Engine, text: TextModel, count: int) -> dict[int, tuple[Any, str, str]]:
     """Return schema, answer and reason of its end, for each generated schema."""
     schemas = {number: generated_schema(random.Random(number)) for number in range(count)}
-    tokens: dict[int, list[int]] = {number: [] for number in schemas}
-    finishes: dict[int, str] = {}
     for number, schema in schemas.items():
         question = f"Write an example of JSON that satisfies this schema: {json.dumps(schema)}"
         sampling = SamplingParams(
@@ -176,13 +179,68 @@ def answers(engine: Engine, text: TextModel, count: int) -> dict[int, tuple[Any,
             grammar=grammar(schema),
         )
         engine.submit(Request(id=str(number), prompt=chat_prompt(text, question)[-1500:], sampling=sampling))
+    tokens, finishes = run(engine)
+    return {n: (schema, text.decode(tokens[str(n)]), finishes[str(n)]) for n, schema in schemas.items()}
+
+
+def ends(count: int) -> None:
+    """Generate forced calls and objects, and count those that end by themselves."""
+    model = DEFAULT_MODEL.folder
+    text = TextModel.load(model)
+    engine = make_engine(model, text, max_num_seqs=32)
+    hermes = format_by_name("hermes")
+    assert hermes is not None
+    rows: list[dict[str, Any]] = []
+    for kind, cases in ENDING.items():
+        syntaxes: dict[str, AnswerSyntax] = {}
+        for number in range(count):
+            question, schema = cases[number % len(cases)]
+            use = form = None
+            if kind == "forced call":
+                use = ToolUse((Tool(**schema),), "required")
+            else:
+                form = ContentFormat("json_schema", schema, "response_format")
+                question += " Answer in JSON."
+            syntax = syntaxes[f"{kind} {number}"] = hermes.answer(use, form, may_reason=False)
+            tools = use.tools if use is not None else ()
+            prompt = text.encode(text.render_chat([{"role": "user", "content": question}], tools=tools))
+            sampling = SamplingParams(
+                max_tokens=MAX_ENDING_TOKENS,
+                temperature=0.8 if number >= len(cases) else 0.0,
+                seed=number,
+                stop_token_ids=tuple(sorted(text.eos_token_ids)),
+                grammar=syntax.grammar(),
+            )
+            engine.submit(Request(id=f"{kind} {number}", prompt=tuple(prompt), sampling=sampling))
+        tokens, finishes = run(engine)
+        for name, syntax in syntaxes.items():
+            output = text.decode(tokens[name])
+            parser = syntax.parser()
+            calls = sum(len(part.calls) for part in parser.push(0, output) + parser.flush()) if parser else 0
+            rows.append(
+                {"kind": kind, "finish": finishes[name], "tokens": len(tokens[name]), "calls": calls, "text": output}
+            )
+    summary = {}
+    for kind in ENDING:
+        mine = [row for row in rows if row["kind"] == kind]
+        ended = sum(row["finish"] == FinishReason.STOP for row in mine)
+        summary[kind] = {"answers": len(mine), "ended": ended, "tokens": spread([row["tokens"] for row in mine])}
+        print(kind, summary[kind])
+    settings = {"answers": count, "max_tokens": MAX_ENDING_TOKENS, "model": model.name}
+    print("Saved to", save("format_ends", settings, rows, summary))
+
+
+def run(engine: Engine) -> tuple[dict[str, list[int]], dict[str, str]]:
+    """Run all requests. Return the tokens and the reason of the end of each."""
+    tokens: dict[str, list[int]] = defaultdict(list)
+    finishes: dict[str, str] = {}
     while engine.has_work:
         for event in engine.step():
             if isinstance(event, TokenEvent):
-                tokens[int(event.request_id)].append(event.token_id)
+                tokens[event.request_id].append(event.token_id)
             if (finish := getattr(event, "finish", None)) is not None:
-                finishes[int(event.request_id)] = finish
-    return {number: (schemas[number], text.decode(tokens[number]), finishes[number]) for number in schemas}
+                finishes[event.request_id] = finish
+    return tokens, finishes
 
 
 def suite() -> None:
@@ -234,13 +292,15 @@ def suite_files() -> list[tuple[str, str]]:
 def main() -> None:
     """Run one part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("cost", "valid", "suite"))
+    parser.add_argument("part", choices=("cost", "valid", "ends", "suite"))
     parser.add_argument("--runs", type=int, default=5, help="rounds of cost")
     parser.add_argument("--schemas", type=int, default=SCHEMAS, help="schemas of valid")
+    parser.add_argument("--answers", type=int, default=40, help="answers of each kind of ends")
     options = parser.parse_args()
     parts: dict[str, Callable[[], None]] = {
         "cost": lambda: cost(options.runs),
         "valid": lambda: valid(options.schemas),
+        "ends": lambda: ends(options.answers),
         "suite": suite,
     }
     parts[options.part]()
