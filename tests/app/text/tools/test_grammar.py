@@ -12,6 +12,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from app.resources import demo_model
+from app.text.output_parser import ParsedText
 from app.text.tools.definitions import Tool, ToolUse
 from app.text.tools.formats import FORMATS, ToolFormat, format_by_name
 from tests.app.text.tools.corpus import TOOLS, Case
@@ -334,3 +335,30 @@ def test_choice_none_has_no_grammar():
     """All text is allowed, as it is if no tool is offered."""
     assert get_format("hermes").answer(ToolUse(TOOLS, "none")).grammar() is None
     assert get_format("hermes").answer(ToolUse(())).grammar() is None
+
+
+@pytest.mark.parametrize("key", ["parameters", "arguments"])
+@pytest.mark.parametrize("begin", ['{"name":"f","KEY":', '{"type": "function", "name": "f", "KEY": '])
+def test_habitual_calls_of_llama_are_constrained(begin: str, key: str):
+    """Where text is possible, a text that begins like a call in another spelling is a call with valid arguments."""
+    use = ToolUse((Tool("f", "", {"type": "object", "properties": {"a": {"type": "boolean"}}}, strict=True),))
+    text = begin.replace("KEY", key)
+    grammar = get_format("llama3_json").answer(use).grammar()
+    assert accepts(grammar, text + '{"a": true}}') and not accepts(grammar, text + '{"a": tru}}')
+    assert parse("llama3_json", [*text, '{"a": true}}'], use) == ("", "", (("f", '{"a": true}'),))
+    forced = ToolUse(use.tools, "required")
+    assert not accepts(get_format("llama3_json").answer(forced).grammar(), text + '{"a": true}}')
+
+
+def test_calls_of_qwen3_coder_without_the_outer_tag_are_constrained():
+    """Models leave it out at times; where it is a special token, they do not."""
+    use = ToolUse((STRICT_PICK,))
+    text = "Well. <function=pick>\n<parameter=count>\n3\n</parameter>\n</function>"
+    grammar = get_format("qwen3_coder").answer(use).grammar()
+    assert accepts(grammar, text) and accepts(grammar, text + "\n</tool_call>")
+    assert not accepts(grammar, text.replace("3", "x"))
+    for whole in (text, text + "\n</tool_call>"):
+        assert parse("qwen3_coder", [*whole], use) == ("Well.", "", (("pick", '{"count": 3}'),))
+    special = {text: index for index, text in enumerate(sorted(get_format("qwen3_coder").visible_tokens))}
+    parser = get_format("qwen3_coder").answer(use, special_tokens=special).parser()
+    assert parser is not None and parser.push(1, text) + parser.flush() == [ParsedText(text)]
