@@ -8,6 +8,9 @@ except that a list may follow a semicolon, as in minified files. Modules must no
 Each module becomes a function that is called once, after those that it imports, and returns its exports. Imports are
 copies of these values, which is why `export let` is refused.
 
+Comments that fill whole lines are left out, except for licences (`/*!`); they are a fifth of the compressed size. So no
+line inside of a template literal may begin like a comment.
+
 A module that is imported on demand stays a file of its own, and must not import a module that is in a bundle: it would
 get a second copy of it.
 """
@@ -24,7 +27,7 @@ EXPORT_LIST = re.compile(r"(?:^|(?<=;))export\s*\{([^}]*)\};?[ \t]*$", re.M)
 LEFT_OVER = re.compile(r"""^(?:import\b(?!\()|export\b).*|(?<!["'], )import\.meta.*""", re.M)
 # import("./x.js") and new URL("./x.css", import.meta.url)
 ADDRESS = re.compile(r"""(\b(?:import|new URL)\()["'](\.{1,2}/[^"']+)["'](?=\)|, import\.meta\.url\))""")
-SOURCE_MAP = re.compile(r"^//# sourceMappingURL=.*$", re.M)
+COMMENT = re.compile(r"^[ \t]*(?://[^\n]*|/\*(?!!)(?:(?!\*/).)*\*/[ \t]*)(?:\n|\Z)", re.M | re.S)
 STYLE_IMPORT = re.compile(r'^@import "([\w./-]+)";$', re.M)
 
 
@@ -70,7 +73,7 @@ class _Modules:
         exports = {name: name for name in EXPORTED.findall(source)}
         for names in EXPORT_LIST.findall(source):
             exports |= {public: local for local, public in _names(names)}
-        body = EXPORT_LIST.sub("", EXPORTED.sub("", SOURCE_MAP.sub("", source)))
+        body = EXPORT_LIST.sub("", EXPORTED.sub("", COMMENT.sub("", source)))
         body = IMPORT.sub(lambda found: self._constants(path, *found.groups()), body)
         body = ADDRESS.sub(lambda found: f'{found[1]}"{self._from_entry(path, found[2])}"', body)
         if left := LEFT_OVER.search(body):
@@ -100,7 +103,7 @@ def _styles(root: Path, entry: str) -> str:
         text = (root / path).read_text(encoding="utf-8")
         if "@import" in text or "url(" in text:
             raise BundleError(f"{path}: @import and url() cannot be bundled")
-        return f"/* {path} */\n{text}"
+        return f"/* {path} */\n{COMMENT.sub('', text)}"
 
     return STYLE_IMPORT.sub(content, (root / entry).read_text(encoding="utf-8"))
 

@@ -94,3 +94,21 @@ def test_style_sheets_are_joined_in_order(tmp_path: Path):
     (tmp_path / "b.css").write_text("b { background: url(b.png) }\n")
     with pytest.raises(BundleError, match=r"b\.css"):
         bundle(tmp_path, "page.css")
+
+
+def test_comments_that_fill_lines_are_left_out_and_licences_kept(tmp_path: Path):
+    """Code after a comment, and text that looks like one within a line, stays."""
+    lines = [
+        "// About this.",
+        "/*! @license X */",
+        "/**",
+        " * Adds.",
+        " * @param {number} a",
+        " */",
+        "const add = (a) => /** @type {number} */ (a) + 1; // one more",
+        "  /** @type {number} */ (add(1));",
+        'add("// no comment", 2 /* two */);',
+        "//# sourceMappingURL=x.map",
+    ]
+    write(tmp_path, main="\n".join(lines))
+    assert bundle(tmp_path, "main.js").strip().splitlines() == ["// main.js", lines[1], *lines[6:9]]
