@@ -1,10 +1,16 @@
 // DOM of a Markdown text that may still grow: closed blocks are built once and never changed, the last one is patched in
-// place. Reading, selecting and scrolling in finished blocks is not disturbed.
+// place. Reading, selecting and scrolling in finished blocks is not disturbed; only those that use a link or a footnote before
+// its definition are drawn twice.
 import { BlockSplitter } from "./blocks.js";
 import { codeFrame, highlight, growCode } from "./code.js";
 import { h } from "./dom.js";
-import { repairMarkdown } from "./repair_markdown.js";
 import { renderMarkdown, renderPlain } from "./markdown.js";
+import { References } from "./references.js";
+import { repairMarkdown } from "./repair_markdown.js";
+
+/** @import { Block } from "./blocks.js" */
+
+const MAX_REDRAW_MS = 6; // ms per frame for finished blocks whose definitions have arrived
 
 export class MarkdownStream {
   #splitter = new BlockSplitter();
@@ -14,6 +20,9 @@ export class MarkdownStream {
   #timer = 0;
   #cost = 0;
   #finished = false;
+  #references = new References();
+  #unresolved = /** @type {{ node: HTMLElement, block: Block, missing: Set<string> }[]} */ ([]);
+  #outdated = /** @type {{ node: HTMLElement, block: Block }[]} */ ([]);
 
   /** @param {HTMLElement} root */
   constructor(root) {
@@ -67,23 +76,63 @@ export class MarkdownStream {
     }
     const open = this.#splitter.peek();
     if (open) this.#draw(open, false);
+    this.#redraw();
   }
 
-  /** @param {import("./blocks.js").Block} block @param {boolean} closed */
+  /** @param {Block} block @param {boolean} closed */
   #draw(block, closed) {
-    if (!this.#live) this.root.append((this.#live = h("div", { class: "block" })));
+    // A row that began a piece of a table may become the first line of another block.
+    if (this.#live?.localName === "tbody" && !(block.head && block.cut)) {
+      this.#live.remove();
+      this.#live = null;
+    }
+    this.#live ??= this.#begin(block);
     this.#live.classList.toggle("cut", block.cut);
     if (block.kind === "code") return drawCode(this.#live, block, closed);
-    const fragment =
-      block.kind === "plain"
-        ? renderPlain(block.source)
-        : renderMarkdown(closed ? block.source : repairMarkdown(block.source), !closed);
-    patch(this.#live, fragment);
-    if (closed) for (const frame of this.#live.querySelectorAll(".code")) highlight(/** @type {HTMLElement} */ (frame));
+    if (block.kind === "plain") return patch(this.#live, renderPlain(block.source));
+    this.#drawText(this.#live, block, closed);
+  }
+
+  /** Returns a new node for a block: a further piece of a table is a group of rows. @param {Block} block */
+  #begin({ head, cut }) {
+    const table = cut && head ? this.root.lastElementChild?.querySelector(":scope > .table-frame > table") : null;
+    const node = table ? h("tbody") : h("div", { class: "block" });
+    (table ?? this.root).append(node);
+    return node;
+  }
+
+  /** @param {HTMLElement} node @param {Block} block @param {boolean} closed */
+  #drawText(node, block, closed) {
+    const text = block.head + block.source;
+    const { fragment, missing } = renderMarkdown(closed ? text : repairMarkdown(text), {
+      mayGrow: !closed,
+      references: this.#references,
+    });
+    if (block.cut && block.start) fragment.querySelector("ol")?.setAttribute("start", String(block.start));
+    patch(node, node.localName === "tbody" ? (fragment.querySelector("tbody") ?? h("tbody")) : fragment);
+    if (!closed) return;
+    for (const frame of node.querySelectorAll(".code")) highlight(/** @type {HTMLElement} */ (frame));
+    if (missing.size) this.#unresolved.push({ node, block, missing });
+  }
+
+  /** Draws blocks again whose definitions have arrived since: as many as a frame allows, or all of them at the end. */
+  #redraw() {
+    const fresh = this.#references.takeFresh();
+    if (fresh.length) {
+      const isOutdated = (/** @type {{ missing: Set<string> }} */ { missing }) =>
+        fresh.some((label) => missing.has(label));
+      this.#outdated.push(...this.#unresolved.filter(isOutdated));
+      this.#unresolved = this.#unresolved.filter((one) => !isOutdated(one));
+    }
+    const start = performance.now();
+    while (this.#outdated.length && (this.#finished || performance.now() - start < MAX_REDRAW_MS)) {
+      const { node, block } = /** @type {{ node: HTMLElement, block: Block }} */ (this.#outdated.shift());
+      this.#drawText(node, block, true);
+    }
   }
 }
 
-/** @param {HTMLElement} root @param {import("./blocks.js").Block} block @param {boolean} closed */
+/** @param {HTMLElement} root @param {Block} block @param {boolean} closed */
 function drawCode(root, block, closed) {
   const text = block.source.replace(/\n$/, "");
   const shown = root.firstElementChild;

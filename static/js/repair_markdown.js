@@ -4,6 +4,10 @@
 import { formulaAt } from "./math.js";
 
 const UNDECIDED = /^[ \t]*(?:[-*+]|\d{1,9}[.)]?|#{1,6}|>+|[`~]{1,2}|(?:`{3,}|~{3,})[^`]*|=+|-{2,}|\*{2,}|_{1,})[ \t]*$/;
+// An alert's first line, a footnote's label, or a definition without its target
+const UNFINISHED_LABEL = /^(?:[ \t>]*>[ \t]*\[!?\w*\]?| {0,3}\[\^[^\]\n]*\]?:?| {0,3}\[[^\]\n]+\]:[ \t]*\S{0,12})$/;
+const ELEMENT = /^<(\/?)(sub|sup|kbd)>/i;
+const UNFINISHED_ELEMENT = /^<\/?(?:b|br|br *\/?|k|kb|kbd|s|su|sub|sup)?$/i;
 const MAX_CHARACTERS = 6_000; // characters; a longer tail is shown without repair, which affects appearance only
 
 /** @param {string} source @returns {string} */
@@ -12,7 +16,8 @@ export function repairMarkdown(source) {
   let tail = source.slice(start);
   if (tail.length > MAX_CHARACTERS) return source;
   const lineStart = tail.lastIndexOf("\n") + 1;
-  if (UNDECIDED.test(tail.slice(lineStart))) tail = tail.slice(0, lineStart);
+  const line = tail.slice(lineStart);
+  if (UNDECIDED.test(line) || UNFINISHED_LABEL.test(line)) tail = tail.slice(0, lineStart);
   return source.slice(0, start) + repairInline(hideUnfinishedTable(tail));
 }
 
@@ -29,7 +34,7 @@ function tailStart(source) {
  * @param {string} tail
  */
 function hideUnfinishedTable(tail) {
-  if (!/^[ \t]*\|/.test(tail)) return tail;
+  if (!/^[ \t]*\|/.test(tail)) return tail.replace(/\n[ \t]*\|[^\n]*(?:\n[ \t]*\|?[-:| \t]*)?$/, "\n");
   return (tail.match(/\n/g) ?? []).length < 2 ? "" : tail;
 }
 
@@ -76,7 +81,14 @@ function closeMarks(tail) {
       const run = /^(?:\*+|_+|~+)/.exec(text.slice(at))?.[0] ?? char;
       mark(open, run, text[at - 1] ?? " ", text[at + run.length] ?? "");
       at += run.length;
-    } else at++;
+    } else if (char === "<" && UNFINISHED_ELEMENT.test(text.slice(at, at + 8))) {
+      return finish(text.slice(0, at), -1, open);
+    } else {
+      const [, slash, tag] = (char === "<" && ELEMENT.exec(text.slice(at, at + 6))) || [];
+      if (tag && !slash) open.push(`</${tag}>`);
+      else if (tag && open.at(-1) === `</${tag}>`) open.pop();
+      at++;
+    }
   }
   return finish(text, -1, open);
 }

@@ -75,6 +75,11 @@ HOSTILE = [
     "<!--<img src=x onerror=window.pwned=1>-->",
     "# <img src=x onerror=window.pwned=1>",
     "[x]: javascript:window.pwned=1\n\n[x]",
+    '[x]: https://a.example "onmouseover=window.pwned=1"\n\n[x]',
+    "<sub onclick=window.pwned=1>x</sub> <kbd><img src=x onerror=window.pwned=1></kbd> <sup><script>window.pwned=1</script></sup>",
+    "a[^<img/src=x/onerror=window.pwned=1>]\n\n[^<img/src=x/onerror=window.pwned=1>]: <img src=x onerror=window.pwned=1>",
+    "> [!NOTE]\n> <img src=x onerror=window.pwned=1>",
+    "中**(<img src=x onerror=window.pwned=1>)**文",
 ]
 
 
@@ -85,7 +90,8 @@ def test_hostile_markdown_is_inert(renderer: Renderer, text: str) -> None:
     expect(renderer.page.locator("#thread .prose")).to_be_attached()
     bad = renderer.page.evaluate("""() => {
         const allowed = new Set(["DIV", "P", "BR", "STRONG", "EM", "DEL", "CODE", "PRE", "A", "UL", "OL", "LI", "BLOCKQUOTE", "HR",
-            "TABLE", "THEAD", "TBODY", "TR", "TH", "TD", "H1", "H2", "H3", "H4", "H5", "H6", "SPAN", "BUTTON", "svg", "use"]);
+            "TABLE", "THEAD", "TBODY", "TR", "TH", "TD", "H1", "H2", "H3", "H4", "H5", "H6", "SPAN", "BUTTON", "svg", "use",
+            "SUB", "SUP", "KBD"]);
         const found = [];
         for (const node of document.querySelectorAll("#thread .prose *")) {
             if (!allowed.has(node.tagName)) found.push(node.tagName);
@@ -127,6 +133,12 @@ PATHOLOGICAL = {
     "a table of 5,000 rows": "|a|b|\n|-|-|\n" + "|x|y|\n" * 5_000,
     "stars line by line": "\n".join(["*a **b " * 400] * 12),
     "brackets line by line": "\n".join(["[ " * 1500] * 12),
+    "a use of each of 3,000 references before their definitions": "".join(f"[a][{i}]\n\n" for i in range(3_000))
+    + "".join(f"[{i}]: https://a.example/{i}\n\n" for i in range(3_000)),
+    "3,000 footnotes": "".join(f"a[^{i}]\n\n[^{i}]: b\n\n" for i in range(3_000)),
+    "unclosed elements": "<sub>a<sup>b<kbd>c" * 3_000,
+    "pairs of stars between letters of Chinese": "中**(a)**文" * 5_000,
+    "delimiter rows": "|a|\n|-|\n" * 5_000,
 }
 
 
@@ -275,6 +287,12 @@ def test_code_is_coloured_once_closed_and_can_be_copied(renderer: Renderer) -> N
         ("snake_case_na", "snake_case_na"),
         ("2 * 3", "2 * 3"),
         ("*slanted", "slanted"),
+        ("Results:\n| a | b |\n|--", "Results:"),
+        ("x<su", "x"),
+        ("x<sup>2", "x2"),
+        ("> [!NO", ""),
+        ("Text[^1].\n\n[^1", "Text[^1]."),
+        ("**Note:**te", "Note:te"),
     ],
 )
 def test_an_unfinished_tail_does_not_show_its_markup(renderer: Renderer, beginning: str, shown: str) -> None:
@@ -291,3 +309,123 @@ def test_an_unfinished_tail_does_not_show_its_markup(renderer: Renderer, beginni
         [renderer.url, beginning],
     )
     assert " ".join(text.split()) == shown.replace("1. one", "one")
+
+
+ROWS = 3_000
+TABLE = "| a | b |\n|--|--|\n" + "".join(f"| row {i} | some **words** of row {i}, `code` |\n" for i in range(ROWS))
+GROW_AND_MEASURE = """async ([base, text, size, first]) => {
+    const { MarkdownStream } = await import(`${base}/static/js/render.js`);
+    const root = document.createElement("div");
+    root.className = "prose";
+    document.getElementById("thread").hidden = false;
+    document.getElementById("thread").replaceChildren(root);
+    const stream = new MarkdownStream(root), { requestAnimationFrame } = window;
+    const wait = (ms) => new Promise((done) => setTimeout(done, ms));
+    let times = [];
+    window.requestAnimationFrame = (paint) => {
+        const start = performance.now();
+        paint();
+        root.getBoundingClientRect();
+        times.push(performance.now() - start);
+        return 0;
+    };
+    for (let at = 0; at < first; at += 2000) {
+        stream.write(text.slice(at, Math.min(first, at + 2000)));
+        await wait(50);
+    }
+    await wait(500);
+    times = [];
+    for (let at = first; at < text.length; at += size) {
+        stream.write(text.slice(at, at + size));
+        await wait(40);
+    }
+    window.requestAnimationFrame = requestAnimationFrame;
+    stream.finish();
+    return times.sort((a, b) => a - b);
+}"""
+
+
+def test_a_table_of_any_length_stays_a_table(renderer: Renderer) -> None:
+    """Beyond 100,000 characters each row is in a table with the head, and nothing is shown as pipes."""
+    assert len(TABLE) > 100_000
+    renderer.render(f"Before:\n{TABLE}\nAfter.")
+    prose = renderer.page.locator("#thread .prose")
+    expect(prose.locator("td:first-child")).to_have_text([f"row {i}" for i in range(ROWS)])
+    shown = prose.evaluate(
+        "(node) => [...node.querySelectorAll('table')].map((table) => table.tHead.textContent.trim())"
+    )
+    assert len(shown) < 10
+    assert {" ".join(text.split()) for text in shown} == {"a b"}
+    expect(prose.locator("p")).to_have_text(["Before:", "After."])
+    expect(prose).not_to_contain_text("|")
+
+
+@pytest.mark.parametrize("name", ["table", "list", "nested list", "poem"])
+def test_work_for_a_token_does_not_grow_with_the_answer(renderer: Renderer, name: str) -> None:
+    """At the end of a long answer, parsing and laying out a token takes less than 20 ms (the median, on a busy machine)."""
+    text = {
+        "table": TABLE,
+        "list": "".join(f"{i}. **Item {i}** with `code` and some more words\n" for i in range(1, 600)),
+        "nested list": "- **Item** with `code`\n  - inner\n    - innermost words\n" * 400,
+        "poem": "a line of a poem that is not so long,\n" * 1_000,
+    }[name]
+    times = renderer.page.evaluate(GROW_AND_MEASURE, [renderer.url, text, 5, len(text) - 300])
+    print(f"{name}: {len(times)} paints, median {times[len(times) // 2]:.1f} ms, most {times[-1]:.1f} ms")
+    assert times[len(times) // 2] < 20
+
+
+@pytest.mark.parametrize("number", ["{i}", "1"])
+def test_a_list_of_any_length_keeps_its_numbers(renderer: Renderer, number: str) -> None:
+    """It is divided between two items, also one whose numbers are all 1; code in an item is not divided."""
+    item = "{number}. Item {i} has some words\n\n     ```\n     1. code\n     ```\n"
+    count = 400
+    text = "".join(item.format(number=number.format(i=i), i=i) for i in range(1, count + 1))
+    renderer.render(f"{text}\nAfter.")
+    prose = renderer.page.locator("#thread .prose")
+    numbers = prose.evaluate(
+        """(node) => [...node.querySelectorAll("ol")].flatMap((list) =>
+            [...list.children].map((item, i) => [list.start + i, item.firstElementChild.textContent, item.querySelectorAll(".code").length]))"""
+    )
+    assert numbers == [[i, f"Item {i} has some words", 1] for i in range(1, count + 1)]
+    expect(prose.locator("p").last).to_have_text("After.")
+
+
+def test_a_block_is_drawn_again_only_when_its_definition_arrives(renderer: Renderer) -> None:
+    """The text of a reference is plain until then; the node of the block stays, and other blocks are not touched."""
+    result = renderer.page.evaluate(
+        """async ([base]) => {
+        const { MarkdownStream } = await import(`${base}/static/js/render.js`);
+        const root = document.createElement("div");
+        document.getElementById("thread").replaceChildren(root);
+        const stream = new MarkdownStream(root);
+        const frame = () => new Promise((done) => setTimeout(() => requestAnimationFrame(done), 20));
+        stream.write("See [docs][1] here.\\n\\nUntouched [x].\\n\\nEnd.\\n\\n");
+        await frame();
+        const nodes = [...root.children], before = root.textContent.includes("[docs][1]");
+        let changes = 0;
+        const watch = new MutationObserver((list) => (changes += list.length));
+        watch.observe(nodes[1], { childList: true, subtree: true, characterData: true });
+        for (const piece of ["[1]", ": htt", "ps://example.org", "\\n\\nMore."]) {
+            stream.write(piece);
+            await frame();
+            if (root.innerText.includes("[1]:")) changes += 1000;
+        }
+        return { before, changes, same: nodes.every((node) => node.isConnected), href: root.querySelector("a").href };
+    }""",
+        [renderer.url],
+    )
+    assert result == {"before": True, "changes": 0, "same": True, "href": "https://example.org/"}
+
+
+def test_footnotes_and_their_uses_lead_to_each_other(renderer: Renderer) -> None:
+    """A press on a number moves the focus, and the address of the page does not change."""
+    renderer.render("Blue[^sky].\n\n" + "Text.\n\n" * 60 + "[^sky]: At day.\n")
+    use = renderer.page.get_by_role("button", name="Footnote sky", exact=True)
+    note = renderer.page.get_by_role("button", name="Back to footnote mark sky")
+    url = renderer.page.url
+    use.click()
+    expect(note).to_be_focused()
+    expect(note).to_be_in_viewport()
+    note.press("Enter")
+    expect(use).to_be_focused()
+    assert renderer.page.url == url
