@@ -6,6 +6,8 @@ import { Composer } from "./composer.js";
 import { askKey, setUpHelp, setUpKey, showHelp } from "./dialogs.js";
 import { byId, h } from "./dom.js";
 import { MODEL, TITLE } from "./env.js";
+import { refuseFiles } from "./files.js";
+import { setUpFormulaCopy } from "./formula_copy.js";
 import { untilReady } from "./health.js";
 import { setUpKeys } from "./keys.js";
 import { Library } from "./library.js";
@@ -139,6 +141,8 @@ async function loadModels() {
 
 setUpTheme(byId("theme"));
 setUpHelp();
+setUpFormulaCopy();
+refuseFiles();
 setUpKey(() => {
   loadModels();
   const last = chat.current.messages.at(-1);

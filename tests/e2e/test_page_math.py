@@ -106,3 +106,28 @@ def test_lists_and_tables_run_in_the_direction_of_their_text(chat: Chat) -> None
     first, second = (chat.text().locator("th").nth(i).bounding_box() for i in (0, 1))
     assert first and second
     assert first["x"] > second["x"]
+
+
+COPY = """() => {
+    const data = new DataTransfer();
+    const event = new ClipboardEvent("copy", { clipboardData: data, bubbles: true, cancelable: true });
+    document.activeElement.dispatchEvent(event);
+    return event.defaultPrevented ? [data.getData("text/plain"), data.getData("text/html")] : null;
+}"""
+
+
+def test_a_copied_formula_is_its_source_once(chat: Chat) -> None:
+    """Lines stay apart, half of a selected formula is copied whole, and text without formulas is left to the browser."""
+    answer(chat, "The mean \\(\\bar x\\) is\n\n$$\n\\frac{a}{b}\n$$\n\n- so `it` ends")
+    expect(chat.text().locator(".katex")).to_have_count(2)
+    chat.text().evaluate("(node) => getSelection().selectAllChildren(node)")
+    text, html = chat.page.evaluate(COPY)
+    lines = [line for line in text.splitlines() if line]
+    assert lines == ["The mean $\\bar x$ is", "$$\\frac{a}{b}$$", "so it ends"]
+    assert "katex" not in html
+    assert html.count("\\frac") == 1
+    chat.text().locator(".katex-html").first.evaluate("(node) => getSelection().selectAllChildren(node)")
+    assert chat.page.evaluate(COPY)[0] == "$\\bar x$"
+    chat.text().locator("li").evaluate("(node) => getSelection().selectAllChildren(node)")
+    assert chat.page.evaluate(COPY) is None
+    assert chat.page.locator(".copied").count() == 0
