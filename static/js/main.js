@@ -172,6 +172,7 @@ byId("more").addEventListener("click", () => {
 });
 addEventListener("hashchange", route);
 addEventListener("popstate", route);
+addEventListener("beforeprint", () => thread.drawAll());
 
 await store.open();
 library.resumeSaved();

@@ -84,6 +84,11 @@ export class Thread {
     });
   }
 
+  /** Draws the answers that the browser was not idle for, since all of them are printed. */
+  drawAll() {
+    for (const view of this.#views.values()) if (view instanceof AnswerView) view.draw();
+  }
+
   /** @param {Message} message @returns {AnswerView | null} */
   answer(message) {
     const view = this.#views.get(message.id);
