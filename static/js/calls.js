@@ -2,7 +2,7 @@
 // become text nodes only.
 import { codeFrame, growCode, highlight } from "./code.js";
 import { h, icon } from "./dom.js";
-import { readPref, writePref } from "./prefs.js";
+import { readDraft, writeDraft } from "./drafts.js";
 import { JsonPrinter, printJson } from "./print_json.js";
 import { awaitsResults, callState } from "./tools.js";
 
@@ -28,8 +28,8 @@ class CallView {
       spellcheck: "false",
       "aria-label": `Result of ${call.name}`,
     });
-    this.area.value = readPref(draft, "");
-    this.area.addEventListener("input", () => writePref(draft, this.area.value));
+    this.area.value = readDraft(draft);
+    this.area.addEventListener("input", () => writeDraft(draft, this.area.value));
     this.field = h("label", { class: "field" }, h("span", { class: "field-label" }, "Result"), this.area);
     this.node = h(
       "details",
@@ -124,6 +124,6 @@ export class CallList {
     const missing = this.#views.find((view) => view.result?.trim() === "");
     if (missing) return missing.ask();
     if (!this.send(this.#views.map(({ result }) => result))) return;
-    for (const { draft } of this.#views) writePref(draft, null);
+    for (const { draft } of this.#views) writeDraft(draft, "");
   }
 }

@@ -1,11 +1,11 @@
 // Actions on the open conversation: open, send, regenerate, edit, stop, remove.
 import { stopAnswer } from "./api.js";
 import { firstMessageThatFits } from "./context.js";
+import { readDraft, writeDraft } from "./drafts.js";
 import { blankConversation } from "./defaults.js";
 import { MODEL } from "./env.js";
 import { isUnfinished } from "./labels.js";
 import { toast } from "./notices.js";
-import { readPref, writePref } from "./prefs.js";
 import { requestFor } from "./sampling.js";
 import { newId, titleFrom } from "./store.js";
 import { Truncation } from "./truncation.js";
@@ -126,7 +126,7 @@ export class Chat {
     const text = this.queued.take(id);
     if (!text) return;
     if (id === this.current.id) this.composer.prepend(text);
-    else writePref(`draft.${id}`, [text, readPref(`draft.${id}`, "")].filter(Boolean).join("\n\n"));
+    else writeDraft(`draft.${id}`, [text, readDraft(`draft.${id}`)].filter(Boolean).join("\n\n"));
   }
 
   /**
@@ -215,7 +215,7 @@ export class Chat {
   startOver() {
     const last = this.current.messages.at(-1);
     const text = last?.content ? "" : this.current.messages.findLast(({ role }) => role === "user")?.content;
-    if (text) writePref("draft.new", text);
+    if (text) writeDraft("draft.new", text);
     location.hash = "#/";
   }
 

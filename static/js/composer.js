@@ -1,6 +1,7 @@
 // Message box: automatic height, Enter and its exceptions, drafts, send and stop.
 import { byId } from "./dom.js";
-import { readPref, writePref } from "./prefs.js";
+import { readDraft, writeDraft } from "./drafts.js";
+import { setStatus } from "./notices.js";
 
 export class Composer {
   #draftKey = "draft.new";
@@ -14,6 +15,7 @@ export class Composer {
     this.area = byId("prompt", HTMLTextAreaElement);
     this.sendButton = byId("send", HTMLButtonElement);
     this.stopButton = byId("stop", HTMLButtonElement);
+    this.note = byId("composer-note");
     this.form.addEventListener("submit", (event) => {
       event.preventDefault();
       this.#send();
@@ -28,7 +30,7 @@ export class Composer {
   /** Shows the draft of a conversation. @param {string} id */
   open(id) {
     this.#draftKey = `draft.${id}`;
-    this.area.value = readPref(this.#draftKey, "");
+    this.area.value = readDraft(this.#draftKey);
     this.#changed();
   }
 
@@ -40,7 +42,7 @@ export class Composer {
 
   /** @param {string} id */
   forget(id) {
-    writePref(`draft.${id}`, null);
+    writeDraft(`draft.${id}`, "");
   }
 
   /** While an answer runs, Stop replaces Send. @param {boolean} busy */
@@ -55,6 +57,7 @@ export class Composer {
   /** Enables sending once the model is ready; typing is always possible. @param {boolean} ready */
   setReady(ready) {
     this.#ready = ready;
+    if (ready) this.note.textContent = "";
     this.#changed();
   }
 
@@ -76,7 +79,7 @@ export class Composer {
   }
 
   #changed() {
-    writePref(this.#draftKey, this.area.value);
+    writeDraft(this.#draftKey, this.area.value);
     this.sendButton.disabled = !this.#ready || !this.area.value.trim();
     this.#size();
   }
@@ -100,9 +103,16 @@ export class Composer {
     }
   }
 
+  /** Explains why Enter did nothing. */
+  #showNotReady() {
+    this.note.textContent = "Not sent: the model is not ready yet. Send it again when it is.";
+    setStatus(this.note.textContent);
+  }
+
   #send() {
     const text = this.area.value.trim();
-    if (!text || !this.#ready) return;
+    if (!text) return;
+    if (!this.#ready) return this.#showNotReady();
     if (this.#busy && !this.actions.queue(text)) return;
     this.area.value = "";
     this.#changed();

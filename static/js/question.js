@@ -1,7 +1,7 @@
 // DOM of a user message: a bubble with its tools, and the editor that replaces it.
 import { h, iconButton } from "./dom.js";
+import { readDraft, writeDraft } from "./drafts.js";
 import { copy } from "./notices.js";
-import { readPref, writePref } from "./prefs.js";
 
 /** @import { Message } from "./types.js" */
 
@@ -23,11 +23,11 @@ export class UserView {
 
   /** Text of an edit that is neither sent nor cancelled; kept while another conversation is shown. */
   get #draft() {
-    return readPref(`edit.${this.message.id}`, "");
+    return readDraft(`edit.${this.message.id}`);
   }
 
   set #draft(text) {
-    writePref(`edit.${this.message.id}`, text);
+    writeDraft(`edit.${this.message.id}`, text);
   }
 
   show() {
