@@ -1,12 +1,12 @@
 // Actions on the open conversation: open, send, regenerate, edit, stop, remove.
-import { stopAnswer } from "./api.js";
 import { firstMessageThatFits } from "./context.js";
-import { readDraft, writeDraft } from "./drafts.js";
 import { blankConversation } from "./defaults.js";
+import { readDraft, writeDraft } from "./drafts.js";
 import { MODEL } from "./env.js";
 import { isUnfinished } from "./labels.js";
 import { toast } from "./notices.js";
 import { requestFor } from "./sampling.js";
+import { StopSignal } from "./stop_signal.js";
 import { newId, titleFrom } from "./store.js";
 import { Truncation } from "./truncation.js";
 
@@ -29,6 +29,7 @@ export class Chat {
     this.queued = queue;
     this.show = show;
     this.truncation = new Truncation(this);
+    this.stopSignal = new StopSignal((id) => answers.stop(id));
     this.current = this.#blank();
   }
 
@@ -246,8 +247,8 @@ export class Chat {
   }
 
   stop() {
-    const stream = this.isAnsweredElsewhere && this.current.messages.at(-1)?.stream;
-    if (stream) stopAnswer(stream); // the tab that drives the answer learns it from the server
+    const { current } = this;
+    if (this.isAnsweredElsewhere) this.stopSignal.send(current, () => this.hasOtherWriter(current));
     return this.answers.stop(this.current.id);
   }
 

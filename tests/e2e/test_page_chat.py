@@ -510,6 +510,39 @@ def test_a_tab_does_not_overwrite_the_answer_of_another(chat: Chat) -> None:
     expect(chat.answers.last).to_contain_text("Now.")
 
 
+def test_stop_in_a_second_tab_is_a_stop_in_both(chat: Chat) -> None:
+    """Both show the answer as stopped and offer to continue it, and the server ends it."""
+    chat.send_long()
+    chat.wait_started()
+    other = Chat(chat.page.context.new_page(), chat.url)
+    other.page.goto(chat.page.url)
+    expect(other.stop).to_be_visible()
+    with chat.page.expect_request(lambda request: request.method == "DELETE" and "/v1/streams/" in request.url):
+        other.stop.click()
+    for tab in (other, chat):
+        tab.page.bring_to_front()
+        tab.wait_done()
+        expect(tab.answers.last.locator(".figures")).to_contain_text("stopped")
+        expect(tab.answers.last.get_by_role("button", name="Continue")).to_be_visible()
+        expect(tab.page.locator("#send")).to_be_visible()
+
+
+def test_stop_in_a_second_tab_does_not_depend_on_the_first(chat: Chat) -> None:
+    """If the tab that writes does not react, the server stops the answer."""
+    chat.page.evaluate("BroadcastChannel.prototype.postMessage = () => {}")
+    chat.send_long()
+    chat.wait_started()
+    page = chat.page.context.new_page()
+    page.add_init_script("BroadcastChannel.prototype.postMessage = () => {}")
+    other = Chat(page, chat.url)
+    page.goto(chat.page.url)
+    expect(other.stop).to_be_visible()
+    with page.expect_request(lambda request: request.method == "DELETE" and "/v1/streams/" in request.url):
+        other.stop.click()
+    chat.page.bring_to_front()
+    chat.wait_done()
+
+
 # Script that slows down reading, so that an answer grows for seconds however fast the server is: about eight seconds
 # with LONG_READ tokens.
 LONG_READ = 800
