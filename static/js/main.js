@@ -3,12 +3,13 @@ import { ApiError, getTimeline, listModels } from "./api.js";
 import { setUpTheme } from "./appearance.js";
 import { Chat } from "./chat.js";
 import { Composer } from "./composer.js";
-import { askKey, setUpHelp, setUpKey, showHelp } from "./dialogs.js";
 import { byId, h } from "./dom.js";
 import { MODEL, TITLE } from "./env.js";
 import { refuseFiles } from "./files.js";
 import { setUpFormulaCopy } from "./formula_copy.js";
 import { untilReady } from "./health.js";
+import { setUpHelp, showHelp } from "./help_dialog.js";
+import { askKey, setUpKey } from "./key_dialog.js";
 import { setUpKeys } from "./keys.js";
 import { Library } from "./library.js";
 import { openMenu } from "./menu.js";
@@ -157,7 +158,6 @@ setUpKeys({
   write: () => composer.focus(),
 });
 byId("help-button").addEventListener("click", showHelp);
-byId("key-button").addEventListener("click", () => askKey());
 byId("settings-open").addEventListener("click", () => settings.open(chat.current));
 byId("model", HTMLSelectElement).addEventListener("change", ({ currentTarget }) =>
   chat.setModel(/** @type {HTMLSelectElement} */ (currentTarget).value),

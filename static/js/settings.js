@@ -1,6 +1,6 @@
 // Settings sheet: draws the fields of sampling.js and writes the chosen values into the open conversation.
+import { closeByClick } from "./close_dialog.js";
 import { saveDefaults } from "./defaults.js";
-import { closeByClick } from "./dialogs.js";
 import { byId, h } from "./dom.js";
 import { SAMPLING } from "./env.js";
 import { toast } from "./notices.js";

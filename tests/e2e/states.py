@@ -45,9 +45,19 @@ def turn(slots: list[Slot], waiting: deque[Request], tokens_for_prompts: int) ->
 
 > Nobody waits for the slowest.
 
+> [!TIP]
+> Water is H<sub>2</sub>O, and <kbd>Esc</kbd> stops it[^1].
+
+> [!CAUTION]
+> Seats turn.
+
 The mean of \\(n\\) gaps is
 
 \\[\\bar{g} = \\frac{1}{n} \\sum_{k=1}^{n} \\left(t_{k} - t_{k-1}\\right) + \\int_0^1 \\sqrt{x^2 + 1}\\,dx\\]
+
+- [x] task
+
+[^1]: At the next step.
 """
 ARABIC = """# دوّامة الخيل
 
@@ -309,7 +319,19 @@ def _paused(view: dict[str, Any]) -> None:
     view["preemptions"] = {"swap": 12, "partial": 3, "recompute": 1}
 
 
-ENGINE: dict[str, Callable[[dict[str, Any]], None]] = {"idle": lambda view: None, "busy": _busy, "paused": _paused}
+def _crowded(view: dict[str, Any]) -> None:
+    """Add more waiting and paused requests than their lists show."""
+    _paused(view)
+    for name in ("queue", "paused"):
+        view[name] = [{**view[name][i % 3], "request": f"{name[0]}{i:05x}"} for i in range(12)]
+
+
+ENGINE: dict[str, Callable[[dict[str, Any]], None]] = {
+    "idle": lambda view: None,
+    "busy": _busy,
+    "paused": _paused,
+    "crowded": _crowded,
+}
 
 
 def open_engine(page: Page, url: str, state: str) -> None:

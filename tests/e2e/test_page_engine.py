@@ -9,7 +9,9 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, expect
+from playwright.sync_api import Browser, BrowserContext, Page, Route, expect
+
+from tests.e2e import states
 
 pytestmark = pytest.mark.browser
 
@@ -131,19 +133,82 @@ def test_a_lost_connection_is_shown_and_restored(server: Any, context: BrowserCo
     expect(page.locator("#live")).to_have_attribute("data-state", "live", timeout=WAIT_MS)
 
 
-def test_an_idle_engine_has_no_batch(engine: Page) -> None:
+def test_an_idle_engine_has_no_batch_and_no_step(engine: Page) -> None:
     """The figures of its last step are not shown as current."""
-    snapshot = engine.evaluate(
+    texts = engine.evaluate(
         """async () => {
             const base = document.querySelector("script[type=module]").src.replace("main.bundle.js", "");
             const { showFigures } = await import(base + "panels.js");
             const rest = { batch: { decode: 32, prefill_tokens: 5 }, tokens_per_s: 0, prefill_tokens_per_s: 0, step_ms: 1,
                 prefix_hit_rate: 0, requests_finished: 0, busy: 0 };
-            const texts = [[null, null], [{ class: "batch", state: "decode" }, null]].map((slots) => {
+            return [[null, null], [{ class: "batch", state: "decode" }, null]].map((slots) => {
                 showFigures({ ...rest, slots });
-                return document.getElementById("batch").textContent;
+                return ["batch", "step-ms"].map((id) => document.getElementById(id).textContent);
             });
-            return texts;
         }"""
     )
-    assert snapshot == ["0", "32 + 5"]
+    assert texts == [["0", "–"], ["32 + 5", "1.00 ms"]]
+
+
+@pytest.mark.parametrize(("state", "text"), [("idle", "0 of 8 slots"), ("busy", "7 of 8 slots, step ")])
+def test_the_hub_shows_the_step_of_a_busy_engine_only(server: Any, browser: Browser, state: str, text: str) -> None:
+    """An idle engine's number of steps says nothing."""
+    page = browser.new_page()
+    states.open_engine(page, server.url, state)
+    shown = page.locator(".hub-small").text_content() or ""
+    page.close()
+    assert shown.startswith(text)
+    assert ("step" in shown) == ("step" in text)
+
+
+@pytest.mark.parametrize("height", [720, 800, 900, 1080])
+@pytest.mark.parametrize("width", [1280, 900, 390])
+def test_rows_of_the_waiting_list_are_not_cut(server: Any, browser: Browser, width: int, height: int) -> None:
+    """At least five requests are visible whole, and two paused ones; the rest is scrolled to."""
+    page = browser.new_page(viewport={"width": width, "height": height})
+    states.open_engine(page, server.url, "crowded")
+    for name, least in (("queue", 5), ("paused", 2)):
+        expect(page.locator(f"#{name} li")).to_have_count(12)
+        whole, cut = page.locator(f"#{name}").evaluate(
+            """(list) => {
+                const frame = list.getBoundingClientRect(), tile = list.closest(".tile").getBoundingClientRect();
+                const bottom = Math.min(frame.bottom, tile.bottom) + 0.5;
+                const rows = [...list.children].map((row) => row.getBoundingClientRect());
+                return [rows.filter((row) => row.bottom <= bottom).length,
+                    rows.filter((row) => row.top < bottom - 1 && row.bottom > bottom).length];
+            }"""
+        )
+        assert whole >= least, name
+        assert cut == 0, name
+    page.close()
+
+
+def test_a_key_is_asked_for_and_used(server: Any, context: BrowserContext) -> None:
+    """A server that requires a key gets the one of the dialog; a wrong one is named, and the feed begins at once."""
+    page = context.new_page()
+    keys: list[str | None] = []
+
+    def guard(route: Route) -> None:
+        keys.append(route.request.headers.get("authorization"))
+        if keys[-1] == "Bearer s3cret":
+            return route.continue_()
+        error = {"message": "a valid API key is needed", "code": "invalid_api_key", "type": "x"}
+        return route.fulfill(status=401, json={"error": error})
+
+    page.route("**/v1/engine/events", guard)
+    page.goto(server.url + "/engine")
+    reason = page.locator("#key-why")
+    expect(reason).to_contain_text("The server needs an API key.")
+    expect(page.locator("#live")).to_have_text("a key is needed")
+    page.keyboard.press("Escape")
+    page.wait_for_timeout(1500)
+    expect(page.locator("#key-dialog")).to_be_hidden()
+    page.locator("#key-button").click()
+    page.locator("#key-input").fill("wrong")
+    page.locator("#key-input").press("Enter")
+    expect(reason).to_contain_text("The server refused this API key.")
+    page.locator("#key-input").fill("s3cret")
+    page.locator("#key-input").press("Enter")
+    expect(page.locator("#live")).to_have_attribute("data-state", "live")
+    assert keys[0] is None
+    assert "s3cret" not in page.evaluate("JSON.stringify(localStorage)")

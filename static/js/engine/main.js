@@ -1,6 +1,7 @@
 // Entry point of the engine page: passes each snapshot to all parts.
 import { setUpTheme } from "../appearance.js";
 import { byId } from "../dom.js";
+import { askKey, setUpKey } from "../key_dialog.js";
 import { showLatency, showFigures, showQueue, showPages, showPauses, showTable, summary } from "./panels.js";
 import { Pauses } from "./pauses.js";
 import { Ring } from "./ring.js";
@@ -13,7 +14,7 @@ const STATES = {
   live: "live",
   asleep: "paused while hidden",
   lost: "no connection, trying again",
-  denied: "a key is needed: enter it on the chat page in this tab",
+  denied: "a key is needed",
   loading: "the engine is loading",
   restarting: "the engine is restarting",
   failed: "the engine has failed",
@@ -30,9 +31,8 @@ let textAt = 0;
 
 setUpTheme(byId("theme"));
 table.addEventListener("toggle", () => (textAt = 0));
-document.documentElement.dataset.ready = "";
 
-watch(
+const source = watch(
   (raw) => {
     const snapshot = smooth.read(raw);
     ring.show(snapshot);
@@ -47,8 +47,15 @@ watch(
     showLatency(snapshot);
     if (table.open) showTable(snapshot);
   },
-  (state) => {
+  (state, reason) => {
+    // Once: a dialog that was closed does not open again with each attempt to connect.
+    if (state === "denied" && byId("live").dataset.state !== state) askKey(reason);
     byId("live").dataset.state = state;
     byId("live-text").textContent = STATES[state];
   },
 );
+setUpKey(() => {
+  byId("live").dataset.state = "connecting"; // a refused key asks again
+  source.reconnect();
+});
+document.documentElement.dataset.ready = "";

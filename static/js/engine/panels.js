@@ -30,9 +30,9 @@ export function showFigures(snapshot) {
   } = snapshot;
   set("tokens", number(tokens));
   set("prefill-rate", number(prefill));
-  set("step-ms", ms.toFixed(ms < 10 ? 2 : 1));
   const busy = slots.filter((slot) => slot !== null);
   // An idle engine still reports its last step.
+  set("step-ms", busy.length ? `${ms.toFixed(ms < 10 ? 2 : 1)} ms` : "–");
   set(
     "batch",
     !busy.length ? "0" : `${batch.decode}${batch.prefill_tokens ? ` + ${number(batch.prefill_tokens)}` : ""}`,

@@ -42,7 +42,9 @@ export class Ring {
       this.#target = turnRate((snapshot.step - before.step) / (snapshot.t - before.t));
     this.big.textContent = Math.round(snapshot.tokens_per_s).toLocaleString("en");
     const busy = snapshot.slots.filter(Boolean).length;
-    this.small.textContent = `${busy} of ${snapshot.slots.length} slots, step ${snapshot.step.toLocaleString("en")}`;
+    // Steps of an idle engine compute nothing, so their number is not shown.
+    const step = busy ? `, step ${snapshot.step.toLocaleString("en")}` : "";
+    this.small.textContent = `${busy} of ${snapshot.slots.length} slots${step}`;
   }
 
   /** @param {number} n */

@@ -7,10 +7,22 @@ import { readParts } from "../sse.js";
 const STALL_MS = 15_000; // ms; even an idle engine sends a snapshot every two seconds
 
 /**
- * @param {(snapshot: Snapshot) => void} onSnapshot
- * @param {(state: "connecting" | "live" | "asleep" | "lost" | "denied" | "loading" | "restarting" | "failed" | "stopped") => void} onState
+ * @typedef {"connecting" | "live" | "asleep" | "lost" | "denied" | "loading" | "restarting" | "failed" | "stopped"} State
+ *
+ * @param {(snapshot: Snapshot) => void} onSnapshot @param {(state: State, reason?: string) => void} onState
+ * @returns {{ reconnect(): void }} reconnect tries again without waiting
  */
-export async function watch(onSnapshot, onState) {
+export function watch(onSnapshot, onState) {
+  const pause = { end: () => {} };
+  follow(onSnapshot, onState, pause);
+  return { reconnect: () => pause.end() };
+}
+
+/**
+ * @param {(snapshot: Snapshot) => void} onSnapshot @param {(state: State, reason?: string) => void} onState
+ * @param {{ end(): void }} pause `end` ends the present pause between two connections
+ */
+async function follow(onSnapshot, onState, pause) {
   for (let wait = 500; ;) {
     if (document.hidden) {
       onState("asleep");
@@ -36,12 +48,16 @@ export async function watch(onSnapshot, onState) {
       }
     } catch (error) {
       const status = error instanceof ApiError ? error.status : 0;
-      if (!document.hidden) onState(status === 401 || status === 403 ? "denied" : "lost");
+      const isDenied = status === 401 || status === 403;
+      if (!document.hidden) onState(isDenied ? "denied" : "lost", /** @type {Error} */ (error).message);
     } finally {
       document.removeEventListener("visibilitychange", sleep);
       abort.abort();
     }
-    await new Promise((resolve) => setTimeout(resolve, wait));
+    await new Promise((resolve) => {
+      pause.end = () => resolve(undefined);
+      setTimeout(resolve, wait);
+    });
     wait = Math.min(8000, wait * 2);
   }
 }
