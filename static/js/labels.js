@@ -120,6 +120,19 @@ export function ending(message) {
   return "";
 }
 
+/** Returns the text of an error for the user, in whole sentences. @param {import("./types.js").MessageError} error */
+export function errorText({ message, code }) {
+  if (code !== "context_length_exceeded") return sentence(message);
+  const limit = /max_tokens/.test(message) ? ", or lower the token limit in the settings" : "";
+  return (
+    `This conversation does not fit the model's context. ${sentence(message)} ` +
+    `Leave out the oldest messages, begin a new conversation${limit || ", or shorten your message"}.`
+  );
+}
+
+/** @param {string} text */
+const sentence = (text) => text.replace(/^\p{Ll}/u, (letter) => letter.toUpperCase()).replace(/[^.!?…]$/, "$&.");
+
 /** @param {number} ms */
 const seconds = (ms) =>
   ms < 995 ? `${Math.max(0, Math.round(ms))} ms` : `${(ms / 1000).toFixed(ms < 9950 ? 1 : 0)} s`;

@@ -5,7 +5,7 @@ import { h, icon, iconButton } from "./dom.js";
 import { copy } from "./notices.js";
 import { MarkdownStream } from "./render.js";
 import { WaitLine } from "./waiting.js";
-import { ending, figures, isThinking, isUnfinished, reasoningLabel } from "./labels.js";
+import { ending, errorText, figures, isThinking, isUnfinished, reasoningLabel } from "./labels.js";
 
 /** @import { Message, MessageError, Status, Timeline } from "./types.js" */
 
@@ -241,7 +241,7 @@ export class AnswerView {
     const code = [error.status || "", error.code ?? ""].filter(Boolean).join(" ");
     this.trouble.replaceChildren(
       icon("warn"),
-      h("div", { class: "trouble-text" }, error.message, code && h("span", { class: "trouble-code" }, code)),
+      h("div", { class: "trouble-text" }, errorText(error), code && h("span", { class: "trouble-code" }, code)),
       h("div", { class: "trouble-tools" }, ...buttons),
     );
   }

@@ -111,6 +111,30 @@ def test_a_full_conversation_continues_without_its_oldest_messages(chat: Chat) -
     expect(line.locator("xpath=following-sibling::*[1]")).to_contain_text("Question 2?")
 
 
+@pytest.mark.parametrize(
+    ("server", "shown"),
+    [
+        (
+            "the prompt has 2067 tokens, but the model's context has 2048, including the answer",
+            "This conversation does not fit the model's context. The prompt has 2067 tokens, but the model's context has 2048,"
+            " including the answer. Leave out the oldest messages, begin a new conversation, or shorten your message.",
+        ),
+        (
+            "the prompt has 9 tokens and max_tokens is 2040, together more than the model's context of 2048 tokens",
+            "This conversation does not fit the model's context. The prompt has 9 tokens and max_tokens is 2040, together more"
+            " than the model's context of 2048 tokens. Leave out the oldest messages, begin a new conversation, or lower the"
+            " token limit in the settings.",
+        ),
+    ],
+)
+def test_a_full_context_is_explained_in_sentences(chat: Chat, server: str, shown: str) -> None:
+    """The problem, the server's numbers and the possible actions."""
+    error = {"error": {"message": server, "code": "context_length_exceeded", "type": "x"}}
+    chat.page.route("**/v1/chat/completions", lambda route: route.fulfill(status=400, json=error))
+    chat.send("Once more")
+    expect(chat.page.locator(".trouble-text")).to_have_text(f"{shown}400 context_length_exceeded")
+
+
 def test_a_question_that_does_not_fit_is_kept_for_a_new_conversation(chat: Chat) -> None:
     """The text is put into the box of the new conversation, since it cannot fit even alone."""
     chat.page.route("**/v1/chat/completions", lambda route: route.fulfill(status=400, json=FULL))
