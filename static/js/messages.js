@@ -14,6 +14,9 @@ import { ending, errorText, figures, isThinking, isUnfinished, reasoningLabel } 
  *   sendResults(id: string, results: (string | undefined)[]): boolean, leaveOut(id: string): void, startOver(): void, askKey(): void, timeline(stream: string): Promise<Timeline> }} Actions
  */
 
+/** Attributes of a scroller that the keyboard reaches. */
+const SCROLLER = { tabindex: "0", role: "group", "aria-label": "Reasoning" };
+
 export class AnswerView {
   #text = /** @type {MarkdownStream | null} */ (null);
   #thinking = /** @type {MarkdownStream | null} */ (null);
@@ -28,8 +31,15 @@ export class AnswerView {
     this.message = message;
     this.actions = actions;
     this.summary = h("span");
-    this.thinking = h("div", { class: "fold-body prose" });
-    this.reasoning = h("details", { class: "fold reasoning", hidden: true }, foldSummary(this.summary), this.thinking);
+    this.thinking = h("div", { class: "prose" });
+    // While it arrives it scrolls in itself, and a column in reverse stays at its end.
+    this.thinkingFrame = h("div", { class: "fold-body" }, this.thinking);
+    this.reasoning = h(
+      "details",
+      { class: "fold reasoning", hidden: true },
+      foldSummary(this.summary),
+      this.thinkingFrame,
+    );
     this.body = h("div", { class: "body prose" });
     this.calls = new CallList((results) => this.actions.sendResults(this.message.id, results));
     this.wait = new WaitLine(() => this.actions.retryNow(this.message.id));
@@ -194,9 +204,19 @@ export class AnswerView {
 
   #showSummary() {
     const { message } = this;
+    this.#limitReasoning(isThinking(message));
     this.summary.textContent = isThinking(message)
       ? "Thinking"
       : reasoningLabel(message, 0).replace(/^Thinking.*/, "Reasoning");
+  }
+
+  /** Limits the height of the reasoning while it arrives. @param {boolean} isLive */
+  #limitReasoning(isLive) {
+    this.reasoning.classList.toggle("live", isLive);
+    for (const [name, value] of Object.entries(SCROLLER)) {
+      if (isLive) this.thinkingFrame.setAttribute(name, value);
+      else this.thinkingFrame.removeAttribute(name);
+    }
   }
 
   /** @param {() => void} show */
