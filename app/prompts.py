@@ -17,8 +17,8 @@ from app.errors import ApiError
 from app.generation.choice import EchoedPrompt
 from app.generation.request import ChatPrompt, GenerationRequest
 from app.generation.truncation import drop_oldest
-from app.http.json_body import MAX_INLINE_BYTES, check_structure
-from app.protocols.schema import Schema, parse
+from app.http.json_body import MAX_INLINE_BYTES, check_structure, decode_json
+from app.protocols.schema import Schema, validate
 from app.streams.timeline import IntakeTimeline
 from app.text.chat_template import MessagesRefused, ReservedVariable
 from app.text.content_format import InvalidFormat
@@ -89,12 +89,14 @@ class PreparedPrompt:
 class Prompts:
     """Decoding, rendering and tokenization for one model.
 
-    model: returns the loaded one, or raises `ApiError`. strict_tools: the schema of every tool holds.
+    model: returns the loaded one, or raises `ApiError`. strict_tools: the schema of every tool holds. check_model:
+    raises `ApiError` (404) for the name of another model.
     """
 
     text: TextModel
     model: Callable[[], ModelInfo]
     strict_tools: bool = False
+    check_model: Callable[[str], None] = lambda _: None
     tokenize_queue: TokenizeQueue = field(init=False)
     # Decoding and rendering of large bodies.
     body_queue: ThreadQueue = field(default_factory=lambda: ThreadQueue(1, max_cpu_share=CPU_SHARE))
@@ -202,13 +204,23 @@ class Prompts:
         return ReasoningLimit(budget, tuple(closing), b"" if is_open else opening, close, marked)
 
     async def parse(self, schema: type[Schema], body: bytes, intake: IntakeTimeline | None = None) -> Schema:
-        """Return `body` as `schema`. Raises `ApiError` (400) that names the first wrong field."""
+        """Return `body` as `schema`. Raises `ApiError`: 404 for an unknown model, whatever its parameters are, else 400
+        that names the first wrong field.
+        """
+
+        def parse() -> Schema:
+            fields = decode_json(body)
+            name = fields.get("model") if isinstance(fields, dict) else None
+            if isinstance(name, str):
+                self.check_model(name)
+            return validate(schema, fields)
+
         if len(body) <= MAX_INLINE_BYTES:
-            return parse(schema, body)
+            return parse()
 
         def work() -> Schema:
             check_structure(body)
-            return parse(schema, body)
+            return parse()
 
         return await self.body_queue.run(
             work, size=len(body), cpu_seconds_spent=READ_SECONDS_PER_BYTE * len(body), intake=intake

@@ -52,6 +52,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("carousel.server")
 
+# Paths at which text is generated, for clients with a wrong one.
+GENERATING_PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/completions", "/v1/realtime")
+
 
 def create_service(settings: Settings, client: EngineClient, text: TextModel) -> Service:
     """Return the parts that routes share, also used without HTTP by `app.llm`. Raises `SettingsError`."""
@@ -199,7 +202,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
         message = f"there is no route {request.url.path[:80]}"
         # A path without a method is a WebSocket's; a POST may have been meant for a path with /v1.
         if _route_path(request).startswith("/v1/") or request.scope.get("method") == "POST":
-            message += "; use /v1/chat/completions, /v1/responses, /v1/completions or /v1/realtime"
+            message += f"; use {', '.join(GENERATING_PATHS[:-1])} or {GENERATING_PATHS[-1]}"
     return _refusal(request, ApiError(error.status_code, message, headers=dict(error.headers or {})))
 
 

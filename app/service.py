@@ -77,7 +77,9 @@ class Service:
     _running: int = 0  # choices of requests that have received a slot and have not ended
 
     def __post_init__(self) -> None:
-        self.prompts = Prompts(self.text, lambda: self.info, strict_tools=self.settings.strict_tools)
+        self.prompts = Prompts(
+            self.text, lambda: self.info, strict_tools=self.settings.strict_tools, check_model=self.check_model
+        )
         self.grammars = GrammarChecker(self.text.vocabulary)
         self.idempotent = IdempotentRequests(self.registry)
         defaults = {limit: getattr(self.settings, limit) for limit in LIMIT_OPTIONS}

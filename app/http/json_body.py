@@ -17,15 +17,19 @@ MAX_DEPTH = 100  # of nested objects and arrays; values are encoded again, which
 MAX_UNCHECKED = 10_000  # of all three, counted inside strings too, below which no closer check is needed
 _SLICE_BYTES = 256 << 10  # scanned between two opportunities for other threads to run
 _SURROGATE_STARTS = (rb"\ud", rb"\uD")
+_BYTE_ORDER_MARK = "\ufeff"  # which some clients write before their UTF-8 (RFC 8259, 8.1: a parser may ignore it)
 
 
 def decode_json(text: bytes | str) -> Any:
-    """Decode JSON (RFC 8259) in UTF-8. Raises `ApiError` (400) for anything else, duplicate keys of an object, NaN and
-    Infinity, lone surrogates, and more than `MAX_DEPTH` levels of nesting. Texts above `MAX_INLINE_BYTES` must pass
-    `check_structure` first and belong in a thread.
+    """Decode JSON (RFC 8259) in UTF-8, with or without a byte order mark.
+
+    Raises `ApiError` (400) for anything else, duplicate keys of an object, NaN and Infinity, lone surrogates, and more
+    than `MAX_DEPTH` levels of nesting. Texts above `MAX_INLINE_BYTES` must pass `check_structure` first and belong in a
+    thread.
     """
     try:
-        decoded = _decoder.decode(text if isinstance(text, str) else text.decode())
+        decoded_text = text if isinstance(text, str) else text.decode()
+        decoded = _decoder.decode(decoded_text.removeprefix(_BYTE_ORDER_MARK))
         raw = text.encode() if isinstance(text, str) else text
         if any(
             start in raw for start in _SURROGATE_STARTS

@@ -122,6 +122,9 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     async def send(self, message: Any) -> None:
         await super().send(message)
+        if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
+            # uvicorn would report the complete refusal of a handshake as an error of the application.
+            self.handshake_complete = True
         if message["type"] != "websocket.send":
             self._unblock()
 

@@ -68,7 +68,7 @@ class RequestLog:
             self._write(record)
 
     def _write(self, record: _Record) -> None:
-        is_routine = record.path.endswith(PROBES) or STATIC in record.path
+        is_routine = record.method != "WEBSOCKET" and (record.path.endswith(PROBES) or STATIC in record.path)
         level = logging.DEBUG if is_routine else logging.INFO
         if not log.isEnabledFor(level):
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
@@ -168,25 +169,34 @@ class EventRefused(Exception):
         self.event_id = event_id
 
 
-def parse_event(text: str) -> ClientEvent:
-    """Parse one frame. Raises `EventRefused`."""
+def parse_event(text: str, check_model: Callable[[str], None] = lambda _: None) -> ClientEvent:
+    """Parse one frame. Raises `EventRefused`. check_model: raises `ApiError` for the name of another model."""
+    fields: Any = None
     try:
         fields = decode_json(text)
+        if isinstance(name := _model(fields), str):
+            check_model(name)
     except ApiError as error:
-        raise EventRefused(error, None) from None
+        raise EventRefused(error, _event_id(fields)) from None
     try:
         return _adapter.validate_python(fields)
     except ValidationError as error:
         raise EventRefused(_explain(error), _event_id(fields)) from None
 
 
-def parse_long_event(text: str) -> ClientEvent:
+def parse_long_event(text: str, check_model: Callable[[str], None] = lambda _: None) -> ClientEvent:
     """Parse a frame of more than `MAX_INLINE_BYTES`, in a thread. Raises `EventRefused`."""
     try:
         check_structure(text.encode())
     except ApiError as error:
         raise EventRefused(error, None) from None
-    return parse_event(text)
+    return parse_event(text, check_model)
+
+
+def _model(fields: Any) -> Any:
+    """Return the name of the model that an event selects, if any."""
+    session = fields.get("session") if isinstance(fields, dict) else None
+    return session.get("model") if isinstance(session, dict) else None
 
 
 def _explain(error: ValidationError) -> ApiError:

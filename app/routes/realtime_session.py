@@ -83,10 +83,10 @@ class Session:
         self._rate.spend(time.monotonic(), 1 + len(text) / BYTES_PER_EVENT)
         try:
             if len(text) <= MAX_INLINE_BYTES:
-                event = parse_event(text)
+                event = parse_event(text, self.service.check_model)
             else:
                 event = await self.service.prompts.body_queue.run(
-                    lambda: parse_long_event(text), self.tenant.highest_class, size=len(text)
+                    lambda: parse_long_event(text, self.service.check_model), self.tenant.highest_class, size=len(text)
                 )
         except EventRefused as refused:
             await self._refuse(refused.error, refused.event_id)

@@ -25,6 +25,12 @@ def test_any_json_value_survives_a_round_trip(value, ensure_ascii: bool):
     assert decode_json(json.dumps(value, ensure_ascii=ensure_ascii).encode()) == value
 
 
+@pytest.mark.parametrize("body", [b'\xef\xbb\xbf{"a": 1}', '\ufeff{"a": 1}'])
+def test_a_byte_order_mark_at_the_start_is_skipped(body: bytes | str):
+    """Files and frames of some clients begin with one."""
+    assert decode_json(body) == {"a": 1}
+
+
 @pytest.mark.parametrize(
     ("body", "part"),
     [
@@ -38,6 +44,7 @@ def test_any_json_value_survives_a_round_trip(value, ensure_ascii: bool):
         (b'{"n": %s}' % (b"1" * 5000), "4300"),
         (b'{"n": ', "line 1, column 7"),
         (b"", "line 1, column 1"),
+        (b"\xef\xbb\xbf\xef\xbb\xbf{}", "line 1, column 1"),
         ('{"n": 1}'.encode("utf-16"), "not UTF-8"),
     ],
 )

@@ -17,6 +17,7 @@ from app.admission import refused_keys
 from app.admission.tenants import Tenant, anonymous, key_digest, tenant_of_key
 from app.engine_client.client import EngineClient
 from app.http.security import HostMiddleware
+from app.routes import anthropic, openai_responses, realtime, text
 from app.routes.realtime_session import Session
 from app.server import create_app
 from app.settings import Settings
@@ -27,6 +28,13 @@ from tests.app.engine_client.test_client import CONFIG, fake_engine
 from tests.app.text_models import byte_level
 
 CHAT = "/v1/chat/completions"
+GENERATING = (
+    text.chat_completions,
+    text.text_completions,
+    openai_responses.create_response,
+    anthropic.create_message,
+    realtime.realtime,
+)
 BODY = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
 
 
@@ -345,7 +353,30 @@ def test_a_list_of_one_prompt_is_that_prompt(http):
 def test_a_post_to_a_wrong_address_lists_the_right_ones(http, path: str):
     """The /v1 is often missing in the base URL of a client."""
     error = http.post(path, json=BODY).json()["error"]
-    assert error["code"] == "not_found" and "/v1/chat/completions" in error["message"]
+    assert error["code"] == "not_found"
+    generating = [route.path for route in http.app.routes if getattr(route, "endpoint", None) in GENERATING]
+    assert len(generating) == len(GENERATING)
+    assert set(generating) == set(re.findall(r"/v1/[a-z/]+", error["message"].partition(";")[2]))
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, BODY),
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/responses", {"input": "a"}),
+        ("/v1/responses/input_tokens", {"input": "a"}),
+        ("/v1/messages", BODY),
+        ("/v1/messages/count_tokens", {}),
+        ("/tokenize", {}),
+        ("/detokenize", {}),
+    ],
+)
+def test_an_unknown_model_is_reported_before_an_unknown_parameter(http, path: str, body: dict):
+    """A client with the wrong server learns that first, whatever the length of its body."""
+    for more in ({"bananas": 3}, {"bananas": "x" * 40_000}):
+        answer = http.post(path, json={**body, **more, "model": "gpt-nine"})
+        assert (answer.status_code, "gpt-nine" in answer.text) == (404, True), answer.text
 
 
 @pytest.mark.parametrize("name", ["store"])
@@ -695,7 +726,8 @@ async def test_a_session_with_a_running_response_is_not_idle():
         async def wait_turn(self) -> None:
             pass
 
-    session = Session(SimpleNamespace(pacer=Pacer()), tenant_of_key("alice"), send, lambda _: False)
+    service = SimpleNamespace(pacer=Pacer(), check_model=lambda _: None)
+    session = Session(service, tenant_of_key("alice"), send, lambda _: False)
     session._active_at -= 100
     assert session.idle_seconds >= 100
     session._responses["resp_1"] = SimpleNamespace()

@@ -199,7 +199,7 @@ async def test_nothing_is_written_to_a_full_or_closed_transport(open_connection,
 async def test_a_socket_that_floods_is_limited_by_its_own_rate(monkeypatch: pytest.MonkeyPatch):
     """Events and the bytes that they send and fetch are counted, and another socket is served at once."""
     monkeypatch.setattr("app.routes.realtime_session.MAX_EVENTS_PER_SECOND", 0.001)
-    service = SimpleNamespace(pacer=EventPacer())
+    service = SimpleNamespace(pacer=EventPacer(), check_model=lambda _: None)
 
     def session() -> tuple[Session, Socket]:
         socket = Socket()
