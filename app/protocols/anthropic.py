@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from app.errors import ApiError
 from app.generation.request import AnswerHead, ChatPrompt, GenerationRequest
-from app.protocols.anthropic_encoder import AnthropicEncoder
+from app.protocols.anthropic_encoder import THREAD_UNSUPPORTED, AnthropicEncoder
 from app.protocols.anthropic_messages import (
     AnthropicMessage,
     CacheControl,
@@ -98,9 +99,13 @@ class CountTokensRequest(TextRequest):
     context_management: Annotated[dict[str, Any], max_fields(64)] | None = None
     mcp_servers: Annotated[list[Any], only_value([])] | None = None
     container: Unsupported = None
+    thread: Annotated[dict[str, Any], max_fields(64)] | None = None  # refused with a code that clients react to
 
     def check(self) -> None:
         """Check values that are wrong in combination. Raises `ApiError`."""
+        if self.thread is not None:
+            message = "thread is not supported, because no messages are stored; send the whole conversation without it"
+            raise ApiError(400, message, param="thread", code=THREAD_UNSUPPORTED)
         self.tool_use()
         thinking = self.thinking
         if thinking is not None and (thinking.type == "enabled") != (thinking.budget_tokens is not None):

@@ -29,6 +29,8 @@ from app.streams.stream_log import (
 _encode = msgspec.json.Encoder().encode
 PING_EVENT = sse.plain_block(b'{"type":"ping"}', b"ping")
 STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens", "abort": "end_turn"}
+# Code in the details of a refusal, after which Anthropic's clients send the whole conversation instead of a thread.
+THREAD_UNSUPPORTED = "thread_unsupported_request"
 ERROR_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -265,4 +267,7 @@ def _append_calls(blocks: list[tuple[str, ChoiceText]], calls: Iterable[ToolCall
 
 def error_body(error: ApiError) -> dict[str, Any]:
     """Return the body of a refusal, as Anthropic's clients read it."""
-    return anthropic_error(error.status, str(error))
+    body = anthropic_error(error.status, str(error))
+    if error.code == THREAD_UNSUPPORTED:
+        body["error"]["details"] = {"error_code": error.code}
+    return body

@@ -78,6 +78,7 @@ FIELD_TEXTS: Mapping[str, str] = MappingProxyType(
         "functions": "Only an empty list is supported; use `tools`.",
         "modalities": 'Only `["text"]` is supported.',
         "suffix": "Only an empty text is supported.",
+        "thread": "Not supported: clients send the whole conversation after the error `thread_unsupported_request`.",
         "mcp_servers": "Only an empty list is supported.",
         "prediction": "Accepted; without effect on the answer.",
         "user": "Accepted; without effect on the answer.",

@@ -32,13 +32,26 @@ def test_every_refusal_of_a_path_has_the_format_of_its_protocol(other_protocol, 
         assert (failed.status_code, failed.json()["error"]["type"]) == (500, "status_500")
 
 
+@pytest.mark.parametrize("thread", [{"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}])
+def test_a_thread_is_refused_with_the_code_that_clients_react_to(thread: dict):
+    """Anthropic's libraries then send the whole conversation without it; other refusals have no details."""
+    body = {"model": "fake", "max_tokens": 3, "messages": [{"role": "user", "content": "hi"}]}
+    with make() as client:
+        ready(client)
+        refused = client.post("/v1/messages?beta=true", json={**body, "thread": thread})
+        other = client.post("/v1/messages", json={**body, "max_tokens": 0})
+    assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error")
+    assert refused.json()["error"]["details"] == {"error_code": "thread_unsupported_request"}
+    assert "details" not in other.json()["error"]
+
+
 def test_a_path_below_the_root_path_has_the_same_format(other_protocol):
     """The server prepends the root path to every path (ASGI)."""
     with make(root_path="/llm") as client:
         client._transport.root_path = "/llm"
         assert client.post(f"/llm{CHAT}", json={"messages": []}).json()["error"]["type"] == "status_400"
         missing = client.get("/llm/v1/nothing").json()["error"]["message"]
-        known = "/v1/chat/completions, /v1/responses, /v1/completions or /v1/realtime"
+        known = "/v1/chat/completions, /v1/responses, /v1/messages, /v1/completions or /v1/realtime"
         assert missing == f"there is no route /llm/v1/nothing; use {known}"
         missing = client.get("/llm/static/v1/nothing").json()["error"]["message"]
         assert missing == "there is no route /llm/static/v1/nothing"
