@@ -11,8 +11,8 @@ from app.generation.request import AnswerHead, ChatPrompt, GenerationRequest
 from app.protocols.anthropic_encoder import THREAD_UNSUPPORTED, AnthropicEncoder
 from app.protocols.anthropic_messages import (
     AnthropicMessage,
-    CacheControl,
     TextBlocks,
+    check_newest_message,
     check_roles,
     loaded_tools,
     refused,
@@ -25,6 +25,7 @@ from app.text.content_format import ContentFormat
 from app.text.tools.definitions import Tool, ToolUse
 from engine.types import ServiceClass
 
+CacheControl = Annotated[dict[str, Any], max_fields(8)]  # accepted: the prefix cache needs no marks
 MAX_MESSAGES = 4096
 MAX_STOPS = 16
 
@@ -104,14 +105,19 @@ class CountTokensRequest(TextRequest):
     def check(self) -> None:
         """Check values that are wrong in combination. Raises `ApiError`."""
         if self.thread is not None:
-            message = "thread is not supported, because no messages are stored; send the whole conversation without it"
-            raise ApiError(400, message, param="thread", code=THREAD_UNSUPPORTED)
+            raise ApiError(
+                400,
+                "thread is not supported, because no messages are stored; send the whole conversation without it",
+                param="thread",
+                code=THREAD_UNSUPPORTED,
+            )
         self.tool_use()
         thinking = self.thinking
         if thinking is not None and (thinking.type == "enabled") != (thinking.budget_tokens is not None):
             raise refused("thinking.budget_tokens", "it belongs to thinking of type enabled, and only to that")
         for index, message in enumerate(self.messages):
             check_roles(index, message)
+        check_newest_message(self.messages)
 
     @property
     def prompt(self) -> ChatPrompt:

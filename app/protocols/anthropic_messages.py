@@ -11,47 +11,59 @@ from pydantic import Discriminator, Field, Tag
 
 from app.errors import ApiError
 from app.generation.request import Turns
-from app.protocols.responses_input import supported_types, type_of
-from app.protocols.schema import MAX_CONTENT_PARTS, Strict, max_fields
-
-CacheControl = Annotated[dict[str, Any], max_fields(8)]  # accepted: the prefix cache needs no marks
-TEXT_ONLY = "the models of this server only read text"
+from app.protocols.media import MEDIA_TAG, TEXT_ONLY, MediaPart, Part, is_media, joined_text, part_tag, refused_media
+from app.protocols.schema import MAX_CONTENT_PARTS, Lenient, max_fields
+from app.protocols.typed_objects import supported_types, type_of
 
 
-class TextBlock(Strict):
+class TextBlock(Lenient):
     """Text."""
 
     type: Literal["text"]
     text: str
-    cache_control: CacheControl | None = None
-    citations: Annotated[list[Any], Field(max_length=1024)] | None = None  # of an earlier answer
 
 
-class ThinkingBlock(Strict):
-    """Reasoning of an earlier answer."""
+class PlainTextSource(Lenient):
+    """Text of a document."""
 
-    type: Literal["thinking"]
-    thinking: str
-    signature: str | None = None  # not checked: reasoning is not secret here
-    cache_control: CacheControl | None = None
-
-
-class RedactedThinkingBlock(Strict):
-    """Encrypted reasoning of another server, which is left out."""
-
-    type: Literal["redacted_thinking"]
+    type: Literal["text"]
     data: str
 
 
-class ToolUseBlock(Strict):
+class TextDocumentBlock(Lenient):
+    """Document of plain text, which any model reads."""
+
+    type: Literal["document"]
+    source: PlainTextSource
+    title: str | None = None
+    context: str | None = None
+
+    @property
+    def text(self) -> str:
+        """Return title, context and text."""
+        return "\n\n".join(filter(None, (self.title, self.context, self.source.data))) + "\n"
+
+
+class ThinkingBlock(Lenient):
+    """Reasoning of an earlier answer. Its signature is not checked: reasoning is not secret here."""
+
+    type: Literal["thinking"]
+    thinking: str
+
+
+class RedactedThinkingBlock(Lenient):
+    """Encrypted reasoning of another server, which is left out."""
+
+    type: Literal["redacted_thinking"]
+
+
+class ToolUseBlock(Lenient):
     """Tool call in an earlier answer."""
 
     type: Literal["tool_use"]
     id: str
     name: str
     input: Annotated[dict[str, Any], max_fields(4096)]
-    cache_control: CacheControl | None = None
-    caller: Annotated[dict[str, Any], max_fields(8)] | None = None
 
 
 TextBlocks = Annotated[
@@ -60,12 +72,16 @@ TextBlocks = Annotated[
 ]
 
 
-class ToolReferenceBlock(Strict):
+# Blocks with a text in any message.
+READABLE_BLOCKS = (TextBlock, TextDocumentBlock, MediaPart)
+TEXT_DOCUMENT_TAG = "[text_document]"
+
+
+class ToolReferenceBlock(Lenient):
     """Result of a search for tools: a deferred tool, which can be called from now on."""
 
     type: Literal["tool_reference"]
     tool_name: str
-    cache_control: CacheControl | None = None
 
     @property
     def text(self) -> str:
@@ -74,24 +90,28 @@ class ToolReferenceBlock(Strict):
 
 
 def _tag(value: Any) -> str:
-    return f"[{type_of(value)}]"
+    """Return the tag of the schema for a block."""
+    source = value.get("source") if type_of(value) == "document" else None
+    return TEXT_DOCUMENT_TAG if type_of(source) == "text" else part_tag(value)
 
 
 ResultPart = Annotated[
-    Annotated[TextBlock, Tag("[text]")] | Annotated[ToolReferenceBlock, Tag("[tool_reference]")],
+    Annotated[TextBlock, Tag("[text]")]
+    | Annotated[ToolReferenceBlock, Tag("[tool_reference]")]
+    | Annotated[TextDocumentBlock, Tag(TEXT_DOCUMENT_TAG)]
+    | Annotated[MediaPart, Tag(MEDIA_TAG)],
     Discriminator(_tag),
-    supported_types("text", "tool_reference", advice=TEXT_ONLY),
+    supported_types("text", "tool_reference", advice=TEXT_ONLY, accepts=is_media),
 ]
 
 
-class ToolResultBlock(Strict):
+class ToolResultBlock(Lenient):
     """Result of a tool call."""
 
     type: Literal["tool_result"]
     tool_use_id: str
     content: str | Annotated[list[ResultPart], Field(fail_fast=True, max_length=MAX_CONTENT_PARTS)] | None = None
     is_error: bool | None = None
-    cache_control: CacheControl | None = None
 
     @property
     def text(self) -> str:
@@ -111,13 +131,17 @@ Block = Annotated[
     | Annotated[ThinkingBlock, Tag("[thinking]")]
     | Annotated[RedactedThinkingBlock, Tag("[redacted_thinking]")]
     | Annotated[ToolUseBlock, Tag("[tool_use]")]
-    | Annotated[ToolResultBlock, Tag("[tool_result]")],
+    | Annotated[ToolResultBlock, Tag("[tool_result]")]
+    | Annotated[TextDocumentBlock, Tag(TEXT_DOCUMENT_TAG)]
+    | Annotated[MediaPart, Tag(MEDIA_TAG)],
     Discriminator(_tag),
-    supported_types("text", "thinking", "redacted_thinking", "tool_use", "tool_result", advice=TEXT_ONLY),
+    supported_types(
+        "text", "thinking", "redacted_thinking", "tool_use", "tool_result", advice=TEXT_ONLY, accepts=is_media
+    ),
 ]
 
 
-class AnthropicMessage(Strict):
+class AnthropicMessage(Lenient):
     """Message of a conversation."""
 
     role: Literal["user", "assistant", "system"]
@@ -125,10 +149,25 @@ class AnthropicMessage(Strict):
 
     @property
     def text(self) -> str:
-        """Return the text blocks as one string."""
+        """Return the text blocks as one string, with a short text in place of each medium."""
         if isinstance(self.content, str):
             return self.content
-        return "".join(block.text for block in self.content if isinstance(block, TextBlock))
+        return joined_text(block for block in self.content if isinstance(block, READABLE_BLOCKS))
+
+    @property
+    def is_of_user(self) -> bool:
+        """Return whether the user has written it: results of tools are also sent in messages of this role."""
+        if self.role != "user" or isinstance(self.content, str):
+            return self.role == "user"
+        return any(not isinstance(block, ToolResultBlock) for block in self.content)
+
+
+def check_newest_message(messages: Sequence[AnthropicMessage]) -> None:
+    """Raise `ApiError` (400) for media in the newest message of the user."""
+    newest = max((index for index, message in enumerate(messages) if message.is_of_user), default=None)
+    for at, block in enumerate(messages[newest].content if newest is not None else ()):
+        if isinstance(block, MediaPart):
+            raise refused_media(f"messages.{newest}.content.{at}", block.type)
 
 
 def check_roles(index: int, message: AnthropicMessage) -> None:
@@ -136,9 +175,9 @@ def check_roles(index: int, message: AnthropicMessage) -> None:
     if isinstance(message.content, str):
         return
     kinds = {
-        "user": (TextBlock, ToolResultBlock),
-        "system": (TextBlock,),
-        "assistant": (TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock),
+        "user": (*READABLE_BLOCKS, ToolResultBlock),
+        "system": READABLE_BLOCKS,
+        "assistant": (*READABLE_BLOCKS, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock),
     }[message.role]
     for at, block in enumerate(message.content):
         if not isinstance(block, kinds):
@@ -170,7 +209,7 @@ def turns(messages: Sequence[AnthropicMessage], system: str | list[TextBlock] | 
 
     Adjacent messages of the user are one turn, as in Anthropic's API.
     """
-    separate: Turns = [{"role": "system", "content": _text(system, "\n\n")}] if system else []
+    separate: Turns = [{"role": "system", "content": _system_text(system)}] if system else []
     names: dict[str, str] = {}
     for message in messages:
         blocks = [] if isinstance(message.content, str) else message.content
@@ -206,10 +245,12 @@ def _assistant_turn(text: str, blocks: Sequence[Any]) -> dict[str, Any]:
     return turn
 
 
-def _text(content: str | Sequence[TextBlock | ToolReferenceBlock] | None, separator: str = "") -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    return separator.join(block.text for block in content)
+def _text(content: str | Sequence[Part] | None) -> str:
+    return content or "" if content is None or isinstance(content, str) else joined_text(content)
+
+
+def _system_text(content: str | Sequence[TextBlock]) -> str:
+    return content if isinstance(content, str) else "\n\n".join(block.text for block in content)
 
 
 def refused(param: str, message: str) -> ApiError:

@@ -49,7 +49,7 @@ class ChatRequest(SamplingFields):
     def check(self) -> None:
         """Check values that are wrong in combination. Raises `ApiError`."""
         super().check()
-        check_messages(self.messages)
+        check_messages(self.messages, is_continued=bool(self.continue_final_message))
         self.tool_use()
         if self.top_logprobs and not self.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs", code="invalid_value")

@@ -2,73 +2,140 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from app.errors import ApiError
 from app.generation.request import Turns
-from app.protocols.schema import MAX_CONTENT_PARTS, EmptyList, Strict, Unsupported, max_fields, only_value
+from app.protocols.media import (
+    MEDIA_TAG,
+    TEXT_ONLY,
+    MediaPart,
+    is_media,
+    joined_text,
+    part_tag,
+    placeholder,
+    refused_media,
+)
+from app.protocols.schema import MAX_CONTENT_PARTS, Lenient
 from app.protocols.tools import template_arguments
+from app.protocols.typed_objects import supported_types
 
 MAX_MESSAGES = 4096  # of one conversation
 MAX_CALLS = 1024  # of one message
-OPTIONAL_FIELDS = ("name", "reasoning_content", "tool_call_id")  # of a message, for the chat template
+# Fields in which other servers' clients send media beside the content, and the kind of these.
+MEDIA_FIELDS: Mapping[str, str] = MappingProxyType(
+    {
+        "images": "image",
+        "audio": "audio",
+        "videos": "video",
+        "files": "file",
+        "attachments": "file",
+        "experimental_attachments": "file",
+    }
+)
+# Fields by which other servers' clients ask for a continuation of the last message.
+CONTINUATION_FIELDS = ("prefix", "partial")
 
 
-class TextPart(Strict):
-    """Part of a message's content; these models only read text."""
+class TextPart(Lenient):
+    """Part of a message's content."""
 
-    type: Annotated[str, only_value("text")]
+    type: Literal["text"]
     text: str
-    cache_control: Annotated[dict[str, Any], max_fields(8)] | None = None  # the prefix cache needs no marks
 
 
-class CalledFunction(Strict):
+class RefusalPart(Lenient):
+    """Refusal in an earlier answer."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        """Return the refusal's text."""
+        return self.refusal
+
+
+ContentPart = Annotated[
+    Annotated[TextPart, Tag("[text]")]
+    | Annotated[RefusalPart, Tag("[refusal]")]
+    | Annotated[MediaPart, Tag(MEDIA_TAG)],
+    Discriminator(part_tag),
+    supported_types("text", "refusal", advice=TEXT_ONLY, accepts=is_media),
+]
+
+
+class CalledFunction(Lenient):
     """Function of a tool call. arguments: the text of a JSON object."""
 
     name: str
     arguments: str = ""
 
 
-class CalledTool(Strict):
+class CalledTool(Lenient):
     """Tool call in an earlier answer."""
 
     id: str
     type: Literal["function"] = "function"
     function: CalledFunction
-    index: int | None = None  # in clients that send the pieces of a stream back
 
 
-class Message(Strict):
+class Message(Lenient):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Field(fail_fast=True, max_length=MAX_CONTENT_PARTS)] | None = None
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True, max_length=MAX_CONTENT_PARTS)] | None = None
     # Passed to the template, which may ignore them (as in vLLM).
     name: str | None = None
     reasoning_content: str | None = None  # of an earlier answer; clients send it back with the rest
+    reasoning: Any = None  # other servers' name of it, if it is a text
     tool_calls: Annotated[list[CalledTool], Field(fail_fast=True, max_length=MAX_CALLS)] | None = None
     tool_call_id: str | None = None
-    # Clients send an earlier answer back as history, including its fields without a value.
-    refusal: Unsupported = None
-    annotations: EmptyList | None = None
-    audio: Unsupported = None
-    function_call: Unsupported = None
+    refusal: Any = None  # text of an earlier answer that has no other
+    # Refused where they would have an effect.
+    function_call: Any = None
+    images: Any = None
+    audio: Any = None
+    videos: Any = None
+    files: Any = None
+    attachments: Any = None
+    experimental_attachments: Any = None
+    prefix: Any = None
+    partial: Any = None
 
     @property
     def text(self) -> str:
-        """Return the content as one string."""
+        """Return the content as one string, with a short text in place of each medium."""
         if self.content is None:
-            return ""
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+            content = self.refusal if isinstance(self.refusal, str) else ""
+        else:
+            content = self.content if isinstance(self.content, str) else joined_text(self.content)
+        return "\n".join(filter(None, (content, *(placeholder(kind, each) for _, kind, each in self.media))))
+
+    @property
+    def media(self) -> Iterator[tuple[str, str, Any]]:
+        """Yield field, kind and value of each medium beside the content."""
+        if self.model_fields_set.isdisjoint(MEDIA_FIELDS):
+            return
+        for field, kind in MEDIA_FIELDS.items():
+            if value := getattr(self, field):
+                yield from ((field, kind, each) for each in (value if isinstance(value, list) else [value]))
+
+    @property
+    def num_parts(self) -> int:
+        """Return the number of content parts and media."""
+        parts = len(self.content) if isinstance(self.content, list) else 0
+        return parts + sum(1 for _ in self.media)
 
     def fault(self) -> tuple[str, str] | None:
         """Return the name of a field that is wrong for the role, and why; None if there is none."""
-        if self.role != "assistant" and not self.content and self.content != "":
+        if self.role != "assistant" and not self.content and self.content != "" and not any(self.media):
             return "content", "content is missing"
-        if self.role == "assistant" and self.content is None and not self.tool_calls:
+        if self.role == "assistant" and self.content is None and not self.tool_calls and not self.text:
             return "content", "content may only be null in a message with tool_calls"
         if self.role != "assistant" and self.tool_calls:
             return "tool_calls", f"only messages of the role assistant have tool_calls, not {self.role}"
@@ -76,10 +143,22 @@ class Message(Strict):
             return "tool_call_id", "a message has a tool_call_id if and only if its role is tool"
         return None
 
+    def check_newest(self, path: str) -> None:
+        """Raise `ApiError` (400) for media in a message that is the newest of the user."""
+        for index, part in enumerate(self.content if isinstance(self.content, list) else ()):
+            if isinstance(part, MediaPart):
+                raise refused_media(f"{path}.content.{index}", part.type, "messages")
+        for field, kind, _ in self.media:
+            raise refused_media(f"{path}.{field}", kind, "messages")
+
     def turn(self) -> dict[str, Any]:
         """Return the message as chat templates read it. `developer` is OpenAI's newer name of `system`."""
+        reasoning = self.reasoning_content
+        if reasoning is None and isinstance(self.reasoning, str):
+            reasoning = self.reasoning
+        optional = {"name": self.name, "reasoning_content": reasoning, "tool_call_id": self.tool_call_id}
         turn: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": self.text}
-        turn |= {name: value for name in OPTIONAL_FIELDS if (value := getattr(self, name)) is not None}
+        turn |= {name: value for name, value in optional.items() if value is not None}
         if self.tool_calls:
             turn["tool_calls"] = [
                 {
@@ -92,22 +171,36 @@ class Message(Strict):
         return turn
 
 
-def check_messages(messages: Sequence[Message]) -> None:
-    """Raise `ApiError` (400) if the messages have more content parts than `MAX_CONTENT_PARTS` in all, or one has fields
-    that its role does not have.
+def check_messages(messages: Sequence[Message], *, is_continued: bool = False) -> None:
+    """Raise `ApiError` (400) if the messages have more content parts than `MAX_CONTENT_PARTS` in all, one has fields
+    that its role does not have or that cannot be honoured, or the newest one of the user has media.
+
+    is_continued: the answer continues the last message.
     """
-    parts = sum(len(message.content) for message in messages if isinstance(message.content, list))
+    parts = sum(message.num_parts for message in messages)
     if parts > MAX_CONTENT_PARTS:
-        raise ApiError(
-            400,
-            f"messages must have at most {MAX_CONTENT_PARTS} content parts in all, got {parts}",
-            param="messages",
-            code="invalid_value",
-        )
+        raise _invalid(f"messages must have at most {MAX_CONTENT_PARTS} content parts in all, got {parts}")
     for index, message in enumerate(messages):
         if (fault := message.fault()) is not None:
             name, why = fault
-            raise ApiError(400, f"messages.{index}.{name}: {why}", param="messages", code="invalid_value")
+            raise _invalid(f"messages.{index}.{name}: {why}")
+        if message.function_call:
+            raise _unsupported(f"messages.{index}.function_call; use tool_calls")
+    last = messages[-1]
+    field = next((field for field in CONTINUATION_FIELDS if getattr(last, field)), None)
+    if field is not None and last.role == "assistant" and not is_continued:
+        raise _unsupported(f"messages.{len(messages) - 1}.{field}; use continue_final_message: true")
+    newest = max((index for index, message in enumerate(messages) if message.role == "user"), default=None)
+    if newest is not None:
+        messages[newest].check_newest(f"messages.{newest}")
+
+
+def _invalid(message: str) -> ApiError:
+    return ApiError(400, message, param="messages", code="invalid_value")
+
+
+def _unsupported(message: str) -> ApiError:
+    return ApiError(400, f"unsupported parameter: {message}", param="messages", code="unsupported_parameter")
 
 
 def turns(messages: Iterable[Message]) -> Turns:

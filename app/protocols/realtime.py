@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Discriminator, Field, Tag, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
 
 from app.errors import ApiError
 from app.generation.request import ChatPrompt, GenerationRequest, Turns
 from app.http.json_body import check_structure, decode_json
-from app.protocols.schema import MAX_CONTENT_PARTS, DeadlineMs, Metadata, Strict, refusal
+from app.protocols.media import MEDIA_TAG, MediaPart, is_media, joined_text, refused_media
+from app.protocols.schema import MAX_CONTENT_PARTS, DeadlineMs, Lenient, Metadata, Strict, refusal
 from engine.types import ServiceClass
 
 MAX_ITEMS = 1024  # of a conversation
@@ -20,27 +21,41 @@ MaxTokens = Annotated[int, Field(ge=1, lt=2**31)] | Literal["inf"]
 Modalities = Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)]
 
 
-class ContentPart(Strict):
+class ContentPart(Lenient):
     """A piece of an item's text."""
 
     type: Literal["input_text", "output_text", "text"]
     text: str
 
 
-class ItemFields(Strict):
+def _part_tag(value: Any) -> str:
+    return MEDIA_TAG if is_media(value) else "[text]"
+
+
+AnyPart = Annotated[
+    Annotated[ContentPart, Tag("[text]")] | Annotated[MediaPart, Tag(MEDIA_TAG)], Discriminator(_part_tag)
+]
+
+
+class ItemFields(Lenient):
     """Message of the conversation."""
 
     id: Annotated[str, Field(min_length=1, max_length=64)] | None = None
     type: Literal["message"]
     role: Literal["system", "user", "assistant"]
-    content: Annotated[list[ContentPart], Field(fail_fast=True, max_length=MAX_CONTENT_PARTS)]
+    content: Annotated[list[AnyPart], Field(fail_fast=True, max_length=MAX_CONTENT_PARTS)]
     status: Literal["completed", "incomplete", "in_progress"] | None = None
-    object: Literal["realtime.item"] | None = None
 
     @property
     def text(self) -> str:
-        """Return the text of all parts."""
-        return "".join(part.text for part in self.content)
+        """Return the text of all parts, with a short text in place of each medium."""
+        return joined_text(self.content)
+
+    def check_newest(self, path: str) -> None:
+        """Raise `ApiError` (400) for media in a message that is the newest of the user."""
+        for at, part in enumerate(self.content):
+            if self.role == "user" and isinstance(part, MediaPart):
+                raise refused_media(f"{path}.content.{at}", part.type)
 
 
 def _check_parts(items: list[ItemFields]) -> list[ItemFields]:
@@ -50,6 +65,13 @@ def _check_parts(items: list[ItemFields]) -> list[ItemFields]:
 
 
 few_parts = AfterValidator(_check_parts)
+
+
+def check_newest_item(items: Sequence[ItemFields]) -> None:
+    """Raise `ApiError` (400) for media in the newest message of the user in the input of a response."""
+    newest = max((index for index, item in enumerate(items) if item.role == "user"), default=None)
+    if newest is not None:
+        items[newest].check_newest(f"response.input.{newest}")
 
 
 class SessionFields(Strict):

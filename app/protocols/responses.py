@@ -13,10 +13,11 @@ from app.generation.request import AnswerHead, ChatPrompt, GenerationRequest, ef
 from app.protocols.answers import AnswerOptions, UsageReports
 from app.protocols.common import SamplingFields, StreamOptions, reasoning_variables
 from app.protocols.responses_encoder import ResponsesEncoder
-from app.protocols.responses_input import MAX_ITEMS, InputItem, Message, count_parts, supported_types, tag_of, turns
+from app.protocols.responses_input import MAX_ITEMS, InputItem, Message, check_newest_message, count_parts, turns
 from app.protocols.responses_output import ResponseHead
 from app.protocols.responses_tools import FunctionTool, NamespaceTool, ToolChoice, Tools, names_in_namespaces, tool_use
 from app.protocols.schema import MAX_CONTENT_PARTS, FalseOnly, Metadata, Strict, Unsupported, only_value, refusal
+from app.protocols.typed_objects import supported_types, tag_of
 from app.text.content_format import ContentFormat
 
 PARAMETER_NAMES = {"prompt": "input", "max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}
@@ -136,10 +137,13 @@ class PromptFields(Strict):
     def check(self) -> None:
         """Check values that are wrong in combination. Raises `ApiError`."""
         super().check()
-        parts = 0 if isinstance(self.input, str) else count_parts(self.input)
+        if isinstance(self.input, str):
+            return
+        parts = count_parts(self.input)
         if parts > MAX_CONTENT_PARTS:
             message = f"input must have at most {MAX_CONTENT_PARTS} content parts in all, got {parts}"
             raise ApiError(400, message, param="input", code="invalid_value")
+        check_newest_message(self.input)
 
     @classmethod
     def api_error(cls, error: ValidationError) -> ApiError:

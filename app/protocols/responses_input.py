@@ -5,75 +5,37 @@ Output items of an answer are valid input items, as clients send them back.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
-from pydantic_core import PydanticCustomError
+from pydantic import Discriminator, Field, Tag
 
 from app.errors import ApiError
 from app.generation.request import Turns
-from app.protocols.schema import MAX_CONTENT_PARTS, Strict, max_fields
+from app.protocols.media import MEDIA_TAG, TEXT_ONLY, MediaPart, is_media, joined_text, part_tag, refused_media
+from app.protocols.schema import MAX_CONTENT_PARTS, Lenient
 from app.protocols.tools import template_arguments
+from app.protocols.typed_objects import supported_types, tag_of
 
 MAX_ITEMS = 4096  # of one input
 
-Status = Literal["in_progress", "completed", "incomplete"]
 
-
-def type_of(value: Any) -> Any:
-    """Return the type of an object of the protocol, or None. A message need not have one."""
-    if not isinstance(value, dict):
-        return None
-    return value.get("type") or ("message" if "role" in value else "item_reference" if "id" in value else None)
-
-
-def tag_of(value: Any) -> str:
-    """Return the tag of the schema for an object. Its brackets keep it out of the paths in error messages."""
-    return f"[{type_of(value)}]"
-
-
-def supported_types(*types: str, advice: str, allows_text: bool = False) -> BeforeValidator:
-    """Return a validator that refuses values other than objects of these types, with the type that was given.
-
-    allows_text: leave strings to the next validator.
-    """
-
-    def check(value: Any) -> Any:
-        if allows_text and isinstance(value, str):
-            return value
-        kind = type_of(value)
-        if not isinstance(kind, str):
-            raise PydanticCustomError("object_type", "Input should be an object with a type")
-        if kind not in types:
-            context = {"kind": repr(kind[:80]), "types": ", ".join(types), "advice": advice}
-            raise PydanticCustomError(
-                "unsupported", "the type {kind} is not supported, only {types}; {advice}", context
-            )
-        return value
-
-    return BeforeValidator(check)
-
-
-class InputText(Strict):
+class InputText(Lenient):
     """Text from the client."""
 
     type: Literal["input_text"]
     text: str
-    prompt_cache_breakpoint: Annotated[dict[str, Any], max_fields(8)] | None = None  # changes no answer
 
 
-class OutputText(Strict):
+class OutputText(Lenient):
     """Text of an earlier answer. Its annotations and log-probabilities are not shown to the model."""
 
     type: Literal["output_text"]
     text: str
-    annotations: list[Any] | None = None
-    logprobs: list[Any] | None = None
 
 
-class RefusalPart(Strict):
+class RefusalPart(Lenient):
     """Refusal of an earlier answer."""
 
     type: Literal["refusal"]
@@ -88,26 +50,24 @@ class RefusalPart(Strict):
 ContentPart = Annotated[
     Annotated[InputText, Tag("[input_text]")]
     | Annotated[OutputText, Tag("[output_text]")]
-    | Annotated[RefusalPart, Tag("[refusal]")],
-    Discriminator(tag_of),
-    supported_types("input_text", "output_text", "refusal", advice="the served model reads text only"),
+    | Annotated[RefusalPart, Tag("[refusal]")]
+    | Annotated[MediaPart, Tag(MEDIA_TAG)],
+    Discriminator(part_tag),
+    supported_types("input_text", "output_text", "refusal", advice=TEXT_ONLY, accepts=is_media),
 ]
 Content = str | Annotated[list[ContentPart], Field(fail_fast=True, max_length=MAX_CONTENT_PARTS)]
 
 
 def _text(content: Content) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)
+    return content if isinstance(content, str) else joined_text(content)
 
 
-class Message(Strict):
+class Message(Lenient):
     """Message of a conversation."""
 
     type: Literal["message"] | None = None
     role: Literal["user", "assistant", "system", "developer"]
     content: Content
-    id: str | None = None
-    status: Status | None = None
-    phase: Literal["commentary", "final_answer"] | None = None  # no known template has it
 
 
 def qualified_name(name: str, namespace: str | None) -> str:
@@ -115,7 +75,7 @@ def qualified_name(name: str, namespace: str | None) -> str:
     return name if namespace is None else f"{namespace}__{name}"
 
 
-class FunctionCall(Strict):
+class FunctionCall(Lenient):
     """Call of a function by an earlier answer. arguments: the text of a JSON object."""
 
     type: Literal["function_call"]
@@ -123,8 +83,6 @@ class FunctionCall(Strict):
     name: Annotated[str, Field(min_length=1)]
     arguments: str
     namespace: Annotated[str, Field(min_length=1)] | None = None
-    id: str | None = None
-    status: Status | None = None
 
     def template_form(self) -> dict[str, Any]:
         """Return the call as chat templates read it, in the format of OpenAI's chat completions."""
@@ -135,41 +93,34 @@ class FunctionCall(Strict):
         return {"id": self.call_id, "type": "function", "function": function}
 
 
-class FunctionCallOutput(Strict):
+class FunctionCallOutput(Lenient):
     """Result of a function call, from the client."""
 
     type: Literal["function_call_output"]
     call_id: Annotated[str, Field(min_length=1)]
     output: Content
-    id: str | None = None
-    name: str | None = None
-    namespace: str | None = None
-    status: Status | None = None
 
 
-class SummaryText(Strict):
+class SummaryText(Lenient):
     """Part of the summary of a reasoning item."""
 
     type: Literal["summary_text"]
     text: str
 
 
-class ReasoningText(Strict):
+class ReasoningText(Lenient):
     """Part of the text of a reasoning item."""
 
     type: Literal["reasoning_text"]
     text: str
 
 
-class Reasoning(Strict):
+class Reasoning(Lenient):
     """Reasoning of an earlier answer. Encrypted content is not read, because only its author has the key."""
 
     type: Literal["reasoning"]
     summary: Annotated[list[SummaryText], Field(fail_fast=True, max_length=MAX_CONTENT_PARTS)] | None = None
     content: Annotated[list[ReasoningText], Field(fail_fast=True, max_length=MAX_CONTENT_PARTS)] | None = None
-    encrypted_content: str | None = None
-    id: str | None = None
-    status: Status | None = None
 
     @property
     def text(self) -> str:
@@ -248,6 +199,16 @@ def _no_call(index: int, call_id: str) -> ApiError:
     where = f"input[{index}].call_id"
     message = f"{where}: no function_call before this item has the call_id {call_id[:80]!r} and lacks an output"
     return ApiError(400, message, param=where, code="invalid_value")
+
+
+def check_newest_message(items: Sequence[InputItem]) -> None:
+    """Raise `ApiError` (400) for media in the newest message of the user."""
+    users = (index for index, item in enumerate(items) if isinstance(item, Message) and item.role == "user")
+    newest = max(users, default=None)
+    message = items[newest] if newest is not None else None
+    for at, part in enumerate(message.content if isinstance(message, Message) else ()):
+        if isinstance(part, MediaPart):
+            raise refused_media(f"input[{newest}].content[{at}]", part.type)
 
 
 def count_parts(items: Iterable[InputItem]) -> int:

@@ -9,9 +9,10 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from app.errors import ApiError
-from app.protocols.responses_input import qualified_name, supported_types, tag_of, type_of
+from app.protocols.responses_input import qualified_name
 from app.protocols.schema import FalseOnly, Strict, only_value
 from app.protocols.tools import MAX_TOOLS, Parameters, ToolName
+from app.protocols.typed_objects import supported_types, tag_of, type_of
 from app.text.tools.definitions import Tool, ToolUse
 
 MAX_NAME_LENGTH = 128  # characters of a name with its namespace

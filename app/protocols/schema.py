@@ -81,6 +81,21 @@ class Strict(BaseModel):
         return {name: fields[name] for name in known if name in fields} | unknown
 
 
+class Lenient(Strict):
+    """Schema of a part of a conversation. Clients keep conversations with fields of their own and of other servers, and
+    send them back as they are: unknown fields are ignored. A field that would have an effect is declared, to be refused
+    by name.
+    """
+
+    model_config = ConfigDict(extra="ignore")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_unknown_is_enough(cls, fields: Any) -> Any:
+        """Leave all fields as they are, because ignored ones become no error objects."""
+        return fields
+
+
 # A known but unsupported field: null counts as left out, as some clients send it; any other value is refused.
 Unsupported: TypeAlias = None
 

@@ -31,6 +31,7 @@ from app.protocols.realtime import (
     ResponseFields,
     SessionFields,
     SessionUpdate,
+    check_newest_item,
     generation_request,
     parse_event,
     parse_long_event,
@@ -134,12 +135,14 @@ class Session:
                 self._cancel(response_id)
 
     async def _create_item(self, fields: ItemFields, previous: str | None) -> None:
+        fields.check_newest("item")
         item = ConversationItem(fields.id or _new_id("item"), fields.role, fields.text, fields.status or "completed")
         before = self._items.insert(item, previous)
         await self._emit("conversation.item.added", previous_item_id=before, item=item.view())
         await self._emit("conversation.item.done", previous_item_id=before, item=item.view())
 
     async def _respond(self, requested: ResponseFields) -> None:
+        check_newest_item(requested.input or ())
         in_conversation = requested.conversation == "auto"
         if in_conversation and self._writing is not None:
             raise ApiError(

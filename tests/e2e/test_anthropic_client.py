@@ -127,7 +127,7 @@ def test_a_last_message_of_the_assistant_is_continued(client, model):
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
             anthropic.BadRequestError,
-            "only read text",
+            "reads text only",
         ),
         ({"thinking": {"type": "enabled"}}, anthropic.BadRequestError, "budget_tokens"),
     ],
