@@ -151,7 +151,7 @@ def cross_origin(settings: Settings) -> list[Middleware]:
     """
     if not settings.allowed_origins:
         return []
-    exposed_headers = ("X-Request-Id", "X-Carousel-Stream", "X-Should-Retry", "Retry-After")
+    exposed_headers = ("X-Request-Id", "X-Carousel-Stream", "X-Carousel-Ignored-Tools", "X-Should-Retry", "Retry-After")
     rules = Middleware(
         CORSMiddleware,
         allow_origins=settings.allowed_origins,

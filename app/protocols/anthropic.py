@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from app.errors import ApiError
 from app.generation.request import AnswerHead, ChatPrompt, GenerationRequest
@@ -19,6 +19,14 @@ from app.protocols.anthropic_messages import (
     turns,
 )
 from app.protocols.common import TextRequest, reasoning_variables
+from app.protocols.hosted_tools import (
+    HOSTED_TAG,
+    HostedTool,
+    check_callable,
+    hosted_types,
+    includes_direct,
+    is_hosted,
+)
 from app.protocols.schema import StopString, Strict, Unsupported, max_fields, only_value
 from app.protocols.tools import MAX_TOOLS, Parameters, ToolName
 from app.text.content_format import ContentFormat
@@ -28,6 +36,7 @@ from engine.types import ServiceClass
 CacheControl = Annotated[dict[str, Any], max_fields(8)]  # accepted: the prefix cache needs no marks
 MAX_MESSAGES = 4096
 MAX_STOPS = 16
+HOSTED_SEARCH = "tool_search_tool_"  # beginning of the types of hosted searches for deferred tools
 
 
 class AnthropicTool(Strict):
@@ -46,12 +55,21 @@ class AnthropicTool(Strict):
     # Accepted without effect: inputs are always streamed as they come, and the prefix cache needs no marks.
     cache_control: CacheControl | None = None
     eager_input_streaming: bool | None = None
-    allowed_callers: Annotated[list[str], only_value(["direct"])] | None = None
+    allowed_callers: Annotated[list[str], includes_direct] | None = None
 
     @property
     def definition(self) -> Tool:
         """Return the tool independent of protocols."""
         return Tool(self.name, self.description or "", self.input_schema, bool(self.strict))
+
+
+def _tool_tag(value: Any) -> str:
+    return HOSTED_TAG if is_hosted(value) else "[custom]"
+
+
+AnyTool = Annotated[
+    Annotated[AnthropicTool, Tag("[custom]")] | Annotated[HostedTool, Tag(HOSTED_TAG)], Discriminator(_tool_tag)
+]
 
 
 class AnthropicToolChoice(Strict):
@@ -90,15 +108,15 @@ class CountTokensRequest(TextRequest):
     model: str | None = None
     messages: Annotated[list[AnthropicMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
     system: str | TextBlocks | None = None
-    tools: Annotated[list[AnthropicTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[AnyTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_choice: AnthropicToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: JsonFormat | None = None  # earlier name of output_config.format
     cache_control: CacheControl | None = None
-    # Accepted without effect: nothing is cleared from the context.
+    # Accepted without effect: nothing is cleared from the context, and no hosted tools are run.
     context_management: Annotated[dict[str, Any], max_fields(64)] | None = None
-    mcp_servers: Annotated[list[Any], only_value([])] | None = None
+    mcp_servers: Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=64)] | None = None
     container: Unsupported = None
     thread: Annotated[dict[str, Any], max_fields(64)] | None = None  # refused with a code that clients react to
 
@@ -118,6 +136,11 @@ class CountTokensRequest(TextRequest):
         for index, message in enumerate(self.messages):
             check_roles(index, message)
         check_newest_message(self.messages)
+
+    @property
+    def ignored_tools(self) -> tuple[str, ...]:
+        """Return the types of the tools that this server does not run."""
+        return hosted_types(self.tools) + (("mcp_servers",) if self.mcp_servers else ())
 
     @property
     def prompt(self) -> ChatPrompt:
@@ -140,24 +163,31 @@ class CountTokensRequest(TextRequest):
         disabled = choice.disable_parallel_tool_use
         is_parallel = None if disabled is None else not disabled
         if choice.type == "tool":
+            hosted = [tool for tool in self.tools or () if isinstance(tool, HostedTool) and tool.name == choice.name]
+            check_callable(False, hosted_types(hosted), "tool_choice")
             if all(tool.name != choice.name for tool in tools):
                 raise refused("tool_choice.name", f"no tool in tools has the name {choice.name!r:.90}")
             return ToolUse(tools, "required", choice.name, is_parallel)
         if choice.type == "any":
+            check_callable(bool(tools), self.ignored_tools, "tool_choice")
             if not tools:
                 raise refused("tool_choice", "type any needs at least one tool in tools")
             return ToolUse(tools, "required", None, is_parallel)
         return ToolUse(tools, choice.type, None, is_parallel) if tools else None
 
     def _loaded_tools(self, choice: AnthropicToolChoice) -> tuple[Tool, ...]:
-        """Return the tools that the model sees: those that are not deferred, were loaded or called, or are chosen."""
-        offered = self.tools or []
+        """Return the tools that the model sees: those that are not deferred, were loaded or called, or are chosen. If a
+        hosted tool would search the deferred ones, the model sees all of them instead.
+        """
+        offered = [tool for tool in self.tools or () if isinstance(tool, AnthropicTool)]
         names = {tool.name for tool in offered}
         if len(names) < len(offered):
             raise refused("tools", "two tools have the same name")
-        if offered and all(tool.defer_loading for tool in offered):
-            raise refused("tools", "at least one tool must not have defer_loading: true, such as a search for tools")
         loaded = loaded_tools(self.messages, names) | {choice.name}
+        if any(kind.startswith(HOSTED_SEARCH) for kind in self.ignored_tools):
+            loaded |= names
+        elif offered and all(tool.defer_loading for tool in offered):
+            raise refused("tools", "at least one tool must not have defer_loading: true, such as a search for tools")
         return tuple(tool.definition for tool in offered if not tool.defer_loading or tool.name in loaded)
 
 

@@ -66,12 +66,26 @@ class ToolUseBlock(Lenient):
     input: Annotated[dict[str, Any], max_fields(4096)]
 
 
+class HostedCallBlock(Lenient):
+    """Call of a hosted tool by another server, or its result, which are left out."""
+
+    type: str
+
+
+def _is_hosted_call(value: Any) -> bool:
+    kind = type_of(value)
+    return isinstance(kind, str) and (kind in HOSTED_CALLS or kind.endswith(HOSTED_RESULT))
+
+
 TextBlocks = Annotated[
     list[Annotated[TextBlock, supported_types("text", advice=TEXT_ONLY)]],
     Field(fail_fast=True, max_length=MAX_CONTENT_PARTS),
 ]
 
 
+HOSTED_CALLS = ("server_tool_use", "mcp_tool_use")
+HOSTED_RESULT = "_tool_result"  # end of the types of results, such as `web_search_tool_result`
+HOSTED_CALL_TAG = "[hosted_call]"
 # Blocks with a text in any message.
 READABLE_BLOCKS = (TextBlock, TextDocumentBlock, MediaPart)
 TEXT_DOCUMENT_TAG = "[text_document]"
@@ -91,6 +105,8 @@ class ToolReferenceBlock(Lenient):
 
 def _tag(value: Any) -> str:
     """Return the tag of the schema for a block."""
+    if _is_hosted_call(value):
+        return HOSTED_CALL_TAG
     source = value.get("source") if type_of(value) == "document" else None
     return TEXT_DOCUMENT_TAG if type_of(source) == "text" else part_tag(value)
 
@@ -133,10 +149,17 @@ Block = Annotated[
     | Annotated[ToolUseBlock, Tag("[tool_use]")]
     | Annotated[ToolResultBlock, Tag("[tool_result]")]
     | Annotated[TextDocumentBlock, Tag(TEXT_DOCUMENT_TAG)]
+    | Annotated[HostedCallBlock, Tag(HOSTED_CALL_TAG)]
     | Annotated[MediaPart, Tag(MEDIA_TAG)],
     Discriminator(_tag),
     supported_types(
-        "text", "thinking", "redacted_thinking", "tool_use", "tool_result", advice=TEXT_ONLY, accepts=is_media
+        "text",
+        "thinking",
+        "redacted_thinking",
+        "tool_use",
+        "tool_result",
+        advice=TEXT_ONLY,
+        accepts=lambda value: is_media(value) or _is_hosted_call(value),
     ),
 ]
 
@@ -177,7 +200,7 @@ def check_roles(index: int, message: AnthropicMessage) -> None:
     kinds = {
         "user": (*READABLE_BLOCKS, ToolResultBlock),
         "system": READABLE_BLOCKS,
-        "assistant": (*READABLE_BLOCKS, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock),
+        "assistant": (*READABLE_BLOCKS, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock, HostedCallBlock),
     }[message.role]
     for at, block in enumerate(message.content):
         if not isinstance(block, kinds):

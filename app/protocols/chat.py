@@ -11,9 +11,10 @@ from app.errors import ApiError
 from app.generation.request import ChatPrompt, GenerationRequest
 from app.protocols.answers import ChoiceText, OpenAIEncoder, logprob_entries, prompt_logprobs
 from app.protocols.common import SamplingFields, reasoning_variables
+from app.protocols.hosted_tools import hosted_types
 from app.protocols.messages import MAX_MESSAGES, Message, check_messages, turns
 from app.protocols.schema import EmptyList, Unsupported, max_fields, only_value
-from app.protocols.tools import ToolChoice, Tools, tool_use
+from app.protocols.tools import FunctionTool, ToolChoice, Tools, callable_choice, tool_use
 from app.streams.stream_log import Delta, TokenInfo, ToolCallPiece
 from app.text.tools.definitions import ToolUse
 
@@ -66,8 +67,14 @@ class ChatRequest(SamplingFields):
 
     def tool_use(self) -> ToolUse | None:
         """Return the tools that the answer may call. Raises `ApiError` for a wrong choice."""
-        tools = [tool.tool() for tool in self.tools or ()]
-        return tool_use(tools, self.tool_choice, parallel=self.parallel_tool_calls)
+        tools = [tool.tool() for tool in self.tools or () if isinstance(tool, FunctionTool)]
+        choice = callable_choice(tools, self.ignored_tools, self.tool_choice)
+        return tool_use(tools, choice, parallel=self.parallel_tool_calls)
+
+    @property
+    def ignored_tools(self) -> tuple[str, ...]:
+        """Return the types of the tools that this server does not run."""
+        return hosted_types(self.tools)
 
     def _check_continued(self) -> None:
         last = self.messages[-1].role

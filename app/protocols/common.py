@@ -35,6 +35,11 @@ class TextRequest(Strict):
         """Return the request for the service. resume_seconds: time for which it continues without a reader."""
         raise NotImplementedError
 
+    @property
+    def ignored_tools(self) -> tuple[str, ...]:
+        """Return the types of the request's tools that this server does not run."""
+        return ()
+
     def generation_requests(self, resume_seconds: float = 0.0) -> list[GenerationRequest]:
         """Return the request of each prompt. Raises `ApiError` for several prompts that should be resumable."""
         return [self.generation_request(resume_seconds)]

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from app.errors import ApiError
 from app.protocols.typed_objects import tag_of, type_of
@@ -47,7 +47,7 @@ class MediaPart(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
-    type: str
+    type: Annotated[str, Field(json_schema_extra={"enum": sorted(KINDS)})]
 
     @property
     def text(self) -> str:

@@ -12,6 +12,7 @@ from app.errors import ApiError
 from app.generation.request import AnswerHead, ChatPrompt, GenerationRequest, effective_defaults
 from app.protocols.answers import AnswerOptions, UsageReports
 from app.protocols.common import SamplingFields, StreamOptions, reasoning_variables
+from app.protocols.hosted_tools import hosted_types
 from app.protocols.responses_encoder import ResponsesEncoder
 from app.protocols.responses_input import MAX_ITEMS, InputItem, Message, check_newest_message, count_parts, turns
 from app.protocols.responses_output import ResponseHead
@@ -22,7 +23,17 @@ from app.text.content_format import ContentFormat
 
 PARAMETER_NAMES = {"prompt": "input", "max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}
 
-Included = Literal["reasoning.encrypted_content", "message.output_text.logprobs"]
+Included = Literal[
+    "reasoning.encrypted_content",
+    "message.output_text.logprobs",
+    # Contents of items that no answer has: calls of hosted tools, and messages and outputs of the client.
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "file_search_call.results",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "message.input_image.image_url",
+]
 Input = str | Annotated[list[InputItem], Field(fail_fast=True, min_length=1, max_length=MAX_ITEMS)]
 
 
@@ -151,6 +162,11 @@ class PromptFields(Strict):
         return refusal(error, has_brackets=True)
 
     @property
+    def ignored_tools(self) -> tuple[str, ...]:
+        """Return the types of the tools that this server does not run."""
+        return hosted_types(self.tools)
+
+    @property
     def chat_prompt(self) -> ChatPrompt:
         """Return the conversation for the chat template. Raises `ApiError` for calls and tools that do not match."""
         items = [Message(role="user", content=self.input)] if isinstance(self.input, str) else self.input
@@ -165,7 +181,7 @@ class PromptFields(Strict):
         return {
             "instructions": self.instructions,
             "tools": [tool.view() for tool in self.tools or [] if isinstance(tool, FunctionTool | NamespaceTool)],
-            "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
+            "tool_choice": choice if isinstance(choice, str) else choice.model_dump(exclude_none=True),
             "parallel_tool_calls": self.parallel_tool_calls is not False,
             "text": (self.text or TextConfig()).view(),
             "reasoning": {"effort": effort, "summary": None},

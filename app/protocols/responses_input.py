@@ -16,7 +16,7 @@ from app.generation.request import Turns
 from app.protocols.media import MEDIA_TAG, TEXT_ONLY, MediaPart, is_media, joined_text, part_tag, refused_media
 from app.protocols.schema import MAX_CONTENT_PARTS, Lenient
 from app.protocols.tools import template_arguments
-from app.protocols.typed_objects import supported_types, tag_of
+from app.protocols.typed_objects import supported_types, type_of
 
 MAX_ITEMS = 4096  # of one input
 
@@ -128,18 +128,54 @@ class Reasoning(Lenient):
         return "\n\n".join(part.text for part in self.content or self.summary or [])
 
 
+class HostedCall(Lenient):
+    """Call of a hosted tool by another server, which is left out."""
+
+    type: str
+
+
+# Items of hosted tools. Those that a client runs, such as shells, have results on which the conversation depends.
+HOSTED_ITEMS = frozenset(
+    {
+        "web_search_call",
+        "file_search_call",
+        "code_interpreter_call",
+        "mcp_list_tools",
+        "mcp_call",
+        "mcp_approval_request",
+        "mcp_approval_response",
+        "tool_search_call",
+        "tool_search_output",
+    }
+)
+IMAGE_ITEM = "image_generation_call"  # an image in the answer of another server
+HOSTED_CALL_TAG = "[hosted_call]"
+
+
+def _item_tag(value: Any) -> str:
+    return HOSTED_CALL_TAG if _is_hosted_call(value) else part_tag(value)
+
+
+def _is_hosted_call(value: Any) -> bool:
+    kind = type_of(value)
+    return isinstance(kind, str) and kind in HOSTED_ITEMS
+
+
 InputItem = Annotated[
     Annotated[Message, Tag("[message]")]
     | Annotated[FunctionCall, Tag("[function_call]")]
     | Annotated[FunctionCallOutput, Tag("[function_call_output]")]
-    | Annotated[Reasoning, Tag("[reasoning]")],
-    Discriminator(tag_of),
+    | Annotated[Reasoning, Tag("[reasoning]")]
+    | Annotated[HostedCall, Tag(HOSTED_CALL_TAG)]
+    | Annotated[MediaPart, Tag(MEDIA_TAG)],
+    Discriminator(_item_tag),
     supported_types(
         "message",
         "function_call",
         "function_call_output",
         "reasoning",
         advice="no items are stored: send the item itself, not an item_reference (with store: false most clients do)",
+        accepts=lambda value: _is_hosted_call(value) or type_of(value) == IMAGE_ITEM,
     ),
 ]
 
@@ -175,6 +211,8 @@ def turns(items: Iterable[InputItem], instructions: str | None = None) -> Turns:
         match item:
             case Message(role="assistant"):
                 answer.texts.append(_text(item.content))
+            case MediaPart():
+                answer.texts.append(item.text)
             case Reasoning():
                 answer.reasoning += [item.text] if item.text else []
             case FunctionCall():

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
-from pydantic_core import PydanticCustomError
+from pydantic import Discriminator, Field, Tag
 
 from app.errors import ApiError
+from app.protocols.hosted_tools import (
+    FUNCTIONS_ONLY,
+    HOSTED_TAG,
+    HostedTool,
+    check_callable,
+    hosted_types,
+    includes_direct,
+    is_hosted,
+    tool_tag,
+)
 from app.protocols.responses_input import qualified_name
-from app.protocols.schema import FalseOnly, Strict, only_value
-from app.protocols.tools import MAX_TOOLS, Parameters, ToolName
-from app.protocols.typed_objects import supported_types, tag_of, type_of
+from app.protocols.schema import FalseOnly, Strict
+from app.protocols.tools import MAX_TOOLS, Parameters, ToolName, choice_tag
+from app.protocols.typed_objects import supported_types
 from app.text.tools.definitions import Tool, ToolUse
 
 MAX_NAME_LENGTH = 128  # characters of a name with its namespace
-FUNCTIONS_ONLY = "the server has no built-in tools, but a client can offer them as functions"
 
 
 class FunctionTool(Strict):
@@ -27,8 +35,8 @@ class FunctionTool(Strict):
     description: str | None = None
     parameters: Parameters | None = None
     strict: bool | None = None
-    allowed_callers: Annotated[list[str], only_value(["direct"])] | None = None
-    defer_loading: FalseOnly | None = None
+    allowed_callers: Annotated[list[str], includes_direct] | None = None
+    defer_loading: bool | None = None  # without effect: the model sees every function
     async_: FalseOnly | None = Field(None, alias="async")
 
     def definition(self, namespace: NamespaceTool | None = None) -> Tool:
@@ -63,30 +71,12 @@ class NamespaceTool(Strict):
         return {"type": "namespace", "name": self.name, "description": self.description or "", "tools": tools}
 
 
-class OfflineWebSearch(Strict):
-    """Web search among stored pages only. There are none here, so it is not offered to the model."""
-
-    type: Literal["web_search"]
-    external_web_access: Literal[False]
-    search_context_size: str | None = None
-    filters: dict[str, Any] | None = None
-    user_location: dict[str, Any] | None = None
-
-
-def _refuse_web_access(value: Any) -> Any:
-    if type_of(value) == "web_search" and value.get("external_web_access") is not False:
-        message = "the type 'web_search' is not supported with access to the web; {advice}"
-        raise PydanticCustomError("unsupported", message, {"advice": FUNCTIONS_ONLY})
-    return value
-
-
 AnyTool = Annotated[
     Annotated[FunctionTool, Tag("[function]")]
     | Annotated[NamespaceTool, Tag("[namespace]")]
-    | Annotated[OfflineWebSearch, Tag("[web_search]")],
-    Discriminator(tag_of),
-    BeforeValidator(_refuse_web_access),
-    supported_types("function", "namespace", "web_search", advice=FUNCTIONS_ONLY),
+    | Annotated[HostedTool, Tag(HOSTED_TAG)],
+    Discriminator(tool_tag),
+    supported_types("function", "namespace", advice=FUNCTIONS_ONLY, accepts=is_hosted),
 ]
 Tools = Annotated[list[AnyTool], Field(fail_fast=True, max_length=MAX_TOOLS)]
 
@@ -104,20 +94,22 @@ class AllowedTools(Strict):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
     tools: Annotated[
-        list[Annotated[FunctionChoice, supported_types("function", advice=FUNCTIONS_ONLY)]],
+        list[
+            Annotated[
+                Annotated[FunctionChoice, Tag("[function]")] | Annotated[HostedTool, Tag(HOSTED_TAG)],
+                Discriminator(tool_tag),
+                supported_types("function", advice=FUNCTIONS_ONLY, accepts=is_hosted),
+            ]
+        ],
         Field(fail_fast=True, min_length=1, max_length=MAX_TOOLS),
     ]
-
-
-def _choice_tag(value: Any) -> str:
-    return "[mode]" if isinstance(value, str) else tag_of(value)
 
 
 ToolChoice = Annotated[
     Annotated[Literal["auto", "none", "required"], Tag("[mode]")]
     | Annotated[FunctionChoice, Tag("[function]")]
     | Annotated[AllowedTools, Tag("[allowed_tools]")],
-    Discriminator(_choice_tag),
+    Discriminator(choice_tag),
     supported_types("function", "allowed_tools", advice=FUNCTIONS_ONLY, allows_text=True),
 ]
 
@@ -139,7 +131,7 @@ def names_in_namespaces(tools: Iterable[AnyTool]) -> dict[str, tuple[str, str]]:
     return {qualified_name(name, namespace): (namespace, name) for namespace, name in found}
 
 
-def tool_use(tools: Iterable[AnyTool], choice: ToolChoice, parallel: bool | None) -> ToolUse | None:
+def tool_use(tools: Sequence[AnyTool], choice: ToolChoice, parallel: bool | None) -> ToolUse | None:
     """Return the tools of a request and the choice among them; None if it has no tools.
 
     parallel: as in `ToolUse`. Raises `ApiError` (400) for two tools of one name, and for a choice
@@ -158,12 +150,20 @@ def tool_use(tools: Iterable[AnyTool], choice: ToolChoice, parallel: bool | None
             _check_known(by_name, name, "tool_choice.name")
             return ToolUse(tuple(by_name.values()), "required", name, parallel)
         case AllowedTools(mode=mode, tools=allowed):
+            names: set[str] = set()
             for index, entry in enumerate(allowed):
-                _check_known(by_name, entry.name, f"tool_choice.tools[{index}].name")
-            names = {entry.name for entry in allowed}
+                if isinstance(entry, FunctionChoice):
+                    _check_known(by_name, entry.name, f"tool_choice.tools[{index}].name")
+                    names.add(entry.name)
+            if mode == "required":
+                check_callable(bool(names), hosted_types(allowed), "tool_choice")
+            if not names:
+                return None
             return ToolUse(tuple(by_name[name] for name in by_name if name in names), mode, None, parallel)
-    if choice == "required" and not by_name:
-        raise _refused("tool_choice", "'required' needs at least one tool in tools")
+    if choice == "required":
+        check_callable(bool(by_name), hosted_types(tools), "tool_choice")
+        if not by_name:
+            raise _refused("tool_choice", "'required' needs at least one tool in tools")
     return ToolUse(tuple(by_name.values()), choice, None, parallel) if by_name else None
 
 

@@ -7,10 +7,20 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from app.errors import ApiError
+from app.protocols.hosted_tools import (
+    FUNCTIONS_ONLY,
+    HOSTED_TAG,
+    HostedTool,
+    check_callable,
+    hosted_types,
+    is_hosted,
+    tool_tag,
+)
 from app.protocols.schema import Strict, max_fields
+from app.protocols.typed_objects import supported_types, tag_of
 from app.text.tools.definitions import Tool, ToolUse
 
 MAX_TOOLS = 1024
@@ -39,7 +49,7 @@ class Function(Strict):
 
 
 class FunctionTool(Strict):
-    """Tool; only functions are supported."""
+    """Tool of the client."""
 
     type: Literal["function"]
     function: Function
@@ -63,11 +73,23 @@ class NamedTool(Strict):
     function: ToolReference
 
 
+def _reference_tag(value: Any) -> str:
+    return HOSTED_TAG if is_hosted(value) else "[function]"
+
+
 class AllowedTools(Strict):
     """Choice among some of the tools."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(fail_fast=True, min_length=1, max_length=MAX_TOOLS)]
+    tools: Annotated[
+        list[
+            Annotated[
+                Annotated[NamedTool, Tag("[function]")] | Annotated[HostedTool, Tag(HOSTED_TAG)],
+                Discriminator(_reference_tag),
+            ]
+        ],
+        Field(fail_fast=True, min_length=1, max_length=MAX_TOOLS),
+    ]
 
 
 class AllowedToolsChoice(Strict):
@@ -77,8 +99,44 @@ class AllowedToolsChoice(Strict):
     allowed_tools: AllowedTools
 
 
-Tools = Annotated[list[FunctionTool], Field(fail_fast=True, max_length=MAX_TOOLS)]
-ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedToolsChoice
+AnyTool = Annotated[
+    Annotated[FunctionTool, Tag("[function]")] | Annotated[HostedTool, Tag(HOSTED_TAG)],
+    Discriminator(tool_tag),
+    supported_types("function", advice=FUNCTIONS_ONLY, accepts=is_hosted),
+]
+Tools = Annotated[list[AnyTool], Field(fail_fast=True, max_length=MAX_TOOLS)]
+
+
+def choice_tag(value: Any) -> str:
+    """Return the tag of the schema for a choice among tools."""
+    return "[mode]" if isinstance(value, str) else tag_of(value)
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("[mode]")]
+    | Annotated[NamedTool, Tag("[function]")]
+    | Annotated[AllowedToolsChoice, Tag("[allowed_tools]")],
+    Discriminator(choice_tag),
+    supported_types("function", "allowed_tools", advice=FUNCTIONS_ONLY, allows_text=True),
+]
+
+
+def callable_choice(tools: Sequence[Tool], hosted: Sequence[str], choice: ToolChoice | None) -> ToolChoice | None:
+    """Return a choice without hosted tools. Raises `ApiError` if it requires a call of one.
+
+    tools: the functions of the request. hosted: the types of its other tools.
+    """
+    if not isinstance(choice, AllowedToolsChoice):
+        if choice == "required":
+            check_callable(bool(tools), hosted, "tool_choice")
+        return choice
+    allowed = choice.allowed_tools
+    functions = [tool for tool in allowed.tools if isinstance(tool, NamedTool)]
+    if allowed.mode == "required":
+        check_callable(bool(functions), hosted_types(allowed.tools), "tool_choice")
+    if not functions:
+        return "none"
+    return choice.model_copy(update={"allowed_tools": allowed.model_copy(update={"tools": functions})})
 
 
 def tool_use(tools: Sequence[Tool], choice: ToolChoice | None, *, parallel: bool | None) -> ToolUse | None:
@@ -87,7 +145,8 @@ def tool_use(tools: Sequence[Tool], choice: ToolChoice | None, *, parallel: bool
     parallel: as in `ToolUse`.
     """
     if isinstance(choice, AllowedToolsChoice):
-        names = {reference.function.name for reference in choice.allowed_tools.tools}
+        references = choice.allowed_tools.tools
+        names = {reference.function.name for reference in references if isinstance(reference, NamedTool)}
         for name in names:
             _check_name(name, tools)
         tools = [tool for tool in tools if tool.name in names]

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from starlette.requests import HTTPConnection
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
 from app.admission.tenants import Tenant
 from app.http.security import authenticate
+from app.observe.request_log import REQUEST_ID, client_request_id
+from app.protocols.hosted_tools import IGNORED_TOOLS_HEADER, listed
 from app.service import Service
+
+log = logging.getLogger("carousel.requests")
 
 MAX_INLINE_ITEMS = 4096  # of an answer that is encoded on the event loop
 
@@ -29,6 +35,20 @@ def get_service(connection: HTTPConnection) -> Service:
     """Return the service of the application."""
     service: Service = connection.app.state.service
     return service
+
+
+def with_ignored_tools(request: Request, response: Response, types: Sequence[str]) -> Response:
+    """Return a response that names the tools of its request that this server does not run, and log them."""
+    if types:
+        response.headers[IGNORED_TOOLS_HEADER] = listed(types)
+        # The ID under which the access log has the request.
+        own_id = response.headers.get("X-Request-Id") or request.scope[REQUEST_ID]
+        request_id = client_request_id(request.scope["headers"]) or own_id
+        fields = {"request_id": request_id, "ignored_tools": listed(types)}
+        log.info(
+            "request %s offers tools that this server does not run: %s", *fields.values(), extra={"fields": fields}
+        )
+    return response
 
 
 def parse_stream_id(name: str) -> str:

@@ -8,7 +8,7 @@ from starlette.responses import JSONResponse, Response
 from app.http.disconnect import run_unless_disconnected
 from app.http.security import read_json_body
 from app.protocols.anthropic import CountTokensRequest, MessagesRequest
-from app.routes import authenticate_request, get_service
+from app.routes import authenticate_request, get_service, with_ignored_tools
 from app.routes.text import answer
 
 
@@ -25,4 +25,5 @@ async def count_tokens(request: Request) -> Response:
     service.check_model(parsed.model)
     text = await service.prompts.render(parsed.prompt)
     work = service.prompts.tokenize(text, add_special_tokens=False, param="messages")
-    return JSONResponse({"input_tokens": len(await run_unless_disconnected(request.receive, work))})
+    response = JSONResponse({"input_tokens": len(await run_unless_disconnected(request.receive, work))})
+    return with_ignored_tools(request, response, parsed.ignored_tools)

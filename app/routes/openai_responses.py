@@ -17,7 +17,7 @@ from app.http.security import read_json_body
 from app.http.sse import HEADERS
 from app.protocols.responses import PARAMETER_NAMES, InputTokensRequest, ResponsesRequest
 from app.protocols.responses_encoder import ResponsesEncoder
-from app.routes import authenticate_request, get_service, parse_stream_id
+from app.routes import authenticate_request, get_service, parse_stream_id, with_ignored_tools
 from app.routes.responses import stream, stream_headers
 from app.routes.text import answer, expects_status
 from app.streams.stream_log import CursorError
@@ -75,7 +75,8 @@ async def count_input_tokens(request: Request) -> Response:
     ids = await run_unless_disconnected(
         request.receive, service.prompts.tokenize(text, add_special_tokens=False, param="input")
     )
-    return JSONResponse({"object": "response.input_tokens", "input_tokens": len(ids)})
+    response = JSONResponse({"object": "response.input_tokens", "input_tokens": len(ids)})
+    return with_ignored_tools(request, response, parsed.ignored_tools)
 
 
 async def refuse_websocket(socket: WebSocket) -> NoReturn:

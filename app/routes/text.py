@@ -19,7 +19,7 @@ from app.observe.request_log import client_request_id
 from app.protocols.chat import ChatRequest
 from app.protocols.common import TextRequest
 from app.protocols.completions import CompletionRequest
-from app.routes import authenticate_request, get_service
+from app.routes import authenticate_request, get_service, with_ignored_tools
 from app.routes.responses import respond_whole, stream
 from app.streams.timeline import IntakeTimeline
 
@@ -58,7 +58,7 @@ async def answer(request: Request, schema: type[TextRequest]) -> Response:
     response = await _respond(request, generation, is_streamed=bool(parsed.stream))
     if was_repeated:
         response.headers["Idempotent-Replayed"] = "true"
-    return response
+    return with_ignored_tools(request, response, parsed.ignored_tools)
 
 
 async def _respond(request: Request, generation: Generation | PromptBatch, *, is_streamed: bool) -> Response:

@@ -117,12 +117,7 @@ def test_a_last_message_of_the_assistant_is_continued(client, model):
         ({"model": "claude-nine"}, anthropic.NotFoundError, "does not exist"),
         ({"messages": []}, anthropic.BadRequestError, "messages"),
         ({"max_tokens": 0}, anthropic.BadRequestError, "max_tokens"),
-        ({"mcp_servers": [{"type": "url"}]}, anthropic.BadRequestError, "mcp_servers"),
-        (
-            {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
-            anthropic.BadRequestError,
-            "tools",
-        ),
+        ({"tools": [{"type": "x", "name": "f", "input_schema": {}}]}, anthropic.BadRequestError, "tools"),
         ({"tool_choice": {"type": "tool", "name": "x"}}, anthropic.BadRequestError, "tool_choice.name"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},

@@ -144,7 +144,7 @@ def test_the_response_has_the_service_tier(client, model):
         ({"logit_bias": {"x": 1}}, openai.BadRequestError, "logit_bias"),
         ({"top_logprobs": 2}, openai.BadRequestError, "top_logprobs"),
         ({"stream_options": {"include_usage": True}}, openai.BadRequestError, "stream_options"),
-        ({"tools": [{"type": "web_search"}]}, openai.BadRequestError, "tools"),
+        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, openai.BadRequestError, "tools"),
         ({"tool_choice": "required"}, openai.BadRequestError, "tool_choice"),
         ({"response_format": {"type": "json_schema"}}, openai.BadRequestError, "response_format"),
         ({"extra_body": {"min_tokens": 9, "max_tokens": 3}}, openai.BadRequestError, "min_tokens"),

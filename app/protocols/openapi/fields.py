@@ -53,7 +53,7 @@ FIELD_TEXTS: Mapping[str, str] = MappingProxyType(
         "skip_special_tokens": "Leave special tokens out of the text. Default: true.",
         "include_stop_str_in_output": "Keep the stop text at the end of the answer. Default: false.",
         # Tools
-        "tools": "Functions that the model may call. The client runs them.",
+        "tools": "Functions that the model may call. The client runs them. Hosted tools are left out.",
         "tool_choice": "Whether the answer may or must call a tool, and which one.",
         "parallel_tool_calls": "Allow several calls in one answer. Default: true.",
         "max_tool_calls": "Limit of built-in tools, of which there are none.",
@@ -79,7 +79,7 @@ FIELD_TEXTS: Mapping[str, str] = MappingProxyType(
         "modalities": 'Only `["text"]` is supported.',
         "suffix": "Only an empty text is supported.",
         "thread": "Not supported: clients send the whole conversation after the error `thread_unsupported_request`.",
-        "mcp_servers": "Only an empty list is supported.",
+        "mcp_servers": "Left out, as hosted tools are.",
         "prediction": "Accepted; without effect on the answer.",
         "user": "Accepted; without effect on the answer.",
         "metadata": "Accepted; without effect on the answer.",

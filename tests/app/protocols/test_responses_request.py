@@ -17,7 +17,6 @@ WEATHER = {"type": "function", "name": "weather", "description": "d", "parameter
 CLOCK = {"type": "function", "name": "clock", "parameters": None, "strict": None}
 
 AGENTS = {"type": "namespace", "name": "agents", "description": "Other agents.", "tools": [CLOCK, WEATHER]}
-OFFLINE_SEARCH = {"type": "web_search", "external_web_access": False}
 
 
 def requested(given="hi", **fields) -> GenerationRequest:
@@ -132,7 +131,8 @@ def refusal(given="hi", **fields) -> ApiError:
         ([{**USER, "content": [{"type": "input_image"}]}], "input[0].content[0]", "'input_image' is not supported"),
         ([{**USER, "content": [{"type": "input_file"}]}], "input[0].content[0]", "'input_file' is not supported"),
         ([{**USER, "content": [{"text": "a"}]}], "input[0].content[0]", "an object with a type"),
-        ([USER, {"type": "web_search_call"}], "input[1]", "'web_search_call' is not supported"),
+        ([USER, {"type": "custom_tool_call"}], "input[1]", "'custom_tool_call' is not supported"),
+        ([USER, {"type": "local_shell_call"}], "input[1]", "'local_shell_call' is not supported"),
         ([{"type": "item_reference", "id": "x"}], "input[0]", "send the item itself"),
         ([{"id": "x"}], "input[0]", "send the item itself"),
         ([{"type": ["message"]}], "input[0]", "an object with a type"),
@@ -164,14 +164,12 @@ def test_a_wrong_item_is_refused_by_its_path(items: list, param: str, message: s
         ({"background": True}, "background", "X-Carousel-Resume"),
         ({"context_management": [{"type": "compaction"}]}, "context_management", "send a shorter input"),
         ({"moderation": {"model": "m"}}, "moderation", "unsupported"),
-        ({"tools": [{"type": "file_search"}]}, "tools[0]", "'file_search' is not supported, only function"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0]", "'web_search' is not supported with access to the web"),
-        ({"tools": [{**OFFLINE_SEARCH, "external_web_access": True}]}, "tools[0]", "with access to the web"),
+        ({"tools": [{"type": "custom"}]}, "tools[0]", "'custom' is not supported, only function"),
+        ({"tools": [{**CLOCK, "type": "functoin"}]}, "tools[0]", "'functoin' is not supported, only function"),
         ({"tools": [{**AGENTS, "tools": []}]}, "tools[0].tools", "at least 1 item"),
         ({"tools": [{**AGENTS, "tools": [{"type": "custom"}]}]}, "tools[0].tools[0]", "'custom' is not supported"),
         ({"tools": [WEATHER, AGENTS, AGENTS]}, "tools[2].tools[0].name", "'agents__clock' too"),
         ({"tools": [{**AGENTS, "name": "n" * 125}]}, "tools[0].tools[0].name", "more than 128 characters"),
-        ({"tools": [WEATHER, {"type": "mcp", "server_label": "x"}]}, "tools[1]", "'mcp' is not supported"),
         ({"tools": [WEATHER | {"name": "a b"}]}, "tools[0].name", "pattern"),
         ({"tools": [WEATHER | {"async": True}]}, "tools[0].async", "only false"),
         ({"tools": [WEATHER, WEATHER]}, "tools[1].name", "'weather' too"),
@@ -198,7 +196,7 @@ def test_a_wrong_item_is_refused_by_its_path(items: list, param: str, message: s
         ),
         ({"reasoning": {"context": "all_turns"}}, "reasoning.context", 'only "auto"'),
         ({"reasoning": {"mode": "pro"}}, "reasoning.mode", 'only "standard"'),
-        ({"include": ["file_search_call.results"]}, "include[0]", "message.output_text.logprobs"),
+        ({"include": ["all"]}, "include[0]", "message.output_text.logprobs"),
         ({"stream": True, "stream_options": {"include_usage": True}}, "stream_options.include_usage", "unsupported"),
         (
             {"stream": True, "stream_options": {"include_obfuscation": True}},
@@ -264,15 +262,12 @@ def test_tools_and_their_choice_reach_the_prompt(choice, parallel: bool | None, 
 
 
 def test_the_functions_of_a_namespace_have_its_name():
-    """Templates and tool formats know no namespaces. A search without access to the web finds nothing here."""
-    request = requested(
-        tools=[CLOCK, AGENTS, OFFLINE_SEARCH], tool_choice={"type": "function", "name": "agents__clock"}
-    )
+    """Templates and tool formats know no namespaces."""
+    request = requested(tools=[CLOCK, AGENTS], tool_choice={"type": "function", "name": "agents__clock"})
     use = request.prompt.tools
     assert [tool.name for tool in use.tools] == ["clock", "agents__clock", "agents__weather"]
     assert [tool.description for tool in use.tools] == ["", "Other agents.", "Other agents.\n\nd"]
     assert use.tools[2].strict and use.name == "agents__clock"
-    assert requested(tools=[OFFLINE_SEARCH]).prompt.tools is None
     found = turns(call("a", namespace="agents"), {**output("a"), "namespace": "agents", "name": "f"})
     assert found[0]["tool_calls"][0]["function"]["name"] == "agents__f"
 

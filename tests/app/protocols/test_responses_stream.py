@@ -210,7 +210,8 @@ def test_choices_and_formats_are_repeated_as_the_library_reads_them():
     """Each variant of the fields that have several types is valid."""
     form = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}
     allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "weather"}]}
-    for choice in ("none", {"type": "function", "name": "weather"}, allowed):
+    hosted = {**allowed, "tools": [*allowed["tools"], {"type": "web_search_preview"}]}
+    for choice in ("none", {"type": "function", "name": "weather"}, allowed, hosted):
         fields = {"tools": [WEATHER], "tool_choice": choice, "text": {"format": form}, "reasoning": {"effort": "low"}}
         response = Response.model_validate(encoder(**fields).body(filled(STARTED, *STOPPED), 1), strict=True)
         repeated = response.tool_choice if isinstance(choice, str) else response.tool_choice.to_dict()

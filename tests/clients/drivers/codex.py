@@ -5,10 +5,8 @@ from __future__ import annotations
 import common
 from agent import HOME, SECRET_FILE, Agent
 
-# Without an entry for it, Codex offers a web search of OpenAI's server, which is refused.
 CONFIG = f"""
 model_provider = "carousel"
-web_search = "disabled"
 check_for_update_on_startup = false
 
 [model_providers.carousel]
