@@ -73,11 +73,13 @@ class AnswerOptions:
     """Options of an answer beside its usage reports.
 
     best: number of choices to return, those with the highest mean log-probability; None: all. shows_logprobs: whether
-    log-probabilities were requested, rather than only needed for `best`.
+    log-probabilities were requested, rather than only needed for `best`. denies_store: the client asked for the answer
+    to be stored, and the answer says that it is not.
     """
 
     best: int | None = None
     shows_logprobs: bool = True
+    denies_store: bool = False
 
 
 @dataclass(frozen=True)
@@ -251,7 +253,7 @@ class OpenAIEncoder(ABC):
         )
 
     def _fields(self, log: StreamLog, kind: str) -> dict[str, Any]:
-        return {
+        fields = {
             "id": f"{self.prefix}{log.id}",
             "object": kind,
             "created": int(log.created),
@@ -259,6 +261,7 @@ class OpenAIEncoder(ABC):
             "service_tier": self._head.tier,
             "system_fingerprint": self._head.fingerprint,
         }
+        return fields | {"store": False} if self._options.denies_store else fields
 
 
 def failure_error(failure: Failure) -> ApiError:

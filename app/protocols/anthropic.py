@@ -18,7 +18,7 @@ from app.protocols.anthropic_messages import (
     refused,
     turns,
 )
-from app.protocols.common import TextRequest, reasoning_variables
+from app.protocols.common import TextRequest, template_variables
 from app.protocols.hosted_tools import (
     HOSTED_TAG,
     HostedTool,
@@ -147,7 +147,7 @@ class CountTokensRequest(TextRequest):
         """Return the conversation for the chat template. A last message of the assistant is continued."""
         converted = turns(self.messages, self.system)
         effort = self.output_config.effort if self.output_config is not None else None
-        variables = reasoning_variables(effort)
+        variables = template_variables(effort)
         if self.thinking is not None:
             is_on = self.thinking.type != "disabled"
             variables |= {"enable_thinking": is_on, "thinking": is_on}

@@ -10,7 +10,7 @@ from pydantic import Field
 from app.errors import ApiError
 from app.generation.request import ChatPrompt, GenerationRequest
 from app.protocols.answers import ChoiceText, OpenAIEncoder, logprob_entries, prompt_logprobs
-from app.protocols.common import SamplingFields, reasoning_variables
+from app.protocols.common import SamplingFields, Verbosity, template_variables
 from app.protocols.hosted_tools import hosted_types
 from app.protocols.messages import MAX_MESSAGES, Message, check_messages, turns
 from app.protocols.schema import EmptyList, Unsupported, max_fields, only_value
@@ -44,7 +44,7 @@ class ChatRequest(SamplingFields):
     prediction: Annotated[dict[str, Any], max_fields(64)] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     thinking_token_budget: int | None = Field(None, ge=0, lt=2**31)
-    verbosity: Unsupported = None
+    verbosity: Verbosity | None = None
     web_search_options: Unsupported = None
 
     def check(self) -> None:
@@ -92,7 +92,7 @@ class ChatRequest(SamplingFields):
         return ChatPrompt(
             turns=turns(self.messages),
             tools=self.tool_use(),
-            variables=reasoning_variables(self.reasoning_effort) | (self.chat_template_kwargs or {}),
+            variables=template_variables(self.reasoning_effort, self.verbosity) | (self.chat_template_kwargs or {}),
             add_generation_prompt=self.add_generation_prompt is not False,
             continue_final_message=bool(self.continue_final_message),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -73,13 +74,13 @@ class SamplingFields(TextRequest):
     service_tier: Literal["auto", "default", "flex", "priority", "scale"] | None = None
     priority: int | None = Field(None, ge=-(2**31), lt=2**31)
     deadline_ms: DeadlineMs | None = None
-    # Accepted without effect: they identify the caller or its records and change no answer.
+    # Accepted without effect: they identify the caller or its records and change no text.
     user: str | None = None
     metadata: Metadata | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
-    store: FalseOnly | None = None
+    store: bool | None = None  # nothing is stored, which the answer states
 
     def check(self) -> None:
         """Check values that are wrong in combination. Raises `ApiError`."""
@@ -160,7 +161,7 @@ class SamplingFields(TextRequest):
         def encoder_for(head: AnswerHead) -> Encoder:
             prompt_tokens = head.prompt_tokens if reports.continuous_usage_stats else None
             usage = UsageReports(bool(reports.include_usage), prompt_tokens)
-            return encoder(head, usage, options or AnswerOptions())
+            return encoder(head, usage, replace(options or AnswerOptions(), denies_store=bool(self.store)))
 
         return GenerationRequest(
             prompt=prompt,
@@ -195,11 +196,19 @@ SAMPLING_NAMES = tuple(
 )
 
 
-def reasoning_variables(effort: str | None) -> dict[str, Any]:
-    """Return the template variables for a reasoning effort: `none` turns reasoning off where the template can."""
+Verbosity = Literal["low", "medium", "high"]
+
+
+def template_variables(effort: str | None, verbosity: Verbosity | None = None) -> dict[str, Any]:
+    """Return the template variables for a reasoning effort, of which `none` turns reasoning off where the template can,
+    and for the verbosity of the answer.
+    """
+    variables: dict[str, Any] = {} if verbosity is None else {"verbosity": verbosity}
     if effort is None:
-        return {}
-    return {"enable_thinking": False, "thinking": False} if effort == "none" else {"reasoning_effort": effort}
+        return variables
+    return variables | (
+        {"enable_thinking": False, "thinking": False} if effort == "none" else {"reasoning_effort": effort}
+    )
 
 
 def _bias(bias: dict[str, float]) -> dict[int, float]:

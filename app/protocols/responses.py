@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from app.errors import ApiError
 from app.generation.request import AnswerHead, ChatPrompt, GenerationRequest, effective_defaults
 from app.protocols.answers import AnswerOptions, UsageReports
-from app.protocols.common import SamplingFields, StreamOptions, reasoning_variables
+from app.protocols.common import SamplingFields, StreamOptions, Verbosity, template_variables
 from app.protocols.hosted_tools import hosted_types
 from app.protocols.responses_encoder import ResponsesEncoder
 from app.protocols.responses_input import MAX_ITEMS, InputItem, Message, check_newest_message, count_parts, turns
@@ -83,7 +83,7 @@ class TextConfig(Strict):
     """`text` of a request."""
 
     format: Format | None = None
-    verbosity: Annotated[Literal["low", "medium", "high"], only_value("medium")] | None = None
+    verbosity: Verbosity | None = None
 
     @property
     def content_format(self) -> ContentFormat | None:
@@ -98,7 +98,7 @@ class TextConfig(Strict):
     def view(self) -> dict[str, Any]:
         """Return the field as a response repeats it."""
         form = {"type": "text"} if self.format is None else self.format.model_dump(by_alias=True)
-        return {"format": form, "verbosity": "medium"}
+        return {"format": form, "verbosity": self.verbosity or "medium"}
 
 
 Summary = Literal["auto", "concise", "detailed"]
@@ -171,7 +171,8 @@ class PromptFields(Strict):
         """Return the conversation for the chat template. Raises `ApiError` for calls and tools that do not match."""
         items = [Message(role="user", content=self.input)] if isinstance(self.input, str) else self.input
         tools = tool_use(self.tools or [], self.tool_choice or "auto", self.parallel_tool_calls)
-        variables = reasoning_variables(self.reasoning.effort if self.reasoning else None)
+        verbosity = self.text.verbosity if self.text else None
+        variables = template_variables(self.reasoning.effort if self.reasoning else None, verbosity)
         return ChatPrompt(turns=turns(items, self.instructions), tools=tools, variables=variables or None)
 
     def repeated_fields(self) -> dict[str, Any]:

@@ -61,6 +61,7 @@ FIELD_TEXTS: Mapping[str, str] = MappingProxyType(
         "reasoning": "Reasoning effort.",
         "reasoning_effort": "Reasoning effort for the chat template; `none` turns reasoning off where it can.",
         "thinking": "Reasoning: enabled with a budget of tokens, adaptive, or disabled.",
+        "verbosity": "Length of the answer, for chat templates with this variable.",
         "thinking_token_budget": "Limit of the tokens of reasoning.",
         "chat_template_kwargs": "Further variables of the chat template.",
         "add_generation_prompt": "Render the beginning of an answer after the messages. Default: true.",
@@ -73,7 +74,7 @@ FIELD_TEXTS: Mapping[str, str] = MappingProxyType(
         "add_special_tokens": "Add the special tokens of the tokenizer. Default: true.",
         "tokens": "Token ids.",
         # Accepted only with the standard value, or without effect
-        "store": "Responses are not stored. Chat and text completions accept only false.",
+        "store": "Nothing is stored. An answer to `true` has `store: false`.",
         "background": "Only false is supported.",
         "functions": "Only an empty list is supported; use `tools`.",
         "modalities": 'Only `["text"]` is supported.',

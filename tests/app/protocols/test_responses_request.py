@@ -6,7 +6,8 @@ import pytest
 
 from app.errors import ApiError
 from app.generation.request import GenerationRequest
-from app.protocols.common import reasoning_variables
+from app.protocols.chat import ChatRequest
+from app.protocols.common import template_variables
 from app.protocols.responses import ResponsesRequest
 from app.protocols.schema import validate
 from app.text.content_format import ContentFormat
@@ -185,7 +186,7 @@ def test_a_wrong_item_is_refused_by_its_path(items: list, param: str, message: s
             "tool_choice.tools[0].name",
             "no tool in tools has the name 'x'",
         ),
-        ({"text": {"verbosity": "low"}}, "text.verbosity", 'only "medium"'),
+        ({"text": {"verbosity": "huge"}}, "text.verbosity", "'low', 'medium' or 'high'"),
         ({"text": {"format": {"type": "grammar"}}}, "text.format", "'grammar' is not supported"),
         ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema", "required"),
         ({"text": {"format": {"type": "text", "schema": {}}}}, "text.format.schema", "unsupported parameter"),
@@ -232,7 +233,7 @@ def test_fields_that_change_no_answer_are_accepted():
         "max_tool_calls": 3,
         "truncation": "disabled",
         "reasoning": {"summary": "auto", "generate_summary": "concise", "context": "auto", "mode": "standard"},
-        "text": {"format": {"type": "text"}, "verbosity": "medium"},
+        "text": {"format": {"type": "text"}, "verbosity": None},
         "tools": [],
         "tool_choice": "auto",
         "parallel_tool_calls": True,
@@ -306,7 +307,20 @@ def test_the_effort_is_a_variable_of_the_template():
         "enable_thinking": False,
         "thinking": False,
     }
-    assert reasoning_variables(None) == {}
+    assert template_variables(None) == {}
+
+
+@pytest.mark.parametrize("verbosity", ["low", "medium", "high"])
+def test_the_verbosity_is_a_variable_of_the_template(verbosity: str):
+    """Templates without it ignore it, as they do the effort; the response repeats it."""
+    request = validate(ResponsesRequest, {"input": "hi", "text": {"verbosity": verbosity}})
+    assert request.chat_prompt.variables == {"verbosity": verbosity}
+    assert request.repeated_fields()["text"]["verbosity"] == verbosity
+    chat = {"messages": [USER], "verbosity": verbosity, "reasoning_effort": "low"}
+    variables = {"verbosity": verbosity, "reasoning_effort": "low"}
+    assert validate(ChatRequest, chat).prompt.variables == variables
+    own = validate(ChatRequest, {**chat, "chat_template_kwargs": {"verbosity": "x"}})
+    assert own.prompt.variables == variables | {"verbosity": "x"}
 
 
 def test_reasoning_can_be_limited():

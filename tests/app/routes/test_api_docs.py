@@ -132,7 +132,6 @@ def test_examples_are_valid(described, path: str, name: str):
 @pytest.mark.parametrize(
     ("schema", "name", "accepted", "refused"),
     [
-        ("CompletionRequest", "store", False, True),
         ("CompletionRequest", "suffix", "", "x"),
         ("ChatRequest", "functions", [], [1]),
         ("ChatRequest", "modalities", ["text"], ["audio"]),

@@ -285,7 +285,14 @@ def test_a_host_must_be_a_name_of_the_server(
 
 
 OTHER = "https://chat.example"
-PREFLIGHT = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
+# Headers of OpenAI's and Anthropic's libraries in a browser, and this server's own.
+SENT_HEADERS = (
+    "anthropic-beta,anthropic-dangerous-direct-browser-access,anthropic-version,authorization,content-type,"
+    "idempotency-key,openai-organization,openai-project,x-api-key,x-carousel-resume,x-request-id,x-stainless-arch,"
+    "x-stainless-helper-method,x-stainless-lang,x-stainless-os,x-stainless-package-version,x-stainless-retry-count,"
+    "x-stainless-runtime,x-stainless-runtime-version,x-stainless-timeout"
+)
+PREFLIGHT = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": SENT_HEADERS}
 
 
 @pytest.mark.parametrize("allowed", [(OTHER,), ("*",), ("http://localhost:3000", OTHER)])
@@ -293,13 +300,15 @@ def test_pages_of_an_allowed_origin_may_read_responses(allowed: tuple[str, ...])
     """Preflight requests are answered, and errors have the header too."""
     with make(allowed_origins=allowed) as client:
         ready(client)
-        first = client.options(CHAT, headers={"Origin": OTHER, **PREFLIGHT})
-        assert first.status_code == 200 and first.headers["Access-Control-Allow-Origin"] in (OTHER, "*")
-        assert first.headers["Access-Control-Allow-Headers"] == PREFLIGHT["Access-Control-Request-Headers"]
+        for path in (CHAT, "/v1/responses", "/v1/messages", "/v1/models"):
+            first = client.options(path, headers={"Origin": OTHER, **PREFLIGHT})
+            assert first.status_code == 200 and first.headers["Access-Control-Allow-Origin"] in (OTHER, "*")
+            assert first.headers["Access-Control-Allow-Headers"] == SENT_HEADERS
         for body, status in ((BODY, 200), (BODY | {"stream": True}, 200), (BODY | {"n": 0}, 400)):
             answer = client.post(CHAT, json=body, headers={"Origin": OTHER})
             assert (answer.status_code, answer.headers["Access-Control-Allow-Origin"] in (OTHER, "*")) == (status, True)
             assert "Access-Control-Allow-Credentials" not in answer.headers
+            assert "X-Carousel-Ignored-Tools" in answer.headers["Access-Control-Expose-Headers"]
 
 
 DENIED = ["websocket.http.response.start", "websocket.http.response.body"]
@@ -384,13 +393,15 @@ def test_an_unknown_model_is_reported_before_an_unknown_parameter(http, path: st
         assert (answer.status_code, "gpt-nine" in answer.text) == (404, True), answer.text
 
 
-@pytest.mark.parametrize("name", ["store"])
-def test_unsupported_features_are_refused_as_unsupported(http, name: str):
-    """The code differs from that of an invalid value, and false is accepted."""
-    body = {"prompt": "a", "max_tokens": 1}
-    error = http.post("/v1/completions", json={**body, name: True}).json()["error"]
-    assert (error["code"], error["param"]) == ("unsupported_parameter", name)
-    assert http.post("/v1/completions", json={**body, name: False}).status_code == 200
+@pytest.mark.parametrize(("path", "body"), [(CHAT, BODY), ("/v1/completions", {"prompt": "a", "max_tokens": 1})])
+def test_an_answer_that_should_be_stored_states_that_it_is_not(http, path: str, body: dict):
+    """Whole answers and all chunks have the field; others do not."""
+    assert http.post(path, json={**body, "store": True}).json()["store"] is False
+    for fields in ({}, {"store": False}):
+        assert "store" not in http.post(path, json=body | fields).json()
+    stream = http.post(path, json={**body, "store": True, "stream": True}).text
+    chunks = [json.loads(line[6:]) for line in stream.splitlines() if line.startswith("data: {")]
+    assert chunks and all(chunk["store"] is False for chunk in chunks)
 
 
 @pytest.mark.parametrize(
