@@ -52,6 +52,15 @@ def with_names(error: RequestRefused, names: Mapping[str, str]) -> ApiError:
     return ApiError(400, message, param=names.get(error.param or "", error.param), code=error.code)
 
 
+def constraint_param(request: GenerationRequest) -> str:
+    """Return the parameter that constrains an answer: its format, or its tools if there is none or a call is required,
+    which has no format.
+    """
+    tools = request.prompt.tools if isinstance(request.prompt, ChatPrompt) else None
+    is_call = tools is not None and tools.choice == "required"
+    return "tools" if request.content_format is None or is_call else request.content_format.param
+
+
 def _text_size(value: Any) -> int:
     """Return the number of characters in all texts of a JSON value."""
     if isinstance(value, str):
@@ -186,7 +195,7 @@ class Prompts:
             assert form is not None
             raise ApiError(400, f"{form.param}: {error}", param=form.param, code="invalid_value") from None
         if grammar is not None and request.ignore_eos:
-            name = form.param if form is not None else "tools"
+            name = constraint_param(request)
             raise ApiError(400, f"ignore_eos cannot be combined with {name}", param="ignore_eos", code="invalid_value")
         return grammar
 

@@ -32,7 +32,7 @@ from app.observe.energy import Energy
 from app.observe.live_feed import LiveFeed
 from app.observe.metrics import Metrics
 from app.options import check_keys
-from app.prompts import PreparedPrompt, Prompts, with_names
+from app.prompts import PreparedPrompt, Prompts, constraint_param, with_names
 from app.settings import Settings, SettingsError
 from app.streams.stream_log import StreamLog
 from app.streams.timeline import IntakeTimeline
@@ -199,8 +199,8 @@ class Service:
     ) -> None:
         """Compile a request's grammar, and give the engine the vocabulary that constraints need. Raises `ApiError`."""
         if prompt.grammar is not None:
-            began, form = time.monotonic(), request.content_format
-            await self.grammars.check(prompt.grammar, tenant.id, form.param if form is not None else "tools")
+            began = time.monotonic()
+            await self.grammars.check(prompt.grammar, tenant.id, constraint_param(request))
             intake.record_wait(began, time.monotonic(), WaitReason.GRAMMAR)
         if prompt.grammar is not None or prompt.reasoning_limit is not None:
             self.client.use_vocabulary(await self.grammars.vocabulary())
@@ -219,7 +219,10 @@ class Service:
             self.client.check(queued)  # before anything is created from its tokens
         except RequestRefused as error:
             self.metrics.count_refusal(tenant, service_class, error.code)
-            raise with_names(error, request.parameter_names) from None
+            names = request.parameter_names
+            if request.max_tokens is None:  # a limit that the client has not set
+                names = {**names, "max_tokens": "the greatest length of the answer"}
+            raise with_names(error, names) from None
         except EngineUnavailable:
             raise ApiError(503, ENGINE_UNAVAILABLE, code="engine_unavailable", headers={"Retry-After": "2"}) from None
         tier, limit = TIER_OF_CLASS[service_class], queued.sampling.max_tokens

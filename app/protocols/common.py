@@ -41,8 +41,11 @@ class TextRequest(Strict):
         """Return the types of the request's tools that this server does not run."""
         return ()
 
-    def generation_requests(self, resume_seconds: float = 0.0) -> list[GenerationRequest]:
-        """Return the request of each prompt. Raises `ApiError` for several prompts that should be resumable."""
+    def generation_requests(self, resume_seconds: float = 0.0, resume_header: str = "") -> list[GenerationRequest]:
+        """Return the request of each prompt. Raises `ApiError` for several prompts that should be resumable.
+
+        resume_header: name of the header that asks for that, for the error.
+        """
         return [self.generation_request(resume_seconds)]
 
 

@@ -71,8 +71,11 @@ class CompletionRequest(SamplingFields):
             resume_seconds=resume_seconds,
         )
 
-    def generation_requests(self, resume_seconds: float = 0.0) -> list[GenerationRequest]:
-        """Return a request for each prompt. Raises `ApiError` for several prompts that should be resumable."""
+    def generation_requests(self, resume_seconds: float = 0.0, resume_header: str = "") -> list[GenerationRequest]:
+        """Return a request for each prompt. Raises `ApiError` for several prompts that should be resumable.
+
+        resume_header: name of the header that asks for that, for the error.
+        """
         prompts = self.prompts
         if len(prompts) > MAX_PROMPTS:
             raise ApiError(
@@ -84,9 +87,8 @@ class CompletionRequest(SamplingFields):
         if len(prompts) > 1 and resume_seconds:
             raise ApiError(
                 400,
-                f"X-Carousel-Resume and Idempotency-Key need a single prompt, got {len(prompts)}; send one request for "
-                "each",
-                param="X-Carousel-Resume",
+                f"{resume_header} needs a single prompt, got {len(prompts)}; send one request for each",
+                param=resume_header,
                 code="invalid_value",
             )
         if len(prompts) > 1 and self.best_of not in (None, self.n or 1):

@@ -166,6 +166,8 @@ def generation_request(
     requested = {name: getattr(response, name) for name in SAMPLING_NAMES}
     defaults = {name: getattr(session, name) for name in SAMPLING_NAMES}
     sampling = {name: defaults[name] if value is None else value for name, value in requested.items()}
+    limit = "response.max_output_tokens" if response.max_output_tokens else "session.max_output_tokens"
+    prompt = "response.input" if response.input is not None else "conversation"
     return GenerationRequest(
         prompt=ChatPrompt(turns=turns),
         sampling={name: value for name, value in sampling.items() if value is not None},
@@ -173,7 +175,7 @@ def generation_request(
         service_class=service_class,
         deadline_ms=response.deadline_ms,
         stream_id=stream_id,
-        parameter_names={"prompt": "conversation", "max_tokens": "response.max_output_tokens"},
+        parameter_names={"prompt": prompt, "max_tokens": limit},
     )
 
 

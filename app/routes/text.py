@@ -42,7 +42,9 @@ async def answer(request: Request, schema: type[TextRequest]) -> Response:
     intake.body_received(time.monotonic())
     parsed = await service.prompts.parse(schema, body, intake)
     key = _idempotency_key(request)
-    requests = parsed.generation_requests(max(_resume_seconds(request), RETRY_SECONDS if key else 0.0))
+    resume_seconds = _resume_seconds(request)
+    header = "X-Carousel-Resume" if resume_seconds else "Idempotency-Key"
+    requests = parsed.generation_requests(max(resume_seconds, RETRY_SECONDS if key else 0.0), header)
     generation: Generation | PromptBatch
     was_repeated = False
     if len(requests) > 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from itertools import compress, product
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError, TemplateSyntaxError, nodes
@@ -17,6 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 # a role with the roles of the turns before and after it. User first, because other probes have user turns.
 PROBE = "probe7f3a"
 PROBES = (("user", (), ()), ("system", (), ("user",)), ("assistant", ("user",), ("user",)))
+CALL = "assistant with calls"  # which templates often read in another place than other messages of this role
 
 
 class MessagesRefused(Exception):
@@ -54,12 +56,13 @@ class ChatTemplate:
         except (SyntaxError, RecursionError) as error:  # raised by Python, whose own nesting is limited
             raise InvalidTemplate(f"chat template: {error}") from None
         self._reads_arguments_as_text = False
-        self._reads_parts: frozenset[str] = frozenset()  # roles; empty while the probes are rendered
+        self._reads_parts: frozenset[str] = frozenset()  # roles and `CALL`; grows while the probes are rendered
         for role, before, after in PROBES:
             if self._loses_text(role, before, after):
                 self._reads_parts |= {role}
         self.reads_tools = self._reads_tools()
-        self._reads_arguments_as_text = self.reads_tools and self._loses_arguments()
+        if self.reads_tools:
+            self._probe_calls()
 
     def render(
         self,
@@ -119,7 +122,7 @@ class ChatTemplate:
         """Return a message with content and arguments of calls in the form that the template reads."""
         if self._reads_arguments_as_text and message.get("tool_calls"):
             message = {**message, "tool_calls": [_with_text_arguments(call) for call in message["tool_calls"]]}
-        if message.get("role") not in self._reads_parts:
+        if (CALL if message.get("tool_calls") else message.get("role")) not in self._reads_parts:
             return message
         return {**message, "content": [{"type": "text", "text": message["content"]}]}
 
@@ -132,36 +135,46 @@ class ChatTemplate:
             return False
         return PROBE in text
 
-    def _loses_arguments(self) -> bool:
-        """Return whether the template renders a call only if its arguments are text (as DeepSeek's)."""
-        function = {"name": "f", "arguments": {PROBE: 1}}
-        call = {"id": "a" * 9, "type": "function", "function": function}
+    def _probe_calls(self) -> None:
+        """Find the forms in which the template renders most of a call's text, arguments and result, plain forms first.
+
+        They are probed together, because a template may render one only if the others have their forms: DeepSeek's
+        reads arguments as text, others read results as lists of parts.
+        """
+        text, arguments, result = (f"{PROBE}{suffix}" for suffix in "abc")
+        call = {"id": "a" * 9, "type": "function", "function": {"name": "f", "arguments": {arguments: 1}}}
         turns: list[dict[str, Any]] = [
             {"role": "user", "content": "x"},
-            {"role": "assistant", "content": "", "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": "a" * 9, "name": "f", "content": "x"},
+            {"role": "assistant", "content": text, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "a" * 9, "name": "f", "content": result},
         ]
-        if self._writes_probe(turns):
-            return False
-        turns[1]["tool_calls"] = [_with_text_arguments(call)]
-        return self._writes_probe(turns)
+        plain, most, best = self._reads_parts, 0, (frozenset[str](), False)
+        for as_text, *in_parts in product((False, True), repeat=3):
+            roles = frozenset(compress((CALL, "tool"), in_parts))
+            self._reads_parts, self._reads_arguments_as_text = plain | roles, as_text
+            written = self._written(turns, (text, arguments, result))
+            if written > most:
+                most, best = written, (roles, as_text)
+        self._reads_parts, self._reads_arguments_as_text = plain | best[0], best[1]
 
     def _loses_text(self, role: str, before: tuple[str, ...], after: tuple[str, ...]) -> bool:
         """Return whether the template renders a text of `role` only if its content is a list of parts."""
         turns = [{"role": other, "content": "x"} for other in before]
         turns += [{"role": role, "content": PROBE}]
         turns += [{"role": other, "content": "x"} for other in after]
-        if self._writes_probe(turns):
+        if self._written(turns, (PROBE,)):
             return False
         turns[len(before)]["content"] = [{"type": "text", "text": PROBE}]  # type: ignore[assignment]
-        return self._writes_probe(turns)
+        return self._written(turns, (PROBE,)) > 0
 
-    def _writes_probe(self, turns: list[dict[str, Any]]) -> bool:
+    def _written(self, turns: list[dict[str, Any]], probes: Sequence[str]) -> int:
+        """Return how many of `probes` the template renders; 0 if it refuses the conversation."""
         try:
             text = self.render(turns).lower()
         except MessagesRefused:
-            return False
-        return PROBE in text and f"'text': '{PROBE}" not in text  # exclude the list itself, as Python prints it
+            return 0
+        # Exclude lists and objects themselves, as Python prints them.
+        return sum(probe in text and not any(f"{key}'{probe}" in text for key in ("'text': ", "{")) for probe in probes)
 
 
 def join_system_turns(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

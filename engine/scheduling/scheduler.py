@@ -42,9 +42,7 @@ NAN_MESSAGE = (
     "the model computed NaN for this request, so its answer ends here; either float16 is too narrow for this model "
     "(use --dtype bfloat16 or float32), or the checkpoint is damaged"
 )
-NO_TOKEN_MESSAGE = (
-    "the answer ends here, because its format or tools allow no further token together with min_tokens and logit_bias"
-)
+NO_TOKEN_MESSAGE = "the answer ends here, because its format or tools allow no further token"
 
 
 class Scheduler:
@@ -391,7 +389,11 @@ class Scheduler:
             self._fail(sequence, now, NAN_MESSAGE, "not_a_number")
         for sequence, _ in pairs:
             why = sequence.constraint.error if sequence.constraint is not None else ""
-            self._fail(sequence, now, why or NO_TOKEN_MESSAGE, "no_token_allowed")
+            sampling = sequence.request.sampling
+            sent = (("min_tokens", sampling.min_tokens), ("logit_bias", sampling.logit_bias))
+            together = " and ".join(name for name, value in sent if value)
+            message = f"{NO_TOKEN_MESSAGE} together with {together}" if together else NO_TOKEN_MESSAGE
+            self._fail(sequence, now, why or message, "no_token_allowed")
 
     def _fail(self, sequence: Sequence, now: float, message: str, code: str) -> None:
         """End a sequence with an error, unless it has ended."""

@@ -153,6 +153,21 @@ def test_a_format_or_tool_that_cannot_be_enforced_is_refused(server, fields: dic
     assert message in error["message"] and error["type"] == "invalid_request_error", error
 
 
+def test_an_answer_without_a_next_token_names_only_parameters_that_were_sent(server):
+    """A bias, which can contradict a format too, was not."""
+    error = chat(server, structured_outputs={"choice": ["ab"]}, min_tokens=50)["error"]
+    assert error["code"] == "no_token_allowed"
+    assert error["message"].endswith("no further token together with min_tokens"), error
+
+
+def test_a_tool_that_must_be_called_is_named_rather_than_an_unused_format(server):
+    """The answer is a call, which has no format."""
+    function = {"name": "f", "strict": True, "parameters": {"not": {}}}
+    tools = [{"type": "function", "function": function}]
+    error = chat(server, **FORMAT, tools=tools, tool_choice="required")["error"]
+    assert (error["param"], error["message"]) == ("tools", 'tools: unsupported keywords: ["not"]')
+
+
 def test_several_prompts_are_answered_as_each_alone(server):
     """Choice c of prompt p has the index p * n + c, streamed or whole."""
     prompts: list[Any] = ["Count from 1 to 5:", "Hello", [5, 6, 7]]

@@ -105,3 +105,19 @@ def test_only_answers_to_conversations_are_messages_of_their_own():
     """Text completions continue the prompt."""
     assert isinstance(completion().prompt, str) and completion().continues_prompt
     assert not chat().continues_prompt
+
+
+@pytest.mark.parametrize(
+    ("response", "session", "prompt", "limit"),
+    [
+        ({"max_output_tokens": 5}, {}, "conversation", "response.max_output_tokens"),
+        ({}, {"max_output_tokens": 5}, "conversation", "session.max_output_tokens"),
+        ({"max_output_tokens": 5}, {"max_output_tokens": 6}, "conversation", "response.max_output_tokens"),
+        ({"input": []}, {}, "response.input", "session.max_output_tokens"),
+    ],
+)
+def test_errors_of_a_realtime_response_name_the_fields_that_were_sent(response, session, prompt: str, limit: str):
+    """A limit may be the session's, and the prompt may be the response's own input."""
+    fields, defaults = validate(ResponseFields, response), validate(SessionFields, session)
+    names = generation_request(TURNS, fields, defaults, ServiceClass.INTERACTIVE, "s1").parameter_names
+    assert names == {"prompt": prompt, "max_tokens": limit}

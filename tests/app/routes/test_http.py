@@ -425,6 +425,27 @@ def test_empty_values_of_unsupported_parameters_are_accepted(http, empty: dict, 
     assert (error["code"], error["param"]) == ("unsupported_parameter", next(iter(unsupported)))
 
 
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses"])
+def test_an_error_names_no_limit_that_was_not_sent(http, path: str):
+    """The lower limit may exceed the room of the context instead of an upper one."""
+    prompt = {"/v1/responses": {"input": "a"}, "/v1/completions": {"prompt": "a"}}.get(path, {"messages": user("a")})
+    error = http.post(path, json={**prompt, "min_tokens": 10**6}).json()["error"]
+    assert error["param"] == "min_tokens" and "greatest length of the answer" in error["message"]
+    assert not re.search("max_[a-z_]*tokens", error["message"])
+    limit = {"/v1/responses": "max_output_tokens"}.get(path, "max_tokens")
+    error = http.post(path, json={**prompt, "min_tokens": 10**6, limit: 3}).json()["error"]
+    assert error["param"] == "min_tokens" and f"{limit} (3)" in error["message"]
+
+
+@pytest.mark.parametrize("headers", [{"Idempotency-Key": "k"}, {"X-Carousel-Resume": "5"}])
+def test_several_prompts_with_a_header_that_resumes_are_refused_by_that_header(http, headers: dict[str, str]):
+    """The error does not mention the other one."""
+    error = http.post("/v1/completions", json={"prompt": ["a", "b"]}, headers=headers).json()["error"]
+    [name] = headers
+    assert error["param"] == name and error["message"].startswith(f"{name} needs a single prompt")
+    assert not ({"X-Carousel-Resume", "Idempotency-Key"} - {name}) & set(error["message"].split())
+
+
 def test_a_stream_is_found_by_its_answer_s_id_too(http):
     """Timelines of requests can be found by it too."""
     answer = http.post(CHAT, json=BODY, headers={"X-Carousel-Resume": "30"}).json()

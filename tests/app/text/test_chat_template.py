@@ -119,6 +119,57 @@ def test_content_has_the_form_that_the_template_reads(content: str, text: str):
     assert template.render(turns if "system" in text else turns[1:]) == text
 
 
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"a": "b"}}}
+CALL_TURNS = [
+    {"role": "system", "content": "S"},
+    {"role": "user", "content": "U"},
+    {"role": "assistant", "content": "A", "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "c", "content": "T"},
+]
+CALLS = "{% for c in m.tool_calls or [] %}<{{ ARGUMENTS }}>{% endfor %}"
+FORMS = {
+    "text": "{{ m.content | trim }}",
+    "parts": PARTS,
+    "either": STRING_OR_PARTS,
+    "first": "{{ m.content[0].text }}",
+}
+ARGUMENT_FORMS = {
+    "object": "{{ c.function.arguments | tojson }}",
+    "items": '{% for k, v in c.function.arguments.items() %}{"{{ k }}": "{{ v }}"}{% endfor %}',
+    "text": "{{ '' + c.function.arguments }}",
+    "printed": "{{ c.function.arguments }}",
+}
+
+
+@pytest.mark.parametrize("arguments", ARGUMENT_FORMS)
+@pytest.mark.parametrize("tool", FORMS)
+@pytest.mark.parametrize("call", FORMS)
+@pytest.mark.parametrize("others", ["text", "parts"])
+def test_every_role_has_the_form_that_the_template_reads(others: str, call: str, tool: str, arguments: str):
+    """Results, messages with calls and all others are read as a text or as parts, and arguments in either form too."""
+    content = f"{{% if m.role == 'tool' %}}{FORMS[tool]}{{% elif m.tool_calls %}}{FORMS[call]}{{% else %}}"
+    content += FORMS[others] + "{% endif %}" + CALLS.replace("{{ ARGUMENTS }}", ARGUMENT_FORMS[arguments])
+    source = "{{ tools | tojson if tools }}{% for m in messages %}[{{ m.role }}]" + content + "{% endfor %}"
+    template = ChatTemplate(source, {})
+    text = template.render(CALL_TURNS)
+    expected = {"either": "({})"}
+    assistant, result = expected.get(call, "{}").format("A"), expected.get(tool, "{}").format("T")
+    assert text == f'[system]S[user]U[assistant]{assistant}<{{"a": "b"}}>[tool]{result}'
+
+
+def test_a_form_that_makes_the_template_fail_is_not_used():
+    """A template may refuse a text where it reads parts, and the text of a message with calls not at all."""
+    template = ChatTemplate(
+        "{{ tools | tojson }}{% for m in messages %}{% if m.role == 'tool' %}"
+        "{% if m.content is string %}{{ raise_exception('parts, please') }}{% endif %}"
+        + PARTS
+        + "{% elif m.tool_calls %}"
+        "{{ m.tool_calls[0].function.arguments | tojson }}{% else %}{{ m.content }}{% endif %}{% endfor %}",
+        {},
+    )
+    assert template.render(CALL_TURNS) == 'nullSU{"a": "b"}T'
+
+
 TURNS = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}[new]{% endif %}"
 )
