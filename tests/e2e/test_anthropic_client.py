@@ -74,6 +74,32 @@ def test_a_loop_with_a_tool(client, model, choice):
     assert end.content[0].type == "text"
 
 
+def test_the_tool_runner_of_the_library_runs_a_tool(client, model):
+    """It begins with a thread, and sends the whole conversation when that is refused."""
+    cities: list[str] = []
+
+    @anthropic.beta_tool
+    def get_weather(city: str) -> str:
+        """Get the weather of a city."""
+        cities.append(city)
+        return "Sunny, 25 C"
+
+    for stream in (False, True):
+        runner = client.beta.messages.tool_runner(
+            model=model,
+            messages=[{"role": "user", "content": "What is the weather in Rome?"}],
+            max_tokens=200,
+            max_iterations=2,
+            tools=[get_weather],
+            tool_choice={"type": "tool", "name": "get_weather", "disable_parallel_tool_use": True},
+            extra_body={"temperature": 0},
+            stream=stream,
+        )
+        answers = [answer.get_final_message() if stream else answer for answer in runner]
+        assert [answer.stop_reason for answer in answers] == ["tool_use", "tool_use"]
+    assert len(cities) == 4
+
+
 def test_a_json_format_is_enforced(client, model):
     """`output_config.format` is a schema."""
     schema = TOOL["input_schema"]
