@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from app.errors import ApiError
 from app.protocols.typed_objects import tag_of, type_of
@@ -49,13 +49,19 @@ class MediaPart(BaseModel):
 
     type: Annotated[str, Field(json_schema_extra={"enum": sorted(KINDS)})]
 
+    # Made during validation, which is in a thread if there are many.
+    _text: str = PrivateAttr("")
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Make the text that replaces it in history: the transcript of speech, else a placeholder."""
+        transcript = (self.model_extra or {}).get("transcript")
+        is_spoken = isinstance(transcript, str) and transcript
+        self._text = str(transcript) if is_spoken else placeholder(KINDS[self.type], self.model_extra)
+
     @property
     def text(self) -> str:
-        """Return the text that replaces it in history: the transcript of speech, else a placeholder."""
-        transcript = (self.model_extra or {}).get("transcript")
-        if isinstance(transcript, str) and transcript:
-            return transcript
-        return placeholder(KINDS[self.type], self.model_extra)
+        """Return the text that replaces it in history."""
+        return self._text
 
 
 def is_media(value: Any) -> bool:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, PrivateAttr, Tag
 
 from app.errors import ApiError
 from app.generation.request import Turns
@@ -106,6 +106,7 @@ class Message(Lenient):
     experimental_attachments: Any = None
     prefix: Any = None
     partial: Any = None
+    _media: list[str] = PrivateAttr(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -114,26 +115,25 @@ class Message(Lenient):
             content = self.refusal if isinstance(self.refusal, str) else ""
         else:
             content = self.content if isinstance(self.content, str) else joined_text(self.content)
-        return "\n".join(filter(None, (content, *(placeholder(kind, each) for _, kind, each in self.media))))
+        return "\n".join(filter(None, (content, *self._media))) if self._media else content
 
-    @property
-    def media(self) -> Iterator[tuple[str, str, Any]]:
-        """Yield field, kind and value of each medium beside the content."""
+    def model_post_init(self, context: Any, /) -> None:
+        """Make the texts that replace media beside the content. Validation is in a thread if there are many."""
         if self.model_fields_set.isdisjoint(MEDIA_FIELDS):
             return
         for field, kind in MEDIA_FIELDS.items():
             if value := getattr(self, field):
-                yield from ((field, kind, each) for each in (value if isinstance(value, list) else [value]))
+                values = value[: MAX_CONTENT_PARTS + 1] if isinstance(value, list) else [value]  # more are refused
+                self._media += [placeholder(kind, each) for each in values]
 
     @property
     def num_parts(self) -> int:
         """Return the number of content parts and media."""
-        parts = len(self.content) if isinstance(self.content, list) else 0
-        return parts + sum(1 for _ in self.media)
+        return (len(self.content) if isinstance(self.content, list) else 0) + len(self._media)
 
     def fault(self) -> tuple[str, str] | None:
         """Return the name of a field that is wrong for the role, and why; None if there is none."""
-        if self.role != "assistant" and not self.content and self.content != "" and not any(self.media):
+        if self.role != "assistant" and not self.content and self.content != "" and not self._media:
             return "content", "content is missing"
         if self.role == "assistant" and self.content is None and not self.tool_calls and not self.text:
             return "content", "content may only be null in a message with tool_calls"
@@ -148,8 +148,9 @@ class Message(Lenient):
         for index, part in enumerate(self.content if isinstance(self.content, list) else ()):
             if isinstance(part, MediaPart):
                 raise refused_media(f"{path}.content.{index}", part.type, "messages")
-        for field, kind, _ in self.media:
-            raise refused_media(f"{path}.{field}", kind, "messages")
+        for field, kind in MEDIA_FIELDS.items():
+            if getattr(self, field):
+                raise refused_media(f"{path}.{field}", kind, "messages")
 
     def turn(self) -> dict[str, Any]:
         """Return the message as chat templates read it. `developer` is OpenAI's newer name of `system`."""

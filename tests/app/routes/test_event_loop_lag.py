@@ -105,6 +105,8 @@ CHAT_TOOLS = [chat_tool(number, {"type": "object"}) for number in range(MAX_TOOL
 KEYS = [f"key{number}" for number in range(29_000)]
 CALLS = [item for number in range(MAX_ITEMS // 2) for item in call_and_output(number)]
 TOOLS = [{"type": "function", "name": f"f{number}", "parameters": {"type": "object"}} for number in range(MAX_TOOLS)]
+HOSTED = [{"type": f"t{number}", **dict.fromkeys(KEYS[:20], 0)} for number in range(MAX_TOOLS)]
+IMAGE = {"type": "image", "source": {"url": "data:image/png;base64,AAAA"}, "name": "a.png"}
 
 BODIES = {
     "2,200 messages of 60 parts": (CHAT, chat(*[[part("a")] * 60] * 2200)),
@@ -202,6 +204,29 @@ BODIES = {
     "a prompt of more ids than fit": (COMPLETIONS, {"prompt": [100] * IDS, "max_tokens": 1}),
     "lists of ids": (COMPLETIONS, {"prompt": [[1, 2, 3]] * 1024, "max_tokens": 1}),
     "too many lists of ids": (COMPLETIONS, {"prompt": [[1, 2, 3]] * 4096, "max_tokens": 1}),
+    "the maximum number of images in history": (CHAT, chat(*[[IMAGE] * 4] * (MAX_CONTENT_PARTS // 4), "And?")),
+    "an image of many fields in history": (CHAT, chat([IMAGE | dict.fromkeys(KEYS, "data:")], "And?")),
+    "messages with the maximum number of media beside the content": (
+        CHAT,
+        {"messages": [{"role": "user", "content": "a", "images": ["b"] * 4}] * 1000 + chat("And?")["messages"]},
+    ),
+    "messages with the maximum number of attachments": (
+        CHAT,
+        {"messages": [{"role": "user", "content": "a", "attachments": [IMAGE] * 4}] * 1000 + chat("?")["messages"]},
+    ),
+    "messages of many unknown fields": (
+        CHAT,
+        {"messages": [{"role": "user", "content": "a", **{key: {} for key in KEYS[:13]}} for _ in range(700)]},
+    ),
+    "blocks of the maximum number of images in history": (
+        MESSAGES,
+        chat(*[[IMAGE] * 4] * (MAX_CONTENT_PARTS // 4), "And?"),
+    ),
+    "items of the maximum number of images in history": (
+        RESPONSES,
+        response(*[{"role": "user", "content": [IMAGE] * 4}] * (MAX_CONTENT_PARTS // 4), chat("And?")["messages"][0]),
+    ),
+    "the maximum number of hosted tools": (RESPONSES, response(chat("hi")["messages"][0], tools=HOSTED)),
     "a text to continue": (COMPLETIONS, {"prompt": text("Hello world, "), "max_tokens": 1}),
     "a text to tokenize": ("/tokenize", {"prompt": text("7", 16 * CONTEXT)}),
     "a text that is too long to tokenize": ("/tokenize", {"prompt": text("7")}),
