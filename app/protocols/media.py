@@ -10,9 +10,11 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+from pydantic import Field, model_validator
+from pydantic.json_schema import SkipJsonSchema
 
 from app.errors import ApiError
+from app.protocols.schema import Lenient
 from app.protocols.typed_objects import tag_of, type_of
 
 MAX_DETAIL_CHARACTERS = 80  # of a name or media type
@@ -42,26 +44,21 @@ class Part(Protocol):
         """Return the text."""
 
 
-class MediaPart(BaseModel):
-    """Content part that is no text."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
+class MediaPart(Lenient):
+    """Content part that is no text. text: the one that replaces it in history."""
 
     type: Annotated[str, Field(json_schema_extra={"enum": sorted(KINDS)})]
+    text: SkipJsonSchema[str] = ""
 
-    # Made during validation, which is in a thread if there are many.
-    _text: str = PrivateAttr("")
-
-    def model_post_init(self, context: Any, /) -> None:
-        """Make the text that replaces it in history: the transcript of speech, else a placeholder."""
-        transcript = (self.model_extra or {}).get("transcript")
+    @model_validator(mode="before")
+    @classmethod
+    def _one_unknown_is_enough(cls, fields: Any) -> Any:
+        """Make the text from all fields: the transcript of speech, else a placeholder."""
+        if not is_media(fields):
+            return fields
+        kind, transcript = fields["type"], fields.get("transcript")
         is_spoken = isinstance(transcript, str) and transcript
-        self._text = str(transcript) if is_spoken else placeholder(KINDS[self.type], self.model_extra)
-
-    @property
-    def text(self) -> str:
-        """Return the text that replaces it in history."""
-        return self._text
+        return {"type": kind, "text": transcript if is_spoken else placeholder(KINDS[kind], fields)}
 
 
 def is_media(value: Any) -> bool:

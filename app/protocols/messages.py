@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, PrivateAttr, Tag
+from pydantic import Discriminator, Field, InstanceOf, Tag, model_validator
+from pydantic.json_schema import SkipJsonSchema
 
 from app.errors import ApiError
 from app.generation.request import Turns
@@ -26,6 +28,7 @@ from app.protocols.typed_objects import supported_types
 
 MAX_MESSAGES = 4096  # of one conversation
 MAX_CALLS = 1024  # of one message
+OPTIONAL_FIELDS = ("name", "reasoning_content", "tool_call_id")  # of a message, for the chat template
 # Fields in which other servers' clients send media beside the content, and the kind of these.
 MEDIA_FIELDS: Mapping[str, str] = MappingProxyType(
     {
@@ -39,6 +42,8 @@ MEDIA_FIELDS: Mapping[str, str] = MappingProxyType(
 )
 # Fields by which other servers' clients ask for a continuation of the last message.
 CONTINUATION_FIELDS = ("prefix", "partial")
+EFFECT_FIELDS = frozenset({*MEDIA_FIELDS, *CONTINUATION_FIELDS, "function_call"})
+READ_FIELDS = EFFECT_FIELDS | {"reasoning", "refusal", "extras"}
 
 
 class TextPart(Lenient):
@@ -84,6 +89,31 @@ class CalledTool(Lenient):
     function: CalledFunction
 
 
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """Fields of other servers in a message that have an effect.
+
+    replacements: texts that replace media beside the content. media: field and kind of the first of these.
+    continuation: field that asks for a continuation.
+    """
+
+    replacements: Sequence[str]
+    media: tuple[str, str] | None
+    has_function_call: bool
+    continuation: str | None
+
+
+def _extras(fields: Mapping[str, Any]) -> Extras:
+    media = [(field, kind) for field, kind in MEDIA_FIELDS.items() if fields.get(field)]
+    replacements: list[str] = []
+    for field, kind in media:
+        value = fields[field]
+        values = value[: MAX_CONTENT_PARTS + 1] if isinstance(value, list) else [value]  # more are refused
+        replacements += [placeholder(kind, each) for each in values]
+    continuation = next((field for field in CONTINUATION_FIELDS if fields.get(field)), None)
+    return Extras(replacements, media[0] if media else None, bool(fields.get("function_call")), continuation)
+
+
 class Message(Lenient):
     """One message of a conversation."""
 
@@ -92,50 +122,43 @@ class Message(Lenient):
     # Passed to the template, which may ignore them (as in vLLM).
     name: str | None = None
     reasoning_content: str | None = None  # of an earlier answer; clients send it back with the rest
-    reasoning: Any = None  # other servers' name of it, if it is a text
     tool_calls: Annotated[list[CalledTool], Field(fail_fast=True, max_length=MAX_CALLS)] | None = None
     tool_call_id: str | None = None
-    refusal: Any = None  # text of an earlier answer that has no other
-    # Refused where they would have an effect.
-    function_call: Any = None
-    images: Any = None
-    audio: Any = None
-    videos: Any = None
-    files: Any = None
-    attachments: Any = None
-    experimental_attachments: Any = None
-    prefix: Any = None
-    partial: Any = None
-    _media: list[str] = PrivateAttr(default_factory=list)
+    extras: SkipJsonSchema[InstanceOf[Extras] | None] = None  # made during validation
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_unknown_is_enough(cls, fields: Any) -> Any:
+        """Read the fields of other servers: `reasoning` is the reasoning, `refusal` the text of an answer without
+        another, and those with an effect become `extras`. Validation is in a thread if there are many.
+        """
+        if not isinstance(fields, dict) or fields.keys().isdisjoint(READ_FIELDS):
+            return fields
+        read = fields | {"extras": None if fields.keys().isdisjoint(EFFECT_FIELDS) else _extras(fields)}
+        if isinstance(fields.get("reasoning"), str) and fields.get("reasoning_content") is None:
+            read["reasoning_content"] = fields["reasoning"]
+        if isinstance(fields.get("refusal"), str) and fields.get("content") is None:
+            read["content"] = fields["refusal"]
+        return read
 
     @property
     def text(self) -> str:
         """Return the content as one string, with a short text in place of each medium."""
-        if self.content is None:
-            content = self.refusal if isinstance(self.refusal, str) else ""
-        else:
-            content = self.content if isinstance(self.content, str) else joined_text(self.content)
-        return "\n".join(filter(None, (content, *self._media))) if self._media else content
-
-    def model_post_init(self, context: Any, /) -> None:
-        """Make the texts that replace media beside the content. Validation is in a thread if there are many."""
-        if self.model_fields_set.isdisjoint(MEDIA_FIELDS):
-            return
-        for field, kind in MEDIA_FIELDS.items():
-            if value := getattr(self, field):
-                values = value[: MAX_CONTENT_PARTS + 1] if isinstance(value, list) else [value]  # more are refused
-                self._media += [placeholder(kind, each) for each in values]
+        content = self.content or ""
+        text = content if isinstance(content, str) else joined_text(content)
+        return text if self.extras is None else "\n".join(filter(None, (text, *self.extras.replacements)))
 
     @property
     def num_parts(self) -> int:
         """Return the number of content parts and media."""
-        return (len(self.content) if isinstance(self.content, list) else 0) + len(self._media)
+        parts = len(self.content) if isinstance(self.content, list) else 0
+        return parts if self.extras is None else parts + len(self.extras.replacements)
 
     def fault(self) -> tuple[str, str] | None:
         """Return the name of a field that is wrong for the role, and why; None if there is none."""
-        if self.role != "assistant" and not self.content and self.content != "" and not self._media:
+        if self.role != "assistant" and not self.content and self.content != "" and not self._has_media:
             return "content", "content is missing"
-        if self.role == "assistant" and self.content is None and not self.tool_calls and not self.text:
+        if self.role == "assistant" and self.content is None and not self.tool_calls and not self._has_media:
             return "content", "content may only be null in a message with tool_calls"
         if self.role != "assistant" and self.tool_calls:
             return "tool_calls", f"only messages of the role assistant have tool_calls, not {self.role}"
@@ -148,18 +171,18 @@ class Message(Lenient):
         for index, part in enumerate(self.content if isinstance(self.content, list) else ()):
             if isinstance(part, MediaPart):
                 raise refused_media(f"{path}.content.{index}", part.type, "messages")
-        for field, kind in MEDIA_FIELDS.items():
-            if getattr(self, field):
-                raise refused_media(f"{path}.{field}", kind, "messages")
+        if self.extras is not None and self.extras.media is not None:
+            field, kind = self.extras.media
+            raise refused_media(f"{path}.{field}", kind, "messages")
+
+    @property
+    def _has_media(self) -> bool:
+        return self.extras is not None and self.extras.media is not None
 
     def turn(self) -> dict[str, Any]:
         """Return the message as chat templates read it. `developer` is OpenAI's newer name of `system`."""
-        reasoning = self.reasoning_content
-        if reasoning is None and isinstance(self.reasoning, str):
-            reasoning = self.reasoning
-        optional = {"name": self.name, "reasoning_content": reasoning, "tool_call_id": self.tool_call_id}
         turn: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": self.text}
-        turn |= {name: value for name, value in optional.items() if value is not None}
+        turn |= {name: value for name in OPTIONAL_FIELDS if (value := getattr(self, name)) is not None}
         if self.tool_calls:
             turn["tool_calls"] = [
                 {
@@ -185,12 +208,12 @@ def check_messages(messages: Sequence[Message], *, is_continued: bool = False) -
         if (fault := message.fault()) is not None:
             name, why = fault
             raise _invalid(f"messages.{index}.{name}: {why}")
-        if message.function_call:
+        if message.extras is not None and message.extras.has_function_call:
             raise _unsupported(f"messages.{index}.function_call; use tool_calls")
     last = messages[-1]
-    field = next((field for field in CONTINUATION_FIELDS if getattr(last, field)), None)
-    if field is not None and last.role == "assistant" and not is_continued:
-        raise _unsupported(f"messages.{len(messages) - 1}.{field}; use continue_final_message: true")
+    continuation = last.extras.continuation if last.extras is not None else None
+    if continuation is not None and last.role == "assistant" and not is_continued:
+        raise _unsupported(f"messages.{len(messages) - 1}.{continuation}; use continue_final_message: true")
     newest = max((index for index, message in enumerate(messages) if message.role == "user"), default=None)
     if newest is not None:
         messages[newest].check_newest(f"messages.{newest}")

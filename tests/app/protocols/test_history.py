@@ -203,6 +203,7 @@ OWN_FIELDS = {
     "parts": [{"type": "text", "text": "hi"}],
     "toolInvocations": [{"state": "result"}],
     "providerOptions": {},
+    "extras": {"replacements": ["x"]},
     **{f"k{number}": number for number in range(100)},
 }
 
