@@ -113,7 +113,7 @@ def choice_tag(value: Any) -> str:
 
 
 ToolChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("[mode]")]
+    Annotated[Literal["auto", "none", "required"], Tag("[mode]")]
     | Annotated[NamedTool, Tag("[function]")]
     | Annotated[AllowedToolsChoice, Tag("[allowed_tools]")],
     Discriminator(choice_tag),
