@@ -206,7 +206,7 @@ def test_the_page_shows_each_operation_field_and_object(http, described):
     assert "<code>web_search_options</code>" not in page.text
     assert "number, from 0 to 2" in page.text
     assert page.text.count("Needs no key.") == 3  # the probes
-    assert "&#34;none&#34;, &#34;auto&#34;, &#34;required&#34; or" in page.text
+    assert "&#34;auto&#34;, &#34;none&#34;, &#34;required&#34; or" in page.text
 
 
 def test_a_key_is_not_needed_for_the_documentation():
