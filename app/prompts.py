@@ -21,10 +21,10 @@ from app.http.json_body import MAX_INLINE_BYTES, check_structure, decode_json
 from app.protocols.schema import Schema, validate
 from app.streams.timeline import IntakeTimeline
 from app.text.chat_template import MessagesRefused, ReservedVariable
-from app.text.content_format import InvalidFormat
 from app.text.detokenizer import Detokenizer
 from app.text.marks import NO_MARKS, Marks
 from app.text.output_parser import OutputParser
+from app.text.schemas.errors import InvalidFormat
 from app.text.text_model import TextModel
 from app.text.tokenize_queue import TokenizeQueue
 from app.text.tools.answer import AnswerSyntax
@@ -192,8 +192,8 @@ class Prompts:
         try:
             grammar = answer.grammar()
         except InvalidFormat as error:
-            assert form is not None
-            raise ApiError(400, f"{form.param}: {error}", param=form.param, code="invalid_value") from None
+            param = error.param or "tools"
+            raise ApiError(400, f"{param}: {error}", param=param, code="invalid_value") from None
         if grammar is not None and request.ignore_eos:
             name = constraint_param(request)
             raise ApiError(400, f"ignore_eos cannot be combined with {name}", param="ignore_eos", code="invalid_value")

@@ -15,7 +15,7 @@ Pattern = Annotated[str, Field(min_length=1, max_length=MAX_FORMAT_CHARACTERS)]
 
 
 class JsonSchema(Strict):
-    """`json_schema` of a response format. A schema is enforced whether or not `strict` is set."""
+    """`json_schema` of a response format. A schema is enforced whether or not `strict` is set, except `uniqueItems`."""
 
     name: str | None = None
     description: str | None = None
@@ -35,15 +35,15 @@ class ResponseFormat(Strict):
             return None
         if self.type == "json_object":
             return ContentFormat("json_schema", {"type": "object"}, "response_format")
-        schema = self.json_schema.schema_ if self.json_schema is not None else None
-        if schema is None:
+        form = self.json_schema
+        if form is None or form.schema_ is None:
             raise ApiError(
                 400,
                 "response_format of type json_schema needs json_schema.schema",
                 param="response_format",
                 code="invalid_value",
             )
-        return ContentFormat("json_schema", schema, "response_format")
+        return ContentFormat("json_schema", form.schema_, "response_format", is_strict=form.strict is True)
 
 
 class StructuredOutputs(Strict):

@@ -67,7 +67,7 @@ class JsonSchemaFormat(Strict):
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
     schema_: dict[str, Any] = Field(alias="schema")
     description: str | None = None
-    strict: bool | None = None  # every answer satisfies the schema
+    strict: bool | None = None  # every answer satisfies the schema; without it, uniqueItems is optional
 
 
 Format = Annotated[
@@ -91,8 +91,8 @@ class TextConfig(Strict):
         match self.format:
             case JsonObjectFormat():
                 return ContentFormat("json_schema", {"type": "object"}, "text.format")
-            case JsonSchemaFormat(schema_=schema):
-                return ContentFormat("json_schema", schema, "text.format.schema")
+            case JsonSchemaFormat(schema_=schema, strict=strict):
+                return ContentFormat("json_schema", schema, "text.format.schema", is_strict=strict is True)
         return None
 
     def view(self) -> dict[str, Any]:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from app.text.tools.grammar_rules import any_of, json_value, literal
+from app.text.schemas.errors import InvalidFormat
+from app.text.schemas.json_grammar import json_value
+from app.text.tools.grammar_rules import GrammarRules, any_of, literal
+
+__all__ = ["MAX_CHOICES", "MAX_FORMAT_CHARACTERS", "ContentFormat", "InvalidFormat"]
 
 MAX_FORMAT_CHARACTERS = 1 << 18  # of a schema as JSON, a pattern, choices or a grammar
 MAX_CHOICES = 1024
-USER_GRAMMAR = "user"
-_CONTROL_CHARACTER = re.compile(r"(?<!\\)(?:\\\\)*\\u00[01]")  # in JSON, except those with a short escape
+SCHEMA_GRAMMAR, USER_GRAMMAR = "schema", "user"
+# A client that did not ask for strictness gets arrays whose items may repeat, if that cannot be enforced.
+_LENIENT_KEYWORDS = ("uniqueItems",)
 _ESCAPED = re.compile(r"\\?\n|\\.|/", re.DOTALL)
-
-
-class InvalidFormat(Exception):
-    """A format cannot be enforced; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,17 +27,21 @@ class ContentFormat:
 
     kind and value: `json_schema` with a schema (a dict or a bool), `regex` with a pattern that matches the whole
     content, `choice` with a list of texts, or `grammar` with a grammar in Lark's syntax. param: the protocol's name of
-    the parameter, for errors.
+    the parameter, for errors. is_strict: `uniqueItems` of a schema is an error too if it cannot be enforced; all other
+    keywords always are.
     """
 
     kind: Literal["json_schema", "regex", "choice", "grammar"]
     value: Any
     param: str
+    is_strict: bool = True
 
     @property
     def grammars(self) -> dict[str, str]:
-        """Return the grammars by name to which the expression refers, in Lark's syntax."""
-        return {USER_GRAMMAR: self.value} if self.kind == "grammar" else {}
+        """Return the grammars by name to which the expression refers, in Lark's syntax. Raises `InvalidFormat`."""
+        if self.kind == "grammar":
+            return {USER_GRAMMAR: self.value}
+        return {SCHEMA_GRAMMAR: self._schema_grammar()} if self.kind == "json_schema" else {}
 
     def mentions(self, text: str) -> bool:
         """Return whether the content may begin with `text` because the format names it."""
@@ -47,40 +53,34 @@ class ContentFormat:
         """Return the content as an expression in llguidance's variant of Lark. Raises `InvalidFormat`."""
         match self.kind:
             case "json_schema":
-                # The schema is written once, since it may be large.
-                expression = json_value(checked_schema(self.value), is_strict=True)
-                _check_size(len(expression))
-                # A text with one can be written with \uXXXX only, which is not allowed; llguidance would leave it out.
-                if _CONTROL_CHARACTER.search(expression):
-                    raise InvalidFormat("control characters in a schema are not supported; remove them")
-                return expression
+                return f"@{SCHEMA_GRAMMAR}"  # a grammar of its own, since it has rules
             case "regex":
-                _check_size(len(self.value))
+                self._check_size(len(self.value))
                 return f"/{escaped_pattern(self.value)}/"
             case "choice":
-                _check_size(sum(map(len, self.value)))
+                self._check_size(sum(map(len, self.value)))
                 if not 1 <= len(self.value) <= MAX_CHOICES:
-                    raise InvalidFormat(f"it must have 1 to {MAX_CHOICES} texts, got {len(self.value)}")
+                    message = f"it must have 1 to {MAX_CHOICES} texts, got {len(self.value)}"
+                    raise InvalidFormat(message, param=self.param)
                 return any_of(map(literal, self.value))
             case "grammar":
-                _check_size(len(self.value))
+                self._check_size(len(self.value))
                 return f"@{USER_GRAMMAR}"
 
+    def _schema_grammar(self) -> str:
+        self._check_size(len(json.dumps(self.value)))
+        rules = GrammarRules({}, constrains_arguments=False)
+        try:
+            lenient = () if self.is_strict else _LENIENT_KEYWORDS
+            rules.add("start", json_value(rules, self.value, is_strict=True, lenient=lenient))
+        except InvalidFormat as error:
+            raise InvalidFormat(str(error), param=self.param) from None
+        return str(rules)
 
-def _check_size(size: int) -> None:
-    if size > MAX_FORMAT_CHARACTERS:
-        raise InvalidFormat(f"it may have at most {MAX_FORMAT_CHARACTERS} characters, got {size}")
-
-
-def checked_schema(schema: Any) -> dict[str, Any]:
-    """Return a schema as an object. Raises `InvalidFormat`."""
-    if schema is True:
-        return {}
-    if not isinstance(schema, dict):
-        raise InvalidFormat("a JSON Schema must be an object or true")
-    if "x-guidance" in schema:
-        raise InvalidFormat("the keyword x-guidance is not supported; remove it")
-    return schema
+    def _check_size(self, size: int) -> None:
+        if size > MAX_FORMAT_CHARACTERS:
+            message = f"it may have at most {MAX_FORMAT_CHARACTERS} characters, got {size}"
+            raise InvalidFormat(message, param=self.param)
 
 
 def escaped_pattern(pattern: str) -> str:

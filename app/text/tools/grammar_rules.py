@@ -10,14 +10,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from app.text.marks import NO_MARKS, Marks
+from app.text.schemas.errors import InvalidFormat
+from app.text.schemas.json_grammar import json_value as add_json
 from app.text.tools.definitions import Tool
 
-# White space inside of JSON, at most once in a place: a space, or a line break with indentation. Models that may write
-# any white space sometimes write nothing else.
-JSON_SPACE = r"( |\n {0,32})"
-# Letters after a backslash. With \\uXXXX a text has several forms, and a property could be repeated in another form,
-# with a value that its schema does not allow.
-ESCAPES = 'nrbtf\\"'
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -90,12 +86,15 @@ class GrammarRules:
         return self.add_lazy(name, f"/(?s:.*)/ {literal(end)}")
 
     def json_arguments(self, tool: Tool, *, is_constrained: bool) -> str:
-        """Return an expression for the arguments of a call as a JSON object."""
-        return self.json_value(parameters_of(tool) if is_constrained else {"type": "object"}, is_strict=tool.strict)
+        """Return an expression for the arguments of a call as a JSON object. Raises `InvalidFormat`."""
+        return self.json_value(parameters_of(tool) if is_constrained else {"type": "object"}, tool)
 
-    def json_value(self, schema: Any, *, is_strict: bool) -> str:
-        """Return an expression for JSON by a schema. is_strict: keywords that cannot be enforced are errors."""
-        return json_value(schema, is_strict=is_strict)
+    def json_value(self, schema: Any, tool: Tool) -> str:
+        """Return an expression for JSON by a schema of a tool. Raises `InvalidFormat`."""
+        try:
+            return add_json(self, schema, is_strict=tool.strict)
+        except InvalidFormat as error:
+            raise InvalidFormat(f"the parameters of tool {tool.name}: {error}", param="tools") from None
 
 
 def parameters_of(tool: Tool) -> dict[str, Any]:
@@ -108,12 +107,6 @@ def members(schema: dict[str, Any]) -> dict[str, bool]:
     properties, required = schema.get("properties"), schema.get("required")
     names = list(properties) if isinstance(properties, dict) else []
     return {name: isinstance(required, list) and name in required for name in names}
-
-
-def json_value(schema: dict[str, Any], *, is_strict: bool) -> str:
-    """Return an expression for JSON by a schema. is_strict: keywords that cannot be enforced are errors."""
-    options = {"whitespace_pattern": JSON_SPACE, "json_allowed_escapes": ESCAPES, "lenient": not is_strict}
-    return "%json " + json.dumps(schema | {"x-guidance": options}, ensure_ascii=False)
 
 
 def literal(text: str) -> str:

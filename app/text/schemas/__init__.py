@@ -1,0 +1,1 @@
+"""JSON Schemas: their normal form, and the grammar of the JSON texts that satisfy one."""
