@@ -82,7 +82,7 @@ class _Closing:
                 self._enforcement.drop("uniqueItems", place, f"is only enforced for up to {MAX_UNIQUE_VALUES} values")
             else:
                 items, maximum = {"enum": values}, min(maximum, len(values))
-                closed |= {"uniqueItems": True}
+                closed |= {"uniqueItems": True} if maximum > 1 else {}
         if minimum > maximum:
             return NONE
         bounds = {"minItems": minimum or None, "maxItems": None if math.isinf(maximum) else maximum}

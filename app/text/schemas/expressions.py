@@ -30,7 +30,7 @@ class Rules(Protocol):
 
 def literal(text: str) -> str:
     """Return an expression for exactly `text`."""
-    return json.dumps(text, ensure_ascii=False)
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def add_named(rules: Rules, kind: str, body: str) -> str:

@@ -129,7 +129,7 @@ class _Writer:
             minimum_rest = max(minimum - len(prefix), 0)
         tail = ""
         if rest:
-            tail = f"({COMMA} {rest}){_repeat(minimum_rest, None if maximum is None else maximum - len(prefix))}"
+            tail = _repeated(f"{COMMA} {rest}", minimum_rest, None if maximum is None else maximum - len(prefix))
         for number in range(len(prefix) - 1, 0, -1):
             tail = f"{COMMA} {prefix[number]} {tail}"
             if number >= minimum:
@@ -169,7 +169,7 @@ class _Writer:
             entry = self._entry(node, place)
             most = node["maxProperties"] - len(required) if "maxProperties" in node else None
             if most != 0:
-                items.append((f"{entry} ({COMMA} {entry}){_repeat(0, most and most - 1)}", False))
+                items.append((f"{entry} {_repeated(f'{COMMA} {entry}', 0, most and most - 1)}", False))
         if not items:
             return "JSON_EMPTY_OBJECT"
         members = f"JSON_OPEN_OBJECT {self._members(items)} JSON_CLOSE_OBJECT"
@@ -217,8 +217,8 @@ def _any_of(expressions: list[str]) -> str:
     return expressions[0] if len(expressions) == 1 else f"({' | '.join(expressions)})"
 
 
-def _repeat(minimum: int, maximum: int | None) -> str:
-    """Return the suffix of an expression that is repeated."""
+def _repeated(expression: str, minimum: int, maximum: int | None) -> str:
+    """Return an expression for a number of repetitions."""
     if maximum is None:
-        return f"{{{minimum},}}" if minimum else "*"
-    return f"{{{minimum},{maximum}}}"
+        return f"({expression}){f'{{{minimum},}}' if minimum else '*'}"
+    return f"({expression}){{{minimum},{maximum}}}" if maximum else ""
