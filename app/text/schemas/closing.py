@@ -8,7 +8,7 @@ from typing import Any
 from app.text.schemas.definitions import Definitions
 from app.text.schemas.enforcement import Enforcement, below
 from app.text.schemas.merging import Merger
-from app.text.schemas.nodes import ANY, NONE, Node, canonical, reference, referenced_name, union
+from app.text.schemas.nodes import ANY, NONE, Node, distinct, reference, referenced_name, union
 
 MAX_UNIQUE_VALUES = 32  # of the items of an array with uniqueItems
 STRING: Node = {"type": "string"}
@@ -103,10 +103,12 @@ class _Closing:
             if scalars is None or "pattern" in each or any(isinstance(value, list | dict) for value in scalars):
                 return None
             values += scalars
-        values = list({canonical(value): value for value in values}.values())
+        values = distinct(values)
         return values if len(values) <= MAX_UNIQUE_VALUES else None
 
     def _object(self, node: Node, place: str) -> Node:
+        if node.get("maxProperties") == 0:
+            return NONE if node.get("required") else {"type": "object", "additionalProperties": False}
         is_declared = "properties" in node or "patternProperties" in node
         others = node.get("additionalProperties", NONE if is_declared else ANY)
         others = self._node(others, below(place, "additionalProperties"))

@@ -19,6 +19,7 @@ from app.text.schemas.nodes import ANY, NONE, Node, referenced_name
 from app.text.schemas.normal_form import normal_form
 from app.text.schemas.scalars import scalar_expression, scalar_text, string_terminal
 
+MAX_BLOCK = 32  # members in rules that refer to each other; long chains exhaust the stack of llguidance
 COMMA, COLON = "JSON_COMMA", "JSON_COLON"
 _TERMINALS = {
     COMMA: f"/,{JSON_SPACE}?/",
@@ -155,7 +156,7 @@ class _Writer:
         return array if minimum else f"JSON_EMPTY_ARRAY | {array}"
 
     def _object(self, node: Node, place: str) -> str:
-        properties, required = node.get("properties", {}), node.get("required", [])
+        properties, required = node.get("properties", {}), set(node.get("required", ()))
         patterns, others = node.get("patternProperties", {}), node.get("additionalProperties", ANY)
         if patterns and (properties or others is not False or len(patterns) > 1):
             return embedded_object(node, self._definitions, self._enforcement, place)
@@ -197,13 +198,15 @@ class _Writer:
         items: expression, and whether the member is required.
         """
         beginnings: list[str] = []  # the list from each member on that may be its first
-        following = ""
-        for item, is_required in reversed(items):
+        following = later = ""  # members after the current one: in its block, and in later blocks
+        for number, (item, is_required) in enumerate(reversed(items), 1):
             if is_required:
                 beginnings = []
-            beginnings.append(f"{item} {following}")
+            beginnings.append(f"{item} {following} {later}")
             body = f"{COMMA} {item}" if is_required else f"({COMMA} {item})?"
             following = add_named(self._rules, "json_members", f"{body} {following}")
+            if number % MAX_BLOCK == 0:
+                later, following = add_named(self._rules, "json_members", f"{following} {later}"), ""
         return _any_of(beginnings[::-1])
 
 

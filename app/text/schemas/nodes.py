@@ -42,17 +42,17 @@ def referenced_name(node: Node) -> str | None:
 def union(nodes: Iterable[Node]) -> Node:
     """Return a node for the values of any of the nodes."""
     others: list[Node] = []
-    values: dict[Hashable, Any] = {}
+    values: list[Any] = []
     for node in nodes:
         for each in node.get("anyOf", (node,)):
             if each == ANY:
                 return ANY
             if "enum" in each and "type" not in each:
-                values |= {canonical(value): value for value in each["enum"] if canonical(value) not in values}
+                values += each["enum"]
             elif each != NONE and each not in others[-8:]:
                 others.append(each)
     if values:
-        others.append({"enum": list(values.values())})
+        others.append({"enum": distinct(values)})
     return {"anyOf": others} if len(others) > 1 else others[0] if others else NONE
 
 
@@ -80,6 +80,14 @@ def canonical(value: Any) -> Hashable:
         return ("object", frozenset((key, canonical(each)) for key, each in value.items()))
     kind = type_of(value)
     return ("number" if kind == "integer" else kind, value)
+
+
+def distinct(values: Iterable[Any]) -> list[Any]:
+    """Return the values without those that equal an earlier one."""
+    found: dict[Hashable, Any] = {}
+    for value in values:
+        found.setdefault(canonical(value), value)
+    return list(found.values())
 
 
 def is_within(value: Any, node: Node) -> bool:

@@ -15,11 +15,12 @@ from app.text.schemas.disjoint import Disjointness
 from app.text.schemas.enforcement import Enforcement, at, below
 from app.text.schemas.errors import InvalidFormat
 from app.text.schemas.merging import Merger
-from app.text.schemas.nodes import ANY, KEYWORDS, NONE, TYPES, Node, canonical, union
+from app.text.schemas.nodes import ANY, KEYWORDS, NONE, TYPES, Node, canonical, distinct, union
 from app.text.schemas.references import References
 from app.text.schemas.typed import TypedNodes
 
-MAX_DEPTH = 100  # of schemas in schemas
+MAX_DEPTH = 64  # of schemas in schemas
+MAX_FOLLOWED_DEPTH = 32  # from which on definitions are translated later instead of where they are used
 _DROPPED = ("not", "if", "$dynamicRef", "$recursiveRef")
 _COMBINED = ("allOf", "anyOf", "oneOf", "$ref", *_DROPPED, "unevaluatedProperties")
 _OWN = {"type", "enum", "const", "nullable", *(keyword for keywords in KEYWORDS.values() for keyword in keywords)}
@@ -50,11 +51,15 @@ class _Normalizer:
         self._disjointness = Disjointness(self._definitions, self._merger, enforcement)
         self._typed = TypedNodes(self._node, enforcement)
         self._names: dict[int, str] = {}  # of definitions, by the identity of their schema
+        self._pending: list[tuple[str, dict[str, Any], str]] = []  # definitions that are translated later
         self._depth = 0
 
     def root(self) -> Node:
         """Return the normal form of the document."""
         node = self._defined(self._root, "")
+        while self._pending:
+            name, schema, place = self._pending.pop()
+            self._definitions.nodes[name] = self._node(schema, place)
         self._merger.finish()
         found = self._definitions.resolve(node)
         assert found is not None
@@ -142,7 +147,10 @@ class _Normalizer:
         name = self._names.get(id(schema))
         if name is None:
             name = self._names[id(schema)] = self._definitions.begin(place.rpartition(".")[2])
-            self._definitions.nodes[name] = self._node(schema, place)
+            if self._depth > MAX_FOLLOWED_DEPTH:
+                self._pending.append((name, schema, place))
+            else:
+                self._definitions.nodes[name] = self._node(schema, place)
         return self._definitions.use(name)
 
     def _map_objects(self, node: Node, change: Callable[[Node], Node]) -> Node:
@@ -188,4 +196,4 @@ def _listed_values(schema: dict[str, Any], place: str) -> list[Any] | None:
         raise InvalidFormat(f"enum {at(place)} must be a list")
     if "const" in schema:
         values = [value for value in values if canonical(value) == canonical(schema["const"])]
-    return values
+    return distinct(values)

@@ -36,9 +36,14 @@ def integer_bounds(node: Node) -> tuple[int, int]:
     """Return the least and the greatest integer of a node. Raises `OutOfRange`."""
     largest: int = 10**MAX_INTEGER_DIGITS - 1
     low, high = node.get("minimum"), node.get("maximum")
+    limit = 10**MAX_BOUND_DIGITS
     for keyword, bound in (("minimum", low), ("maximum", high)):
-        if bound is not None and abs(bound) >= 10**MAX_BOUND_DIGITS:
+        if bound is not None and (bound >= limit if keyword == "minimum" else bound <= -limit):
             raise OutOfRange(keyword)
+    if low is not None and low <= -limit:
+        low = None  # all integers that are written satisfy it
+    if high is not None and high >= limit:
+        high = None
     if low is None:
         low = -largest if high is None or high > -largest else 10 * high
     if high is None:
@@ -107,7 +112,8 @@ def decimals_of(node: Node) -> int | None:
     """Return the decimal places that `multipleOf` allows if it is a power of ten below 1; otherwise None."""
     multiple = exact(node.get("multipleOf", 1))
     places = len(str(multiple.denominator)) - 1
-    return places if multiple.numerator == 1 and places and multiple.denominator == 10**places else None
+    is_power = multiple.numerator == 1 and places and multiple.denominator == 10**places
+    return min(places, MAX_NUMBER_DIGITS) if is_power else None
 
 
 def _fraction(places: int) -> str:

@@ -13,6 +13,7 @@ from app.text.schemas.formats import FORMATS
 from app.text.schemas.merging import merged_numbers
 from app.text.schemas.nodes import ANY, NONE, Node
 
+MAX_COUNT = 1_000_000_000  # of characters, items or members; no answer is as long
 _CONTROL_CHARACTER = re.compile(r"[\x00-\x07\x0b\x0e-\x1f]")  # without a short escape in JSON
 _LOOK_AROUND = re.compile(r"(?<!\\)(?:\\\\)*\(\?<?[=!]|(?<!\\)(?:\\\\)*\\(?:[1-9]|k<)")
 # The beginning of the patterns that pydantic writes for decimal numbers: at least one character is not a sign or point.
@@ -130,6 +131,8 @@ def _counts(schema: dict[str, Any], minimum: str, maximum: str, place: str) -> d
             value = schema[keyword]
             if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or value != int(value):
                 raise InvalidFormat(f"{keyword} {at(place)} must be an integer of at least 0")
-            if keyword == maximum or value:
+            if keyword == minimum and value > MAX_COUNT:
+                raise InvalidFormat(f"{keyword} {at(place)} must be at most {MAX_COUNT}")
+            if (value and value <= MAX_COUNT) or (value == 0 and keyword == maximum):
                 found[keyword] = int(value)
     return found
