@@ -36,6 +36,7 @@ from engine.types import ModelInfo, ReasoningLimit, ServiceClass
 
 MAX_INLINE_TURNS = 64  # of a conversation that is rendered on the event loop; a template takes about 20 us per turn
 MAX_INLINE_ECHO_TOKENS = 1024  # of a prompt whose text is made on the event loop; a token takes about 3 us
+MAX_INLINE_SCHEMA_CHARACTERS = 2048  # of schemas that are translated on the event loop; 1,000 take about 2 ms
 CHARACTERS_PER_TOKEN = 16  # characters per token of the context in the longest text that /tokenize accepts
 MAX_TRUNCATIONS = 16  # attempts to make a conversation fit
 ANSWER_SHARE = 8  # one part in so many of the context is left for the answer to a truncated conversation, or max_tokens
@@ -122,13 +123,13 @@ class Prompts:
         prompt = request.prompt
         if isinstance(prompt, ChatPrompt):
             prompt, text, ids = await self._encode_chat(prompt, request, service_class, intake)
-            return self._with_answer(request, prompt, text, ids)
+            return await self._with_answer(request, prompt, text, ids)
         ids = list(prompt) if not isinstance(prompt, str) else []
         if isinstance(prompt, str):
             ids = await self._encode(prompt, service_class, True, intake, request.parameter_names)
         echo = await self._echo(prompt, ids) if request.echo else None
         answer = self._answer(request, None, False, may_reason=False)
-        return PreparedPrompt(ids, echo=echo, grammar=self._grammar(request, answer))
+        return PreparedPrompt(ids, echo=echo, grammar=await self._grammar(request, answer))
 
     async def _echo(self, prompt: str | Sequence[int], ids: list[int]) -> EchoedPrompt:
         """Return a prompt as text, with the offset of each token."""
@@ -150,7 +151,7 @@ class Prompts:
             return work()
         return await self.tokenizer_queue.run(work, size=16 * len(ids))
 
-    def _with_answer(
+    async def _with_answer(
         self, request: GenerationRequest, prompt: ChatPrompt, rendered: str, ids: list[int]
     ) -> PreparedPrompt:
         """Return the prompt with parser and constraints of its answer."""
@@ -166,7 +167,7 @@ class Prompts:
             ids,
             answer.parser,
             answer.marks,
-            grammar=self._grammar(request, answer),
+            grammar=await self._grammar(request, answer),
             reasoning_limit=self._reasoning_limit(request.thinking_budget, is_reasoning, reasons),
         )
 
@@ -186,11 +187,15 @@ class Prompts:
             constrains_all=self.strict_tools,
         )
 
-    def _grammar(self, request: GenerationRequest, answer: AnswerSyntax) -> str | None:
-        """Return the grammar of a request's answer. Raises `ApiError` (400) for a format that cannot be enforced."""
-        form = request.content_format
+    async def _grammar(self, request: GenerationRequest, answer: AnswerSyntax) -> str | None:
+        """Return the grammar of a request's answer, of large schemas in turn. Raises `ApiError` (400) for a format that
+        cannot be enforced.
+        """
+        size = _text_size([answer.form.value if answer.form is not None else None])
+        size += _text_size([tool.parameters for tool in answer.use.tools] if answer.use is not None else [])
         try:
-            grammar = answer.grammar()
+            is_short = size <= MAX_INLINE_SCHEMA_CHARACTERS
+            grammar = answer.grammar() if is_short else await self.body_queue.run(answer.grammar, size=size)
         except InvalidFormat as error:
             param = error.param or "tools"
             raise ApiError(400, f"{param}: {error}", param=param, code="invalid_value") from None

@@ -8,7 +8,7 @@ from typing import Any
 from app.text.schemas.definitions import Definitions
 from app.text.schemas.enforcement import Enforcement
 from app.text.schemas.merging import Merger
-from app.text.schemas.nodes import ANY, NONE, Node
+from app.text.schemas.nodes import ANY, NONE, Node, canonical
 
 MAX_DEPTH = 8  # of properties in properties
 
@@ -34,6 +34,9 @@ class Disjointness:
         if "anyOf" in first or "anyOf" in second:
             lefts, rights = first.get("anyOf", (first,)), second.get("anyOf", (second,))
             return all(self.are_disjoint(each, other, depth + 1) for each in lefts for other in rights)
+        if "enum" in first and "enum" in second:
+            self._enforcement.step((len(first["enum"]) + len(second["enum"])) // 4)
+            return not {*map(canonical, first["enum"])} & {*map(canonical, second["enum"])}
         for node, other in ((first, second), (second, first)):
             if "enum" in node:
                 return not any(self._merger.admits(other, value) for value in node["enum"])

@@ -103,6 +103,7 @@ class Merger:
             return found != NONE
         if "anyOf" in found:
             return any(self.admits(each, value) for each in found["anyOf"])
+        self._enforcement.step(len(found.get("enum", ())) // 4)
         if "enum" in found and canonical(value) not in map(canonical, found["enum"]):
             return False
         if "type" in found and not (is_of_type(value, found["type"]) and is_within(value, found)):
