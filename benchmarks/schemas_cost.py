@@ -108,9 +108,9 @@ def main() -> None:
     summary: dict[str, Any] = {"schemas": len(both)}
     for key in ("write_ms", "compile_ms", "mask_us", "worst_mask_us", "characters"):
         values = {kind: [row[kind][key] for row in both] for kind in ("theirs", "ours")}
-        summary[key] = {kind: {"mean": statistics.mean(v), "max": max(v)} for kind, v in values.items()}
-        means = [summary[key][kind]["mean"] for kind in ("theirs", "ours")]
-        summary[key]["ratio of means"] = means[1] / means[0]
+        summary[key] = {kind: {"median": statistics.median(v), "max": max(v)} for kind, v in values.items()}
+        ratios = [ours / theirs for theirs, ours in zip(values["theirs"], values["ours"], strict=True)]
+        summary[key]["median ratio"] = statistics.median(ratios)
         print(key, summary[key])
     print("Saved to", save("schemas_cost", {"tokenizer": options.tokenizer.name}, rows, summary))
 

@@ -14,6 +14,7 @@ from app.text.schemas.nodes import (
     ANY,
     NONE,
     Node,
+    are_same,
     canonical,
     exact,
     is_of_type,
@@ -34,13 +35,16 @@ class Merger:
         self._enforcement = enforcement
         self._merged: dict[tuple[str, str], str] = {}  # names of merged definitions
         self._pending: list[tuple[str, str, Node, str]] = []
+        self._is_unknown = False  # a definition that is not known yet was needed
 
     def merge(self, left: Node, right: Node, place: str) -> Node:
         """Return a node for the values that both nodes allow; properties of the left one come first."""
         self._enforcement.step()
-        if left in (ANY, right) or NONE in (left, right):
-            return NONE if right == NONE else right if left == ANY else left
-        if right == ANY:
+        if NONE in (left, right):
+            return NONE
+        if left == ANY:
+            return right
+        if right == ANY or are_same(left, right):
             return left
         for node, other in ((left, right), (right, left)):
             if (name := referenced_name(node)) is not None:
@@ -49,9 +53,9 @@ class Merger:
             lefts, rights = left.get("anyOf", (left,)), right.get("anyOf", (right,))
             return union([self.merge(each, other, place) for each in lefts for other in rights])
         if "type" not in left:
-            return self._filter(left["enum"], right)
+            return self._filter(left["enum"], right, place)
         if "type" not in right:
-            return self._filter(right["enum"], left)
+            return self._filter(right["enum"], left, place)
         return self._merge_typed(left, right, place)
 
     def finish(self) -> None:
@@ -82,7 +86,7 @@ class Merger:
             self._definitions.nodes[merged] = self.merge(*nodes, place)
         return self._definitions.use(merged)
 
-    def _filter(self, values: list[Any], node: Node) -> Node:
+    def _filter(self, values: list[Any], node: Node, place: str) -> Node:
         """Return a node for the values that a node allows."""
         if "enum" in node:
             allowed = {canonical(value) for value in node["enum"]}
@@ -90,7 +94,10 @@ class Merger:
         if "type" in node:
             values = [value for value in values if is_of_type(value, node["type"]) and is_within(value, node)]
             if node["type"] in ("array", "object"):
+                self._is_unknown = False
                 values = [value for value in values if self.admits(node, value)]
+                if self._is_unknown:
+                    self._enforcement.drop("enum", place, "has values of a recursive schema")
         if values and "pattern" in node:
             return {**node, "enum": values}
         return {"enum": values} if values else NONE
@@ -100,6 +107,7 @@ class Merger:
         self._enforcement.step()
         found = self._definitions.resolve(node)
         if found is None or found in (ANY, NONE):
+            self._is_unknown |= found is None
             return found != NONE
         if "anyOf" in found:
             return any(self.admits(each, value) for each in found["anyOf"])
@@ -139,14 +147,14 @@ class Merger:
             case "integer" | "number":
                 return merged_numbers(left, right, merged)
             case "string":
-                return self._merge_strings(left, right, merged)
+                return self._merge_strings(left, right, merged, place)
             case "array":
                 return self._merge_arrays(left, right, merged, place)
             case "object":
                 return self._merge_objects(left, right, merged, place)
         return merged
 
-    def _merge_strings(self, left: Node, right: Node, merged: Node) -> Node:
+    def _merge_strings(self, left: Node, right: Node, merged: Node, place: str) -> Node:
         _tighten(left, right, merged, "minLength", "maxLength")
         if "enum" in left and "enum" in right:
             merged["enum"] = [value for value in left["enum"] if value in right["enum"]]
@@ -157,7 +165,8 @@ class Merger:
         if patterns[1:]:
             merged["allOf"] = [{"pattern": each} for each in patterns[1:]]
         if "enum" in merged:
-            return self._filter(merged["enum"], {key: value for key, value in merged.items() if key != "enum"})
+            others = {key: value for key, value in merged.items() if key != "enum"}
+            return self._filter(merged["enum"], others, place)
         return NONE if merged.get("minLength", 0) > merged.get("maxLength", math.inf) else merged
 
     def _merge_arrays(self, left: Node, right: Node, merged: Node, place: str) -> Node:

@@ -6,6 +6,7 @@ A node is one of: {} for any value, {"not": {}} for none, {"$ref": "#/$defs/NAME
 
 from __future__ import annotations
 
+import json
 from collections.abc import Hashable, Iterable
 from fractions import Fraction
 from typing import Any
@@ -49,11 +50,16 @@ def union(nodes: Iterable[Node]) -> Node:
                 return ANY
             if "enum" in each and "type" not in each:
                 values += each["enum"]
-            elif each != NONE and each not in others[-8:]:
+            elif each != NONE and not any(are_same(each, other) for other in others[-8:]):
                 others.append(each)
     if values:
         others.append({"enum": distinct(values)})
     return {"anyOf": others} if len(others) > 1 else others[0] if others else NONE
+
+
+def are_same(node: Node, other: Node) -> bool:
+    """Return whether two nodes are the same. 1, 1.0 and true are different in them, other than in Python."""
+    return node == other and json.dumps(node) == json.dumps(other)
 
 
 def type_of(value: Any) -> str:

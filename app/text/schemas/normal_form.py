@@ -6,7 +6,7 @@ annotations are left out. An object that has properties, and does not state whet
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 from app.text.schemas.closing import closed_form
@@ -102,7 +102,7 @@ class _Normalizer:
             node = self._one_of(node, schema, place)
         if "unevaluatedProperties" in schema:
             others = self._node(schema["unevaluatedProperties"], below(place, "unevaluatedProperties"))
-            node = self._map_objects(node, lambda each: {"additionalProperties": others, **each})
+            node = self._with_others(node, others, place)
         return node
 
     def _alternatives(self, schema: dict[str, Any], keyword: str, place: str) -> list[Node]:
@@ -153,19 +153,21 @@ class _Normalizer:
                 self._definitions.nodes[name] = self._node(schema, place)
         return self._definitions.use(name)
 
-    def _map_objects(self, node: Node, change: Callable[[Node], Node]) -> Node:
-        """Return a node in which the objects among the alternatives are changed."""
+    def _with_others(self, node: Node, others: Node, place: str) -> Node:
+        """Return a node whose objects have members of `others` only, apart from those which they list."""
         if "anyOf" in node:
-            return union([self._map_objects(each, change) for each in node["anyOf"]])
+            return union([self._with_others(each, others, place) for each in node["anyOf"]])
         found = self._definitions.resolve(node)
         if found is None:
-            self._enforcement.drop("unevaluatedProperties", "", "cannot be combined with recursion")
+            self._enforcement.drop("unevaluatedProperties", place, "cannot be combined with recursion")
             return node
         if found is not node:
-            return self._map_objects(found, change)
+            return self._with_others(found, others, place)
+        if others != ANY and any(isinstance(value, dict) for value in node.get("enum", ())):
+            self._enforcement.drop("unevaluatedProperties", place, "cannot be combined with enumerated objects")
         if node == ANY:
-            return union([change({"type": name}) if name == "object" else {"type": name} for name in TYPES])
-        return change(node) if node.get("type") == "object" else node
+            return union([self._with_others({"type": name}, others, place) for name in TYPES])
+        return {"additionalProperties": others, **node} if node.get("type") == "object" else node
 
 
 def _schemas(schema: dict[str, Any], keyword: str, place: str) -> list[Any]:

@@ -234,6 +234,7 @@ REFUSED = [
     ({"type": "integer", "minimum": 10**70}, "minimum at the root has too many digits"),
     ({"type": "integer", "multipleOf": 99991}, "multipleOf at the root"),
     ({"if": INT, "then": STR}, "if at the root"),
+    ({"enum": [{"a": 1}], "unevaluatedProperties": False}, "unevaluatedProperties at the root"),
 ]  # fmt: skip
 
 

@@ -111,6 +111,7 @@ def test_siblings_of_a_recursive_reference_are_merged():
         ([{"type": "string", "pattern": "a"}, {"pattern": "b"}],
          {"type": "string", "pattern": "a", "allOf": [{"pattern": "b"}]}),
         ([{"enum": [1, 2, "a"]}, {"enum": ["a", 2.0]}], {"enum": [2, "a"]}),
+        ([{"enum": [1]}, {"enum": [True]}], {"not": {}}),
         ([{"type": "array", "items": INT}, {"minItems": 1, "prefixItems": [{"minimum": 0}]}],
          {"type": "array", "items": INT, "minItems": 1, "prefixItems": [{**INT, "minimum": 0}]}),
         ([{"type": "object", "properties": {"a": INT}, "required": ["a"]},
