@@ -69,7 +69,7 @@ class ContentFormat:
 
     def _schema_grammar(self) -> str:
         self._check_size(len(json.dumps(self.value)))
-        rules = GrammarRules({}, constrains_arguments=False)
+        rules = GrammarRules()
         try:
             lenient = () if self.is_strict else _LENIENT_KEYWORDS
             rules.add("start", json_value(rules, self.value, is_strict=True, lenient=lenient))

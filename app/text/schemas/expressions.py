@@ -48,3 +48,10 @@ def embedded_json(schema: Node, *, is_strict: bool = True) -> str:
     """Return an expression of a schema that llguidance translates."""
     options = {**OPTIONS, "lenient": not is_strict}
     return "%json " + json.dumps({**schema, "x-guidance": options}, ensure_ascii=False)
+
+
+def repeated(expression: str, minimum: int, maximum: int | None) -> str:
+    """Return an expression for a number of repetitions."""
+    if maximum is None:
+        return f"({expression}){f'{{{minimum},}}' if minimum else '*'}"
+    return f"({expression}){{{minimum},{maximum}}}" if maximum else ""

@@ -14,7 +14,7 @@ from typing import Any
 from app.text.schemas.embedding import embedded_object
 from app.text.schemas.enforcement import Enforcement, below
 from app.text.schemas.errors import InvalidFormat
-from app.text.schemas.expressions import JSON_SPACE, Rules, add_named, digest, literal
+from app.text.schemas.expressions import JSON_SPACE, Rules, add_named, digest, literal, repeated
 from app.text.schemas.nodes import ANY, NONE, Node, referenced_name
 from app.text.schemas.normal_form import normal_form
 from app.text.schemas.scalars import scalar_expression, scalar_text, string_terminal
@@ -130,7 +130,7 @@ class _Writer:
             minimum_rest = max(minimum - len(prefix), 0)
         tail = ""
         if rest:
-            tail = _repeated(f"{COMMA} {rest}", minimum_rest, None if maximum is None else maximum - len(prefix))
+            tail = repeated(f"{COMMA} {rest}", minimum_rest, None if maximum is None else maximum - len(prefix))
         for number in range(len(prefix) - 1, 0, -1):
             tail = f"{COMMA} {prefix[number]} {tail}"
             if number >= minimum:
@@ -170,7 +170,7 @@ class _Writer:
             entry = self._entry(node, place)
             most = node["maxProperties"] - len(required) if "maxProperties" in node else None
             if most != 0:
-                items.append((f"{entry} {_repeated(f'{COMMA} {entry}', 0, most and most - 1)}", False))
+                items.append((f"{entry} {repeated(f'{COMMA} {entry}', 0, most and most - 1)}", False))
         if not items:
             return "JSON_EMPTY_OBJECT"
         members = f"JSON_OPEN_OBJECT {self._members(items)} JSON_CLOSE_OBJECT"
@@ -218,10 +218,3 @@ def _texts(value: Any) -> list[str]:
 
 def _any_of(expressions: list[str]) -> str:
     return expressions[0] if len(expressions) == 1 else f"({' | '.join(expressions)})"
-
-
-def _repeated(expression: str, minimum: int, maximum: int | None) -> str:
-    """Return an expression for a number of repetitions."""
-    if maximum is None:
-        return f"({expression}){f'{{{minimum},}}' if minimum else '*'}"
-    return f"({expression}){{{minimum},{maximum}}}" if maximum else ""

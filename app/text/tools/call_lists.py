@@ -63,8 +63,8 @@ class CallListParser(CallParser):
         syntax, marks = self._offer.syntax.arguments, self._offer.marks
         self._open_call(head.tool)
         ends = [marks.encode(end) for end in head.form.ends]
-        is_constrained = self._offer.is_constrained(head.tool)
-        call = OpenCall(self._reader, head.tool, is_constrained, marks, ends, self._add_arguments)
+        schema = self._offer.schema(head.tool)
+        call = OpenCall(self._reader, head.tool, schema, marks, ends, self._add_arguments)
         if not (yield from syntax.read(call)):
             return False
         self._close_call()

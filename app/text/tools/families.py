@@ -11,6 +11,7 @@ from app.text.tools.tagged_arguments import TaggedArguments
 
 # <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call> (Hermes, Qwen2.5, Qwen3)
 HERMES = CallSyntax(
+    "hermes",
     (
         CallList(
             "<tool_call>", (CallForm('\n{"name": ', (', "arguments": ',), ("}\n</tool_call>",), quotes_name=True),)
@@ -22,6 +23,7 @@ HERMES = CallSyntax(
 
 # <tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>; the outer tag may be missing
 QWEN3_CODER = CallSyntax(
+    "qwen3_coder",
     (
         CallList("<tool_call>", (CallForm("\n<function=", (">\n",), ("</function>\n</tool_call>",)),)),
         CallList(
@@ -35,6 +37,7 @@ QWEN3_CODER = CallSyntax(
 
 # <tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>, with or without the line breaks
 GLM = CallSyntax(
+    "glm",
     (CallList("<tool_call>", (CallForm("", ("\n", ""), ("</tool_call>",)),)),),
     TaggedArguments("<arg_key>", ("</arg_key>\n<arg_value>", "</arg_key><arg_value>"), "</arg_value>", "\n"),
     frozenset({"<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"}),
@@ -42,6 +45,7 @@ GLM = CallSyntax(
 
 # [TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}], and in newer models [TOOL_CALLS]f[ARGS]{"a": 1}
 MISTRAL = CallSyntax(
+    "mistral",
     (
         CallList(
             "[TOOL_CALLS]",
@@ -58,6 +62,7 @@ MISTRAL = CallSyntax(
 
 # In V3 and R1 the type of the call, its name, and the arguments in a block of code; in V3.1 the name and the arguments.
 DEEPSEEK = CallSyntax(
+    "deepseek",
     (
         CallList(
             "<｜tool▁calls▁begin｜>",
@@ -88,6 +93,7 @@ _LLAMA_HABITS = tuple(
 )
 # {"name": "f", "parameters": {"a": 1}} (Llama 3.1 to 4); further calls after a semicolon
 LLAMA3_JSON = CallSyntax(
+    "llama3_json",
     (CallList("<|python_tag|>", (_LLAMA_CALL, *_LLAMA_HABITS), separators=("; ",)),),
     JsonArguments(),
     frozenset({"<|python_tag|>"}),
@@ -97,6 +103,7 @@ LLAMA3_JSON = CallSyntax(
 
 # [f(a=1, b="x"), g()] (Llama 3.2 and 4)
 PYTHONIC = CallSyntax(
+    "pythonic",
     (CallList("<|python_start|>", (CallForm("", ("(",), (")",)),), ("[",), (", ",), "]"),),
     PythonArguments(),
     frozenset({"<|python_start|>"}),

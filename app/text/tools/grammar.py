@@ -7,7 +7,7 @@ the tool if it is strict, if a call is required, or if all tools are constrained
 
 from __future__ import annotations
 
-from app.text.tools.grammar_rules import GrammarRules, any_of, literal
+from app.text.tools.grammar_rules import GrammarRules, any_of, literal, naming
 from app.text.tools.syntax import MAX_LEADING_SPACE, CallForm, CallList, CallOffer
 
 
@@ -65,8 +65,9 @@ def _arguments(rules: GrammarRules, offer: CallOffer, index: int) -> str:
     """Return the name of the rule for the arguments of the tool at `index`."""
     name, tool = f"arguments_{index}", offer.tools[index]
     if not rules.has(name):
-        is_constrained = offer.is_constrained(tool)
-        rules.add(name, offer.syntax.arguments.expression(rules, tool, is_constrained=is_constrained))
+        with naming(tool, offer.syntax.name):
+            schema = offer.schema(tool)
+            rules.add(name, offer.syntax.arguments.expression(rules, schema, is_strict=tool.strict))
     return name
 
 

@@ -5,16 +5,17 @@ Only text is built here; the engine process compiles it.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from app.text.marks import NO_MARKS, Marks
 from app.text.schemas.errors import InvalidFormat
+from app.text.schemas.expressions import literal
 from app.text.schemas.json_grammar import json_value as add_json
 from app.text.tools.definitions import Tool
 
-NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+__all__ = ["GrammarRules", "any_of", "literal", "naming"]
 
 
 class GrammarRules:
@@ -38,8 +39,8 @@ class GrammarRules:
         return name
 
     def add_shared(self, root: dict[str, Any], reference: str, write: Callable[[], str]) -> str:
-        """Add a rule for the schema at a reference into `root`, unless there is one; it may refer to itself. Return its
-        name. write: returns the body.
+        """Add a rule for the schema with a name in `root`, unless there is one; it may refer to itself. Return the name
+        of the rule. write: returns the body.
         """
         key = id(root), reference
         if key not in self._shared:
@@ -85,33 +86,21 @@ class GrammarRules:
             return f"text? {self.text(end)}"
         return self.add_lazy(name, f"/(?s:.*)/ {literal(end)}")
 
-    def json_arguments(self, tool: Tool, *, is_constrained: bool) -> str:
-        """Return an expression for the arguments of a call as a JSON object. Raises `InvalidFormat`."""
-        return self.json_value(parameters_of(tool) if is_constrained else {"type": "object"}, tool)
-
-    def json_value(self, schema: Any, tool: Tool) -> str:
-        """Return an expression for JSON by a schema of a tool. Raises `InvalidFormat`."""
-        try:
-            return add_json(self, schema, is_strict=tool.strict)
-        except InvalidFormat as error:
-            raise InvalidFormat(f"the parameters of tool {tool.name}: {error}", param="tools") from None
+    def json_value(self, schema: Any, *, is_strict: bool) -> str:
+        """Return an expression for JSON by a schema. Raises `InvalidFormat` for keywords that cannot be enforced if
+        `is_strict`.
+        """
+        return add_json(self, schema, is_strict=is_strict)
 
 
-def parameters_of(tool: Tool) -> dict[str, Any]:
-    """Return the schema of a tool's arguments; without parameters it has none."""
-    return {"type": "object"} | tool.parameters if tool.parameters else NO_PARAMETERS
-
-
-def members(schema: dict[str, Any]) -> dict[str, bool]:
-    """Return the names of an object's members, and whether each is required."""
-    properties, required = schema.get("properties"), schema.get("required")
-    names = list(properties) if isinstance(properties, dict) else []
-    return {name: isinstance(required, list) and name in required for name in names}
-
-
-def literal(text: str) -> str:
-    """Return an expression for exactly `text`."""
-    return json.dumps(text, ensure_ascii=False)
+@contextmanager
+def naming(tool: Tool, family: str) -> Iterator[None]:
+    """Add the tool and the family of its calls to an `InvalidFormat`."""
+    try:
+        yield
+    except InvalidFormat as error:
+        message = f"the parameters of tool {tool.name}: {error} (calls in the format {family})"
+        raise InvalidFormat(message, param="tools") from None
 
 
 def any_of(expressions: Iterable[str]) -> str:

@@ -10,9 +10,10 @@ import re
 from collections.abc import Callable
 
 from app.text.marks import NO_MARKS, Marks
+from app.text.tools.argument_schema import parameters_of
 from app.text.tools.call_parser import CallParser
 from app.text.tools.definitions import ToolOffer
-from app.text.tools.grammar_rules import GrammarRules, any_of
+from app.text.tools.grammar_rules import GrammarRules, any_of, naming
 from app.text.tools.json_arguments import read_json
 from app.text.tools.text_reader import Literals, Steps
 
@@ -36,7 +37,9 @@ def call_expression(rules: GrammarRules, offer: ToolOffer) -> str:
     for tool in offer.tools:
         recipient = rules.marked(f"{rules.marks.encode(CHANNEL)}commentary to={TO_FUNCTION}{tool.name}")
         header = f"{recipient} {any_of(map(rules.text, FORMATS))} {rules.text(MESSAGE)}"
-        expressions.append(f"{header} {rules.json_arguments(tool, is_constrained=offer.is_constrained(tool))}")
+        schema = parameters_of(tool) if offer.is_constrained(tool) else {"type": "object"}
+        with naming(tool, "harmony"):
+            expressions.append(f"{header} {rules.json_value(schema, is_strict=tool.strict)}")
     return any_of(rules.add(f"call_{index}", each) for index, each in enumerate(expressions))
 
 

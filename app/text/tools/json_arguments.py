@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from app.text.schemas.nodes import Node
+from app.text.tools.argument_schema import parameters_of
 from app.text.tools.definitions import Tool
 from app.text.tools.grammar_rules import GrammarRules
 from app.text.tools.syntax import MAX_NAME, ArgumentSyntax, OpenCall
@@ -20,9 +22,13 @@ class JsonArguments(ArgumentSyntax):
 
     includes_end = False
 
-    def expression(self, rules: GrammarRules, tool: Tool, *, is_constrained: bool) -> str:
-        """Return an expression for JSON by the tool's schema, or for any object."""
-        return rules.json_arguments(tool, is_constrained=is_constrained)
+    def schema(self, tool: Tool) -> Node:
+        """Return the schema of a tool as it is given."""
+        return parameters_of(tool)
+
+    def expression(self, rules: GrammarRules, schema: Node | None, *, is_strict: bool) -> str:
+        """Return an expression for JSON by a schema, or for any object. Raises `InvalidFormat`."""
+        return rules.json_value({"type": "object"} if schema is None else schema, is_strict=is_strict)
 
     def read(self, call: OpenCall) -> Steps[bool]:
         """Read an object. Return whether it is complete."""

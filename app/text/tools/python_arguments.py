@@ -11,20 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from app.text.tools.argument_types import escape, listed_values, referenced
-from app.text.tools.definitions import Tool
-from app.text.tools.grammar_rules import GrammarRules, any_of, literal, members, parameters_of
+from app.text.schemas.enforcement import Enforcement, below
+from app.text.schemas.expressions import repeated
+from app.text.schemas.nodes import ANY, Node, referenced_name
+from app.text.tools.argument_schema import is_open, members
+from app.text.tools.argument_types import escape
+from app.text.tools.grammar_rules import GrammarRules, any_of, literal
 from app.text.tools.syntax import MAX_NAME, ArgumentSyntax, OpenCall
-from app.text.tools.tagged_arguments import is_free
 from app.text.tools.text_reader import Literals, Steps, TextReader
 
-TERMINALS = {
-    "string": r"""/"([^"\\\n]|\\[^\n])*"|'([^'\\\n]|\\[^\n])*'/""",
-    "number": r"/-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?/",
-    "integer": "/-?(0|[1-9][0-9]*)/",
-    "boolean": '("True" | "False")',
-    "null": '"None"',
-}
+_STRING = r"""/"([^"\\\n]|\\[^\n])*"|'([^'\\\n]|\\[^\n])*'/"""
 ANY_NAME = "[a-zA-Z_][a-zA-Z0-9_]{0,63}"
 SEPARATOR = ", "
 
@@ -43,18 +39,18 @@ _ESCAPES = {"'": "'", "a": "\\u0007", "v": "\\u000b", "0": "\\u0000", "\n": ""} 
 class PythonArguments(ArgumentSyntax):
     """Keyword arguments. In constrained calls they are in the order of the schema, with values of its types."""
 
-    def expression(self, rules: GrammarRules, tool: Tool, *, is_constrained: bool) -> str:
-        """Return an expression for the arguments."""
-        if is_free(tool, is_constrained=is_constrained):
-            item = rules.add("argument", f'/{ANY_NAME}/ "=" {_any_value(rules)}')
+    def expression(self, rules: GrammarRules, schema: Node | None, *, is_strict: bool) -> str:
+        """Return an expression for the arguments. Raises `InvalidFormat`."""
+        writer = _Writer(rules, {} if schema is None else schema, Enforcement(is_strict=is_strict))
+        if schema is None or is_open(schema):
+            item = rules.add("argument", f'/{ANY_NAME}/ "=" {writer.value(ANY, "")}')
             return f"({item} ({literal(SEPARATOR)} {item})*)?"
-        schema = parameters_of(tool)
-        return _members(rules, schema, schema, lambda name: literal(f"{name}="))
+        return writer.members(schema, "", lambda name: literal(f"{name}="))
 
     def read(self, call: OpenCall) -> Steps[bool]:
         """Read the arguments and the end of the call. Return whether it is complete."""
-        is_any = is_free(call.tool, is_constrained=call.is_constrained)
-        names = {} if is_any else {f"{name}=": name for name in members(parameters_of(call.tool))}
+        is_any = call.schema is None or is_open(call.schema)
+        names = {} if call.schema is None else {f"{name}=": name for name in members(call.schema)}
         if (yield from call.reader.accept(Literals(call.ends))):
             call.put("{}")
             return True
@@ -157,46 +153,6 @@ def _read_escape(reader: TextReader) -> Steps[str]:
     return f"\\u{code:04x}" if code < 0x10000 else escape(chr(code)) if code < 0x110000 else "\\ufffd"
 
 
-def _members(rules: GrammarRules, schema: dict[str, Any], root: dict[str, Any], begin: Callable[[str], str]) -> str:
-    """Return an expression for the members of an object. begin: returns the expression before a member's value."""
-    items = [
-        (f"{begin(name)} {_value(rules, schema['properties'][name], root)}", is_required)
-        for name, is_required in members(schema).items()
-    ]
-    return rules.add_separated(items, literal(SEPARATOR))
-
-
-def _value(rules: GrammarRules, schema: Any, root: dict[str, Any]) -> str:
-    """Return an expression for a value."""
-    if not isinstance(schema, dict):
-        return _any_value(rules)
-    values = listed_values(schema, root)
-    if values is not None:
-        return any_of(text for value in values for text in _constants(value))
-    if isinstance(reference := schema.get("$ref"), str):
-        target = referenced(reference, root)
-        return rules.add_shared(root, reference, lambda: _value(rules, target, root))
-    alternatives = schema.get("anyOf") or schema.get("oneOf")
-    if isinstance(alternatives, list) and alternatives:
-        return any_of(_value(rules, each, root) for each in alternatives)
-    given = schema.get("type")
-    types = given if isinstance(given, list) and given else [given]
-    return any_of(_value_of_type(rules, each, schema, root) for each in types)
-
-
-def _value_of_type(rules: GrammarRules, given: Any, schema: dict[str, Any], root: dict[str, Any]) -> str:
-    """Return an expression for values of one type of a schema."""
-    if given in TERMINALS:
-        return rules.add(f"python_{given}", TERMINALS[given])
-    if given == "array":
-        item = _value(rules, schema.get("items"), root)
-        return f'"[" ({item} (", " {item})*)? "]"'
-    if given == "object" and members(schema):
-        inside = _members(rules, schema, root, lambda name: any_of(literal(f"{text}: ") for text in _quoted(name)))
-        return f'"{{" {inside} "}}"'
-    return _any_value(rules)
-
-
 def _quoted(text: str) -> list[str]:
     """Return a string of Python in both kinds of quotes."""
     double = json.dumps(text, ensure_ascii=False)
@@ -209,9 +165,88 @@ def _constants(value: Any) -> list[str]:
     return list(map(literal, _quoted(value) if isinstance(value, str) else [repr(value)]))
 
 
-def _any_value(rules: GrammarRules) -> str:
-    """Return an expression for any value."""
-    scalars = " | ".join(rules.add(f"python_{name}", body) for name, body in TERMINALS.items())
-    array = '"[" (python_value (", " python_value)*)? "]"'
-    entry = 'python_string ": " python_value'
-    return rules.add("python_value", f'{scalars} | {array} | "{{" ({entry} (", " {entry})*)? "}}"')
+class _Writer:
+    """Translation of the values of one schema in normal form."""
+
+    def __init__(self, rules: GrammarRules, root: Node, enforcement: Enforcement) -> None:
+        self._rules = rules
+        self._definitions: dict[str, Node] = root.get("$defs", {})
+        self._enforcement = enforcement
+
+    def members(self, schema: Node, place: str, begin: Callable[[str], str]) -> str:
+        """Return an expression for the members of an object. begin: returns the expression before a member's value."""
+        required, inner = schema.get("required", ()), below(place, "properties")
+        items = [
+            (f"{begin(name)} {self.value(node, below(inner, name))}", name in required)
+            for name, node in schema.get("properties", {}).items()
+        ]
+        return self._rules.add_separated(items, literal(SEPARATOR))
+
+    def value(self, node: Node, place: str) -> str:
+        """Return an expression for the values of a node. Raises `InvalidFormat`."""
+        if (name := referenced_name(node)) is not None:
+            inside = below("$defs", name)
+            return self._rules.add_shared(self._definitions, name, lambda: self.value(self._definitions[name], inside))
+        if "anyOf" in node:
+            inner = below(place, "anyOf")
+            return any_of(self.value(each, below(inner, number)) for number, each in enumerate(node["anyOf"]))
+        if "enum" in node and "type" not in node:
+            return any_of(text for value in node["enum"] for text in _constants(value))
+        match node.get("type"):
+            case "null":
+                return '"None"'
+            case "boolean":
+                return self._rules.add("PYTHON_BOOLEAN", '"True" | "False"')
+            case "array":
+                return self._array(node, place)
+            case "object":
+                return self._object(node, place)
+            case "string" if node.keys() == {"type"}:
+                return self._rules.add("PYTHON_STRING", _STRING)
+            case None:
+                return self._any_value()
+        # Numbers, and strings in double quotes without escapes by number, are the same in JSON and in Python.
+        return self._rules.json_value(node, is_strict=True)
+
+    def _array(self, node: Node, place: str) -> str:
+        if node.get("uniqueItems"):
+            self._enforcement.drop("uniqueItems", place)
+        prefix = [self.value(each, place) for each in node.get("prefixItems", ())]
+        minimum, maximum = node.get("minItems", 0), node.get("maxItems")
+        rest = node.get("items", ANY)
+        if maximum == 0 or (rest is False and not prefix):
+            return '"[]"'
+        tail = ""
+        if rest is not False and (maximum is None or maximum > len(prefix)):
+            item = self.value(rest, below(place, "items"))
+            prefix = prefix or [item]
+            most = None if maximum is None else maximum - len(prefix)
+            tail = repeated(f"{literal(SEPARATOR)} {item}", max(minimum - len(prefix), 0), most)
+        for number in range(len(prefix) - 1, -1, -1):
+            tail = f"{literal(SEPARATOR) if number else ''} {prefix[number]} {tail}"
+            tail = tail if number < minimum else f"({tail})?"
+        return f'"[" {tail} "]"'
+
+    def _object(self, node: Node, place: str) -> str:
+        for keyword in node:
+            if keyword not in ("type", "properties", "required", "additionalProperties"):
+                self._enforcement.drop(keyword, place)
+        if members(node):
+            inside = self.members(node, place, lambda name: any_of(literal(f"{text}: ") for text in _quoted(name)))
+            return f'"{{" {inside} "}}"'
+        others = node.get("additionalProperties", ANY)
+        if others is False:
+            return '"{}"'
+        key = self._rules.add("PYTHON_STRING", _STRING)
+        entry = f'{key} ": " {self.value(others if isinstance(others, dict) else ANY, place)}'
+        return f'"{{" ({entry} ({literal(SEPARATOR)} {entry})*)? "}}"'
+
+    def _any_value(self) -> str:
+        """Return an expression for any value."""
+        self._rules.add("PYTHON_BOOLEAN", '"True" | "False"')
+        self._rules.add("PYTHON_STRING", _STRING)
+        number = self._rules.json_value({"type": "number"}, is_strict=True)
+        array = '"[" (python_value (", " python_value)*)? "]"'
+        entry = 'PYTHON_STRING ": " python_value'
+        scalars = f'PYTHON_BOOLEAN | PYTHON_STRING | "None" | {number}'
+        return self._rules.add("python_value", f'{scalars} | {array} | "{{" ({entry} (", " {entry})*)? "}}"')

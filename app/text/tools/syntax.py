@@ -13,6 +13,8 @@ from functools import cached_property
 from typing import ClassVar, NamedTuple
 
 from app.text.marks import NO_MARKS, Marks
+from app.text.schemas.nodes import Node
+from app.text.tools.argument_schema import object_schema
 from app.text.tools.definitions import Tool, ToolOffer
 from app.text.tools.grammar_rules import GrammarRules
 from app.text.tools.text_reader import Literals, Steps, TextReader
@@ -26,7 +28,7 @@ class OpenCall(NamedTuple):
 
     reader: TextReader
     tool: Tool
-    is_constrained: bool  # the arguments satisfy the tool's schema
+    schema: Node | None  # of the arguments; None: any are possible
     marks: Marks
     ends: Sequence[str]
     put: Callable[[str], None]
@@ -37,9 +39,18 @@ class ArgumentSyntax(ABC):
 
     includes_end: ClassVar[bool] = True
 
+    def schema(self, tool: Tool) -> Node:
+        """Return the schema of the arguments of a call of `tool`, as the other methods read it. Raises `InvalidFormat`
+        for a strict tool with a schema that cannot be enforced.
+        """
+        return object_schema(tool)
+
     @abstractmethod
-    def expression(self, rules: GrammarRules, tool: Tool, *, is_constrained: bool) -> str:
-        """Return an expression for the arguments of a call of `tool`, without the end of the call."""
+    def expression(self, rules: GrammarRules, schema: Node | None, *, is_strict: bool) -> str:
+        """Return an expression for the arguments of a call, without the end of the call.
+
+        schema: None: any arguments. is_strict: raise `InvalidFormat` if it cannot be enforced.
+        """
 
     @abstractmethod
     def read(self, call: OpenCall) -> Steps[bool]:
@@ -85,13 +96,14 @@ class CallList:
 
 @dataclass(frozen=True, slots=True)
 class CallSyntax:
-    """Syntax of one family.
+    """Syntax of one family. name: for errors.
 
     markers: texts that may be special tokens. is_leading: a list may also be at the beginning of an answer, without its
     start, after at most `MAX_LEADING_SPACE` blanks and line breaks; nothing follows it. may_repeat: several lists may
     follow each other, with a line break or nothing between them.
     """
 
+    name: str
     lists: tuple[CallList, ...]
     arguments: ArgumentSyntax
     markers: frozenset[str]
@@ -113,7 +125,14 @@ class CallOffer(ToolOffer):
 
     syntax: CallSyntax
     marks: Marks = NO_MARKS
+    _schemas: dict[str, Node | None] = field(default_factory=dict)
     _following: dict[int, tuple[Literals, dict[str, Head]]] = field(default_factory=dict)
+
+    def schema(self, tool: Tool) -> Node | None:
+        """Return the schema of the arguments of a call; None if any are possible. Raises `InvalidFormat`."""
+        if tool.name not in self._schemas:
+            self._schemas[tool.name] = self.syntax.arguments.schema(tool) if self.is_constrained(tool) else None
+        return self._schemas[tool.name]
 
     def forms(self, calls: CallList) -> list[CallForm]:
         """Return the forms in which a call of a list may be written."""

@@ -12,9 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from app.text.marks import Marks
+from app.text.schemas.enforcement import Enforcement, below
+from app.text.schemas.nodes import Node
+from app.text.schemas.scalars import scalar_text
+from app.text.tools.argument_schema import is_open, members, resolved
 from app.text.tools.argument_types import STRING, argument_types, escape, json_value, listed_values
-from app.text.tools.definitions import Tool
-from app.text.tools.grammar_rules import GrammarRules, any_of, literal, members, parameters_of
+from app.text.tools.grammar_rules import GrammarRules, any_of, literal
 from app.text.tools.json_arguments import read_json
 from app.text.tools.syntax import MAX_NAME, ArgumentSyntax, OpenCall
 from app.text.tools.text_reader import Literals, Steps, TextReader
@@ -35,16 +38,16 @@ class TaggedArguments(ArgumentSyntax):
     end: str
     gap: str = ""
 
-    def expression(self, rules: GrammarRules, tool: Tool, *, is_constrained: bool) -> str:
-        """Return an expression for the arguments."""
+    def expression(self, rules: GrammarRules, schema: Node | None, *, is_strict: bool) -> str:
+        """Return an expression for the arguments. Raises `InvalidFormat`."""
         gap = f"{rules.text(self.gap)}?" if self.gap else ""
-        if is_free(tool, is_constrained=is_constrained):
+        if schema is None or is_open(schema):
             middle = any_of(map(rules.text, self.middles))
             return f"({rules.text(self.before)} /{ANY_NAME}{{1,64}}/ {middle} {rules.until('value', self.end)} {gap})*"
-        expressions = []
-        for name, is_required in members(parameters_of(tool)).items():
+        enforcement, expressions = Enforcement(is_strict=is_strict), []
+        for name, is_required in members(schema).items():
             begin = any_of(map(rules.marked, self._begins(name, rules.marks)))
-            value = self._value(rules, tool, name)
+            value = self._value(rules, schema, name, enforcement)
             expressions.append(f"({begin} {value} {gap}){'' if is_required else '?'}")
         return " ".join(expressions)
 
@@ -52,21 +55,23 @@ class TaggedArguments(ArgumentSyntax):
         """Return the possible texts before the value of an argument, with marks."""
         return [f"{marks.encode(self.before)}{name}{marks.encode(middle)}" for middle in self.middles]
 
-    def _value(self, rules: GrammarRules, tool: Tool, name: str) -> str:
-        """Return an expression for the value of an argument, and its end."""
-        listed = listed_texts(tool, name)
+    def _value(self, rules: GrammarRules, schema: Node, name: str, enforcement: Enforcement) -> str:
+        """Return an expression for the value of an argument, and its end. Raises `InvalidFormat`."""
+        node = schema["properties"][name]
+        listed = listed_texts(schema, name)
         if listed is not None:
             return f"{any_of(map(literal, listed))} {rules.text(self.end)}"
-        if "string" in argument_types(parameters_of(tool), name):
+        if "string" in argument_types(schema, name):
+            _check_text(node, schema["$defs"], enforcement, below("properties", name))
             return rules.until("value", self.end)
-        schema = argument_schema(tool, name)
-        return f"{rules.json_value(schema, is_strict=tool.strict)} {rules.text(self.end)}"
+        value = rules.json_value(node | {"$defs": schema["$defs"]}, is_strict=True)
+        return f"{value} {rules.text(self.end)}"
 
     def read(self, call: OpenCall) -> Steps[bool]:
         """Read the arguments and the end of the call. Return whether it is complete."""
         is_empty, encode = True, call.marks.encode
-        is_any = is_free(call.tool, is_constrained=call.is_constrained)
-        names = [] if is_any else list(members(parameters_of(call.tool)))
+        is_any = call.schema is None or is_open(call.schema)
+        names = [] if call.schema is None else list(members(call.schema))
         begins = {begin: name for name in names for begin in self._begins(name, call.marks)}
         free = [encode(self.before)] if is_any else []
         following = Literals([*begins, *free, *call.ends])
@@ -94,9 +99,10 @@ class TaggedArguments(ArgumentSyntax):
     def _read_value(self, call: OpenCall, name: str, *, is_any: bool) -> Steps[bool]:
         """Read a value and its end, and pass it on as JSON. Return whether both are complete."""
         reader, end = call.reader, call.marks.encode(self.end)
-        types = argument_types(call.tool.parameters, name)
+        schema = call.tool.parameters if call.schema is None else call.schema
+        types = argument_types(schema, name)
         if not is_any:
-            listed = listed_texts(call.tool, name)
+            listed = listed_texts(schema, name)
             if listed is not None:
                 texts = {text + end: value for text, value in listed.items()}
                 found = yield from reader.accept(Literals(texts))
@@ -119,28 +125,28 @@ class TaggedArguments(ArgumentSyntax):
 _ANY_NAME = re.compile(f"{ANY_NAME}+")
 
 
-def is_free(tool: Tool, *, is_constrained: bool) -> bool:
-    """Return whether a call of `tool` may have any arguments."""
-    schema = parameters_of(tool)
-    return not is_constrained or (not members(schema) and schema.get("additionalProperties") is not False)
-
-
-def argument_schema(tool: Tool, name: str) -> object:
-    """Return the schema of an argument, with the definitions to which it may refer."""
-    root = parameters_of(tool)
-    schema = root["properties"][name]
-    shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
-    return shared | schema if isinstance(schema, dict) else schema
-
-
-def listed_texts(tool: Tool, name: str) -> dict[str, str] | None:
+def listed_texts(schema: Node, name: str) -> dict[str, str] | None:
     """Return the JSON of each text of an argument whose schema lists its values; None for other schemas."""
-    root = parameters_of(tool)
-    values = listed_values(root["properties"][name], root)
+    values = listed_values(schema["properties"][name], schema)
     if values is None:
         return None
-    written = [(json.dumps(value, ensure_ascii=False), value) for value in values]
+    written = [(scalar_text(value), value) for value in values]
     return {value if isinstance(value, str) else text: text for text, value in reversed(written)}
+
+
+def _check_text(node: Node, definitions: dict[str, Node], enforcement: Enforcement, place: str) -> None:
+    """Check that any text is a value of a node: a string, or another scalar without bounds. Raises `InvalidFormat`.
+
+    The text decides which it is, so that nothing can be enforced of one alternative alone.
+    """
+    node = resolved(node, definitions)
+    for number, each in enumerate(node.get("anyOf", ())):
+        _check_text(each, definitions, enforcement, below(place, "anyOf", number))
+    if node.get("type") in ("object", "array"):
+        enforcement.drop(f"type {node['type']}", place, "cannot be told from a string")
+    for keyword in node:
+        if keyword not in ("type", "anyOf", "$defs", "format"):
+            enforcement.drop(keyword, place)
 
 
 def read_until(reader: TextReader, end: str, put: Callable[[str], None]) -> Steps[bool]:

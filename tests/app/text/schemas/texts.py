@@ -20,7 +20,7 @@ LIKELY = b'ab"{}[]:,-.012 eE\\n'
 
 def grammar(schema: dict[str, Any] | bool, *, is_strict: bool = True, lenient: Collection[str] = ()) -> str:
     """Return the grammar of the JSON texts of a schema."""
-    rules = GrammarRules({}, constrains_arguments=False)
+    rules = GrammarRules()
     rules.add("start", json_value(rules, schema, is_strict=is_strict, lenient=lenient))
     return str(rules)
 
