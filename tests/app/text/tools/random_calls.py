@@ -45,12 +45,18 @@ SCALARS = st.sampled_from(
         {"anyOf": [{"type": "integer"}, {"type": "null"}]},
         {"anyOf": [{"enum": ["p", "q"]}, {"type": "null"}]},
         {"type": ["string", "integer"]},
+        {"type": "integer", "minimum": -3, "exclusiveMaximum": 40},
+        {"type": "string", "maxLength": 3},
+        {"type": "string", "pattern": "^[a-c]+$"},
+        {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "string"}], "items": False, "minItems": 2},
     ]
 )
 VALUES = st.recursive(
     SCALARS,
     lambda inner: st.one_of(
         st.builds(lambda item: {"type": "array", "items": item}, inner),
+        st.builds(lambda item: {"type": "array", "items": item, "minItems": 1, "maxItems": 2}, inner),
+        st.builds(lambda item: {"type": "object", "additionalProperties": item}, inner),
         st.builds(
             _object,
             st.dictionaries(st.sampled_from(NAMES), inner, min_size=1, max_size=3),

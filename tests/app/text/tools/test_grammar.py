@@ -364,3 +364,85 @@ def test_calls_of_qwen3_coder_without_the_outer_tag_are_constrained():
     special = {text: index for index, text in enumerate(sorted(get_format("qwen3_coder").visible_tokens))}
     parser = get_format("qwen3_coder").answer(use, special_tokens=special).parser()
     assert parser is not None and parser.push(1, text) + parser.flush() == [ParsedText(text)]
+
+
+def strict_call(name: str, schema: dict[str, Any], text: str) -> bool:
+    """Return whether a call of a strict tool is accepted."""
+    use = ToolUse((Tool("f", "", schema, strict=True),), "required")
+    return accepts(get_format(name).answer(use, may_reason=False).grammar(), text)
+
+
+TEXT_PATTERN = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^[a-z]+$"}}}
+MIXED = {"type": "object", "properties": {"a": {"anyOf": [{"type": "string"}, {"type": "array"}]}}}
+ALTERNATIVES = {"anyOf": [TEXT_PATTERN, {"type": "object", "properties": {"b": {"type": "integer"}}}]}
+SHORT = {"type": "object", "properties": {"a": {"type": "string", "minLength": 2}}}
+UNIQUE = {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "string"}, "uniqueItems": True}}}
+DEPENDENT = {"type": "object", "properties": {"a": {}, "b": {}}, "dependentRequired": {"a": ["b"]}}
+
+
+@pytest.mark.parametrize(
+    ("name", "schema", "fault"),
+    [
+        *((name, TEXT_PATTERN, "pattern at properties.a") for name in ("qwen3_coder", "glm")),
+        *((name, SHORT, "minLength at properties.a") for name in ("qwen3_coder", "glm")),
+        *((name, MIXED, "type array at properties.a.anyOf.1") for name in ("qwen3_coder", "glm")),
+        *((name, ALTERNATIVES, "anyOf at the root") for name in ("qwen3_coder", "glm", "pythonic")),
+        *((each.name, UNIQUE, "uniqueItems at properties.a") for each in FORMATS),
+    ],
+)
+def test_an_error_names_what_a_family_cannot_enforce(name: str, schema: dict[str, Any], fault: str):
+    """Keyword, place, tool and family; the schema of a tool that is not strict is followed as far as possible."""
+    with pytest.raises(InvalidFormat, match=rf"tool f: {fault} .*{name}") as refused:
+        get_format(name).answer(ToolUse((Tool("f", "", schema, strict=True),))).grammar()
+    assert refused.value.param == "tools"
+    assert compile_grammar(get_format(name).answer(ToolUse((Tool("f", "", schema),), "required")).grammar())
+
+
+def test_dependent_members_are_enforced_or_refused():
+    """A strict schema is never followed in part without a word."""
+    for each in FORMATS:
+        try:
+            grammar = each.answer(ToolUse((Tool("f", "", DEPENDENT, strict=True),), "required")).grammar()
+        except InvalidFormat:
+            continue
+        assert not accepts(grammar, write_call(each.name, "f", {"a": 1}))
+
+
+@pytest.mark.parametrize("name", [each.name for each in FORMATS])
+def test_references_at_the_root_and_to_other_members_are_followed(name: str):
+    """As FastMCP and pydantic write them, and as people do."""
+    inner = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    root = {"$ref": "#/$defs/F", "$defs": {"F": inner}}
+    other = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"$ref": "#/properties/a"}}}
+    assert strict_call(name, root, write_call(name, "f", {"a": 3}))
+    assert not strict_call(name, root, write_call(name, "f", {}))
+    assert strict_call(name, other, write_call(name, "f", {"a": 3, "b": 4}))
+    assert not strict_call(name, other, write_call(name, "f", {"a": 3, "b": "x"}))
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"type": "integer", "minimum": 3, "maximum": 12}, ["3", "12"], ["2", "13", "3.0"]),
+        ({"type": "string", "pattern": "^[a-c]+$"}, ['"abc"'], ['"abd"', "'abd'"]),
+        ({"type": "string", "minLength": 2}, ['"ab"'], ['"a"', "''"]),
+        ({"type": "array", "items": {"const": 1}, "minItems": 1, "maxItems": 2}, ["[1]", "[1, 1]"], ["[]", "[1, 1, 1]"]),
+        ({"type": "array", "prefixItems": [{"type": "integer"}], "items": False}, ["[]", "[1]"], ["[1, 2]", '["a"]']),
+        ({"type": "object", "additionalProperties": {"type": "integer"}}, ["{}", "{'a': 1}"], ["{'a': 'b'}"]),
+    ],
+)  # fmt: skip
+def test_bounds_hold_in_the_syntax_of_python(schema: dict[str, Any], good: list[str], bad: list[str]):
+    """Numbers and strings with keywords are written as in JSON, which is Python too."""
+    parameters = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    assert all(strict_call("pythonic", parameters, f"[f(a={text})]") for text in good)
+    assert not any(strict_call("pythonic", parameters, f"[f(a={text})]") for text in bad)
+
+
+def test_alternatives_of_a_tool_that_is_not_strict_have_all_members():
+    """Members that all alternatives require are required."""
+    both = {"anyOf": [{"type": "object", "properties": {"kind": {"const": kind}, kind: {"type": "integer"}},
+                       "required": ["kind"]} for kind in "ab"]}  # fmt: skip
+    for name in ("qwen3_coder", "glm", "pythonic"):
+        grammar = get_format(name).answer(ToolUse((Tool("f", "", both),), "required")).grammar()
+        assert accepts(grammar, write_call(name, "f", {"kind": "b", "b": 2}))
+        assert not accepts(grammar, write_call(name, "f", {"b": 2}))

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from app.text.tools.answer import AnswerSyntax
+from app.text.schemas.errors import InvalidFormat
+from app.text.tools.answer import AnswerSyntax, TaggedAnswer
 from app.text.tools.definitions import Tool, ToolUse
 from app.text.tools.formats import FORMATS
 from tests.app.text.tools.random_calls import FRAGMENTS, is_json, pieces_of, random_tokens, tools
@@ -37,6 +38,16 @@ def answer_of(name: str, use: ToolUse, special: Sequence[str], *, may_reason: bo
     """Return the syntax of an answer."""
     ids = {text: FIRST_SPECIAL + index for index, text in enumerate(special)}
     return get_format(name).answer(use, special_tokens=ids, may_reason=may_reason)
+
+
+def enforceable_grammar(answer: AnswerSyntax) -> str | None:
+    """Return the grammar of an answer. Skips the example if the family cannot enforce the schema of a strict tool."""
+    try:
+        return answer.grammar()
+    except InvalidFormat:
+        assert isinstance(answer, TaggedAnswer) and answer.calls.name in ("qwen3_coder", "glm", "pythonic")
+        assume(False)
+        raise
 
 
 def parse(answer: AnswerSyntax, pieces: Sequence[str], *, is_ended: bool = True) -> Parsed:
@@ -93,7 +104,7 @@ def test_forced_calls_are_read_as_calls_that_satisfy_their_schemas_wherever_they
     """A text of the grammar has no content; any beginning of it is a beginning of its calls, and of no shorter call."""
     special = special_tokens(name, has_special)
     answer = answer_of(name, ToolUse(offered, "required", parallel=parallel), special)
-    ids = random_tokens(answer.grammar(), special, random.Random(seed))
+    ids = random_tokens(enforceable_grammar(answer), special, random.Random(seed))
     assume(ids is not None)
     pieces = pieces_of(ids, special, answer.marks)
     whole = parse(answer, pieces)
@@ -121,7 +132,7 @@ def test_free_text_around_calls_is_content(name: str, has_special: bool, offered
     """It is content, also if it spells the markers of calls with ordinary tokens; the calls between are read."""
     rng, special = random.Random(seed), special_tokens(name, has_special)
     forced = answer_of(name, ToolUse(offered, "required"), special)
-    ids = random_tokens(forced.grammar(), special, rng)
+    ids = random_tokens(enforceable_grammar(forced), special, rng)
     assume(ids is not None)
     call = pieces_of(ids, special, forced.marks)
     answer = answer_of(name, ToolUse(offered), special)
@@ -160,7 +171,7 @@ def test_any_accepted_answer_may_be_cut_anywhere(
     special = special_tokens(name, has_special)
     ids = {text: FIRST_SPECIAL + index for index, text in enumerate(special)}
     answer = get_format(name).answer(ToolUse(offered), special_tokens=ids, is_reasoning=is_open)
-    tokens = random_tokens(answer.grammar(), special, random.Random(seed))
+    tokens = random_tokens(enforceable_grammar(answer), special, random.Random(seed))
     assume(tokens is not None)
     pieces = pieces_of(tokens, special, answer.marks)
     whole = parse(answer, pieces)
