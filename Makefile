@@ -100,8 +100,8 @@ bench: install  ## the CPU benchmarks; results go to benchmarks/results/
 		$(BIN)/python -m benchmarks.scheduling $$part || exit 1; done
 	@$(BIN)/python -m benchmarks.start
 
-laws: install  ## laws of the grammars and parsers of tool calls, 20,000 random cases each; two hours
-	@LAW_EXAMPLES=1250 $(BIN)/python -m pytest -q -n $(JOBS) --timeout 14400 tests/app/text/tools/test_laws.py
+laws: install  ## laws of the grammars and parsers of tool calls, 20,000 random cases; half an hour
+	@LAW_EXAMPLES=420 $(BIN)/python -m pytest -q -n $(JOBS) --timeout 14400 tests/app/text/tools/test_laws.py
 
 soak: install  ## 30 minutes of kills, leaving clients and floods beside clients whose answers are checked; ARGS="--minutes 240"
 	@$(BIN)/python -m benchmarks.soak $(ARGS)
