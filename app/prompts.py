@@ -28,6 +28,7 @@ from app.text.schemas.errors import InvalidFormat
 from app.text.text_model import TextModel
 from app.text.tokenize_queue import TokenizeQueue
 from app.text.tools.answer import AnswerSyntax
+from app.text.tools.answer_cache import AnswerCache
 from app.text.tools.definitions import ToolUse
 from app.text.tools.formats import ToolFormat
 from engine.errors import ContextExceeded, RequestRefused
@@ -108,6 +109,7 @@ class Prompts:
     strict_tools: bool = False
     check_model: Callable[[str], None] = lambda _: None
     tokenize_queue: TokenizeQueue = field(init=False)
+    _answers: AnswerCache = field(default_factory=AnswerCache)
     # Decoding and rendering of large bodies.
     body_queue: ThreadQueue = field(default_factory=lambda: ThreadQueue(1, max_cpu_share=CPU_SHARE))
     # /tokenize and /detokenize, on which no answer depends.
@@ -178,7 +180,7 @@ class Prompts:
         if tools is not None and tools.choice != "none" and not self.text.calls_tools:
             message = "tools are not supported, because this server runs with --tool-parser none"
             raise ApiError(400, message, param="tools", code="unsupported_parameter")
-        return self.text.tool_format.answer(
+        answer = self.text.tool_format.answer(
             tools,
             request.content_format,
             special_tokens={text: token_id for token_id, text in self.text.special_texts.items()},
@@ -186,6 +188,7 @@ class Prompts:
             may_reason=may_reason,
             constrains_all=self.strict_tools,
         )
+        return self._answers.shared(answer)
 
     async def _grammar(self, request: GenerationRequest, answer: AnswerSyntax) -> str | None:
         """Return the grammar of a request's answer, of large schemas in turn. Raises `ApiError` (400) for a format that
@@ -194,7 +197,7 @@ class Prompts:
         size = _text_size([answer.form.value if answer.form is not None else None])
         size += _text_size([tool.parameters for tool in answer.use.tools] if answer.use is not None else [])
         try:
-            is_short = size <= MAX_INLINE_SCHEMA_CHARACTERS
+            is_short = answer.has_grammar or size <= MAX_INLINE_SCHEMA_CHARACTERS
             grammar = answer.grammar() if is_short else await self.body_queue.run(answer.grammar, size=size)
         except InvalidFormat as error:
             param = error.param or "tools"

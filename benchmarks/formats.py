@@ -25,6 +25,7 @@ from typing import Any
 
 import jsonschema
 
+from app.generation.request import effective_defaults
 from app.text.content_format import ContentFormat, InvalidFormat
 from app.text.packaged_model import DEFAULT_MODEL
 from app.text.text_model import TextModel
@@ -184,7 +185,7 @@ def answers(engine: Engine, text: TextModel, count: int) -> dict[int, tuple[Any,
 
 
 def ends(count: int) -> None:
-    """Generate forced calls and objects, and count those that end by themselves."""
+    """Generate forced calls and objects as the server does by default, and count those that end by themselves."""
     model = DEFAULT_MODEL.folder
     text = TextModel.load(model)
     engine = make_engine(model, text, max_num_seqs=32)
@@ -205,8 +206,8 @@ def ends(count: int) -> None:
             tools = use.tools if use is not None else ()
             prompt = text.encode(text.render_chat([{"role": "user", "content": question}], tools=tools))
             sampling = SamplingParams(
+                **effective_defaults(text.sampling_defaults),
                 max_tokens=MAX_ENDING_TOKENS,
-                temperature=0.8 if number >= len(cases) else 0.0,
                 seed=number,
                 stop_token_ids=tuple(sorted(text.eos_token_ids)),
                 grammar=syntax.grammar(),

@@ -179,10 +179,12 @@ class AnthropicMessage(Lenient):
 
     @property
     def is_of_user(self) -> bool:
-        """Return whether the user has written it: results of tools are also sent in messages of this role."""
+        """Return whether the user has written it. Results of tools are also sent in messages of this role, with the
+        documents and images to which they refer beside them.
+        """
         if self.role != "user" or isinstance(self.content, str):
             return self.role == "user"
-        return any(not isinstance(block, ToolResultBlock) for block in self.content)
+        return not any(isinstance(block, ToolResultBlock) for block in self.content)
 
 
 def check_newest_message(messages: Sequence[AnthropicMessage]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -47,15 +47,19 @@ class AnswerSyntax(ABC):
         return self.use is not None and self.use.choice == "required"
 
     @property
-    def shown_tokens(self) -> Mapping[int, str]:
-        """Return the marks of special tokens by id, which the text of an answer has for its parser."""
-        return self.marks.shown
+    def has_grammar(self) -> bool:
+        """Return whether `grammar` needs no more work."""
+        return "_grammar" in self.__dict__
 
     def grammar(self) -> str | None:
         """Return the grammar in the form of `engine.constraints.grammars`; None for a free answer.
 
         Raises `InvalidFormat`.
         """
+        return self._grammar
+
+    @cached_property
+    def _grammar(self) -> str | None:
         if self.form is None and self.use is None:
             return None
         rules = GrammarRules(self.marks)

@@ -101,6 +101,15 @@ def test_a_short_text_replaces_a_medium_in_history(
     assert found["role"] == "tool" and replacement in found["content"]
 
 
+@pytest.mark.parametrize(("medium", "replacement"), ANTHROPIC_PARTS)
+def test_a_short_text_replaces_a_medium_beside_the_result_of_a_tool(medium: dict, replacement: str):
+    """Agents put the page that a tool has read beside its result, in a message of the user."""
+    call, result = anthropic_result([{"type": "text", "text": "Read."}])
+    result["content"].append(medium)
+    *_, found, beside = anthropic(message("user", "hi"), call, result)
+    assert found["role"] == "tool" and beside["role"] == "user" and replacement in beside["content"]
+
+
 @each_medium
 def test_a_medium_in_the_newest_message_of_the_user_is_refused_by_name(
     turns_of: Callable, result: Callable, text: dict, medium: dict, replacement: str

@@ -1,0 +1,48 @@
+"""Syntaxes of answers that are kept, so that agents do not wait for the translation of their tools in every turn."""
+
+from __future__ import annotations
+
+from app.text.content_format import ContentFormat
+from app.text.tools.answer import AnswerSyntax
+from app.text.tools.answer_cache import MAX_CACHED, MAX_KEY_BYTES, AnswerCache
+from app.text.tools.definitions import Tool, ToolUse
+from app.text.tools.formats import format_by_name
+
+HERMES = format_by_name("hermes")
+assert HERMES is not None
+
+
+def answer(name: str = "f", *, strict: bool = True, parallel: bool | None = None, size: int = 1) -> AnswerSyntax:
+    """Return the syntax of an answer with one tool."""
+    parameters = {"type": "object", "description": "x" * size, "properties": {"a": {"type": "integer"}}}
+    assert HERMES is not None
+    return HERMES.answer(ToolUse((Tool(name, "", parameters, strict),), parallel=parallel))
+
+
+def test_equal_answers_are_shared():
+    """The grammar of the first one is that of all."""
+    cache, first = AnswerCache(), answer()
+    assert cache.shared(first) is first and not first.has_grammar
+    assert first.grammar() and first.has_grammar
+    assert cache.shared(answer()) is first
+    others = [answer("g"), answer(strict=False), answer(parallel=False)]
+    assert all(cache.shared(each) is each for each in others)
+    schema = HERMES.answer(None, ContentFormat("json_schema", {"type": "integer"}, "p"))
+    assert cache.shared(schema) is schema and cache.shared(HERMES.answer()) is not schema
+
+
+def test_the_cache_is_bounded():
+    """By number and by size; the least recently used answers leave first."""
+    cache, first = AnswerCache(), answer()
+    cache.shared(first)
+    for index in range(MAX_CACHED - 1):
+        cache.shared(answer(f"t{index}"))
+    assert cache.shared(answer()) is first
+    for index in range(MAX_CACHED):
+        cache.shared(answer(f"u{index}"))
+    assert cache.shared(answer()) is not first
+    large = answer(size=MAX_KEY_BYTES)
+    assert cache.shared(large) is large and cache.shared(answer(size=MAX_KEY_BYTES)) is not large
+    for index in range(40):
+        cache.shared(answer(f"v{index}", size=MAX_KEY_BYTES // 2))
+    assert len(cache._answers) < 40
