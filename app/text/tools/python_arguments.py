@@ -60,7 +60,7 @@ class PythonArguments(ArgumentSyntax):
                 name = yield from call.reader.read_while(_ANY_NAME, MAX_NAME)
                 name = name if (yield from call.reader.accept(Literals(["="]))) else ""
             else:
-                name = names.get((yield from call.reader.accept(Literals(names))), "")
+                name = names.get((yield from self._read_name(call.reader, Literals(names))), "")
             if not name:
                 return False
             call.put(("{" if first else ", ") + json.dumps(name, ensure_ascii=False) + ": ")
@@ -71,6 +71,13 @@ class PythonArguments(ArgumentSyntax):
             if found != SEPARATOR:
                 call.put("}" if found else "")
                 return bool(found)
+
+    def _read_name(self, reader: TextReader, names: Literals) -> Steps[str]:
+        """Read and return a name with its sign; empty if there is none, or if a longer one might have followed the end
+        of the answer: `a=` begins `a=b=` too.
+        """
+        found = yield from reader.find(names)
+        return "" if reader.is_ended and reader.may_continue(names) else reader.take(len(found))
 
 
 def read_value(reader: TextReader, put: Callable[[str], None]) -> Steps[bool]:
