@@ -111,33 +111,33 @@ def _simple(rng: random.Random, depth: int) -> dict[str, Any]:
     return {"type": rng.choice(kinds) if rng.random() < 0.7 else rng.sample(kinds, 2)}
 
 
-def _object(**properties: Any) -> dict[str, Any]:
+def _required(**properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 
 STRING, INTEGER, NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "number"}
-ADDRESS = _object(street=STRING, city=STRING)
+ADDRESS = _required(street=STRING, city=STRING)
 # Questions, and the tool or the schema of the answer, whose objects are open and whose integers have no bounds.
 ENDING: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "forced call": [
-        ("What is the weather in Paris?", {"name": "get_weather", "parameters": _object(city=STRING)}),
-        ("Add 17 and 25.", {"name": "add", "parameters": _object(x=INTEGER, y=INTEGER)}),
-        ("Set a timer for ten minutes.", {"name": "set_timer", "parameters": _object(minutes=INTEGER, label=STRING)}),
-        ("Who wrote Hamlet?", {"name": "final_result", "parameters": _object(author=STRING, year=INTEGER)}),
-        ("Book a table for four at eight.", {"name": "book", "parameters": _object(people=INTEGER, time=STRING)}),
+        ("What is the weather in Paris?", {"name": "get_weather", "parameters": _required(city=STRING)}),
+        ("Add 17 and 25.", {"name": "add", "parameters": _required(x=INTEGER, y=INTEGER)}),
+        ("Set a timer for ten minutes.", {"name": "set_timer", "parameters": _required(minutes=INTEGER, label=STRING)}),
+        ("Who wrote Hamlet?", {"name": "final_result", "parameters": _required(author=STRING, year=INTEGER)}),
+        ("Book a table for four at eight.", {"name": "book", "parameters": _required(people=INTEGER, time=STRING)}),
     ],
     "object with integers": [
-        ("Describe Ada Lovelace.", _object(name=STRING, age=INTEGER)),
-        ("How many legs has a spider?", _object(legs=INTEGER)),
-        ("Where is Berlin?", _object(latitude=NUMBER, longitude=NUMBER)),
-        ("Give the score of a game.", _object(home=INTEGER, away=INTEGER, minute=INTEGER)),
-        ("What does a car cost?", _object(model=STRING, price=NUMBER, year=INTEGER)),
+        ("Describe Ada Lovelace.", _required(name=STRING, age=INTEGER)),
+        ("How many legs has a spider?", _required(legs=INTEGER)),
+        ("Where is Berlin?", _required(latitude=NUMBER, longitude=NUMBER)),
+        ("Give the score of a game.", _required(home=INTEGER, away=INTEGER, minute=INTEGER)),
+        ("What does a car cost?", _required(model=STRING, price=NUMBER, year=INTEGER)),
     ],
     "open schema": [
-        ("Describe a person who lives in Rome.", _object(name=STRING, address=ADDRESS)),
-        ("Describe a company.", _object(name=STRING, office=ADDRESS, employees=INTEGER)),
-        ("Describe a book.", _object(title=STRING, author=_object(name=STRING))),
-        ("Describe an order of two items.", _object(item=STRING, customer=_object(name=STRING, address=ADDRESS))),
-        ("Describe the weather.", _object(city=STRING, today=_object(summary=STRING, degrees=NUMBER))),
+        ("Describe a person who lives in Rome.", _required(name=STRING, address=ADDRESS)),
+        ("Describe a company.", _required(name=STRING, office=ADDRESS, employees=INTEGER)),
+        ("Describe a book.", _required(title=STRING, author=_required(name=STRING))),
+        ("Describe an order of two items.", _required(item=STRING, customer=_required(name=STRING, address=ADDRESS))),
+        ("Describe the weather.", _required(city=STRING, today=_required(summary=STRING, degrees=NUMBER))),
     ],
 }
