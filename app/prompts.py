@@ -38,6 +38,7 @@ from engine.types import ModelInfo, ReasoningLimit, ServiceClass
 MAX_INLINE_TURNS = 64  # of a conversation that is rendered on the event loop; a template takes about 20 us per turn
 MAX_INLINE_ECHO_TOKENS = 1024  # of a prompt whose text is made on the event loop; a token takes about 3 us
 MAX_INLINE_SCHEMA_CHARACTERS = 2048  # of schemas that are translated on the event loop; 1,000 take about 2 ms
+MAX_CACHED_SCHEMA_CHARACTERS = 1 << 17  # of an answer whose grammar is kept
 CHARACTERS_PER_TOKEN = 16  # characters per token of the context in the longest text that /tokenize accepts
 MAX_TRUNCATIONS = 16  # attempts to make a conversation fit
 ANSWER_SHARE = 8  # one part in so many of the context is left for the answer to a truncated conversation, or max_tokens
@@ -78,6 +79,12 @@ def opens_reasoning(form: ToolFormat, prompt: ChatPrompt, rendered: str) -> bool
         begun = prompt.turns[-1]["content"].lstrip()
         return any(begun.startswith(tags.open) and tags.close not in begun for tags in form.tags)
     return prompt.add_generation_prompt and form.opens_reasoning(rendered)
+
+
+def _schema_size(answer: AnswerSyntax) -> int:
+    """Return the number of characters in the format and in the tools of an answer."""
+    tools = answer.use.tools if answer.use is not None else ()
+    return _text_size([answer.form.value if answer.form is not None else None, *(tool.parameters for tool in tools)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,14 +195,13 @@ class Prompts:
             may_reason=may_reason,
             constrains_all=self.strict_tools,
         )
-        return self._answers.shared(answer)
+        return self._answers.shared(answer) if _schema_size(answer) <= MAX_CACHED_SCHEMA_CHARACTERS else answer
 
     async def _grammar(self, request: GenerationRequest, answer: AnswerSyntax) -> str | None:
         """Return the grammar of a request's answer, of large schemas in turn. Raises `ApiError` (400) for a format that
         cannot be enforced.
         """
-        size = _text_size([answer.form.value if answer.form is not None else None])
-        size += _text_size([tool.parameters for tool in answer.use.tools] if answer.use is not None else [])
+        size = _schema_size(answer)
         try:
             is_short = answer.has_grammar or size <= MAX_INLINE_SCHEMA_CHARACTERS
             grammar = answer.grammar() if is_short else await self.body_queue.run(answer.grammar, size=size)

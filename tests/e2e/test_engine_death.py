@@ -94,7 +94,21 @@ def constrained_text(server: Server, on_chunk: Callable[[], None]) -> str:
     return text
 
 
-KINDS = (stream_text, complete_texts, realtime_text, constrained_text)
+def forced_calls(server: Server, on_chunk: Callable[[], None]) -> list[str]:
+    """Return the arguments of calls of which the server ends the answer, and the tokens that were used."""
+    animals = {"type": "array", "items": {"enum": ["fox", "hen", "owl"]}, "minItems": 10, "maxItems": 10}
+    parameters = {"type": "object", "properties": {"animals": animals}, "required": ["animals"]}
+    tools = [{"type": "function", "function": {"name": "pick", "parameters": parameters}}]
+    body = {"messages": BODY["messages"], "seed": 11, "tools": tools, "tool_choice": "required"}
+    with httpx.Client(base_url=server.url, timeout=60) as http:
+        answer = http.post("/v1/chat/completions", json=body | {"parallel_tool_calls": True}).raise_for_status().json()
+    [choice] = answer["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    calls = [call["function"]["arguments"] for call in choice["message"]["tool_calls"]]
+    return [*calls, str(answer["usage"]["completion_tokens"])]
+
+
+KINDS = (stream_text, complete_texts, realtime_text, constrained_text, forced_calls)
 
 
 def run_all(server: Server, on_chunk: Callable[[], None]) -> list[str | list[str]]:

@@ -9,7 +9,6 @@ from app.text.tools.answer import AnswerSyntax
 
 MAX_CACHED = 64  # answers
 MAX_CACHED_BYTES = 4 << 20  # of the keys together; a grammar is some times as long as the tools in its key
-MAX_KEY_BYTES = 1 << 18
 
 
 class AnswerCache:
@@ -24,8 +23,6 @@ class AnswerCache:
         if answer.use is None and answer.form is None:
             return answer
         key = _key(answer)
-        if len(key) > MAX_KEY_BYTES:
-            return answer
         if key not in self._answers:
             self._answers[key] = answer
             self._bytes += len(key)
