@@ -37,7 +37,8 @@ from engine.types import ModelInfo, ReasoningLimit, ServiceClass
 
 MAX_INLINE_TURNS = 64  # of a conversation that is rendered on the event loop; a template takes about 20 us per turn
 MAX_INLINE_ECHO_TOKENS = 1024  # of a prompt whose text is made on the event loop; a token takes about 3 us
-MAX_INLINE_SCHEMA_CHARACTERS = 2048  # of schemas that are translated on the event loop; 1,000 take about 2 ms
+MAX_INLINE_SCHEMA_CHARACTERS = 256  # of schemas that are translated on the event loop
+VALUE_CHARACTERS = 16  # characters as which any value in a schema counts
 MAX_CACHED_SCHEMA_CHARACTERS = 1 << 17  # of an answer whose grammar is kept
 CHARACTERS_PER_TOKEN = 16  # characters per token of the context in the longest text that /tokenize accepts
 MAX_TRUNCATIONS = 16  # attempts to make a conversation fit
@@ -82,9 +83,20 @@ def opens_reasoning(form: ToolFormat, prompt: ChatPrompt, rendered: str) -> bool
 
 
 def _schema_size(answer: AnswerSyntax) -> int:
-    """Return the number of characters in the format and in the tools of an answer."""
-    tools = answer.use.tools if answer.use is not None else ()
-    return _text_size([answer.form.value if answer.form is not None else None, *(tool.parameters for tool in tools)])
+    """Return the size of the format and of the tools of an answer, in characters; any value counts as some of them."""
+    size, pending = 0, [answer.form.value if answer.form is not None else None]
+    for tool in answer.use.tools if answer.use is not None else ():
+        size += VALUE_CHARACTERS + len(tool.name)
+        pending.append(tool.parameters)
+    while pending:
+        value = pending.pop()
+        size += len(value) if isinstance(value, str) else VALUE_CHARACTERS
+        if isinstance(value, dict):
+            size += sum(map(len, value))
+            pending += value.values()
+        elif isinstance(value, list):
+            pending += value
+    return size
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +207,7 @@ class Prompts:
             may_reason=may_reason,
             constrains_all=self.strict_tools,
         )
-        return self._answers.shared(answer) if _schema_size(answer) <= MAX_CACHED_SCHEMA_CHARACTERS else answer
+        return self._answers.find(answer) if _schema_size(answer) <= MAX_CACHED_SCHEMA_CHARACTERS else answer
 
     async def _grammar(self, request: GenerationRequest, answer: AnswerSyntax) -> str | None:
         """Return the grammar of a request's answer, of large schemas in turn. Raises `ApiError` (400) for a format that
@@ -205,6 +217,8 @@ class Prompts:
         try:
             is_short = answer.has_grammar or size <= MAX_INLINE_SCHEMA_CHARACTERS
             grammar = answer.grammar() if is_short else await self.body_queue.run(answer.grammar, size=size)
+            if grammar is not None and size <= MAX_CACHED_SCHEMA_CHARACTERS:
+                self._answers.keep(answer)
         except InvalidFormat as error:
             param = error.param or "tools"
             raise ApiError(400, f"{param}: {error}", param=param, code="invalid_value") from None

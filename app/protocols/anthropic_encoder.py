@@ -235,19 +235,22 @@ class AnthropicEncoder:
             return [{"type": kind, "thinking": "" if self._hides_thinking else block.text, "signature": ""}]
         if kind == "text":
             return [{"type": kind, "text": block.text}]
+        # A call that was cut is left out: clients would run it, since any input is an object.
+        inputs = [(call, parsed_input(call.arguments)) for call in block.calls]
         return [
-            {"type": kind, "id": call.id, "name": call.name, "input": parsed_input(call.arguments)}
-            for call in block.calls
+            {"type": kind, "id": call.id, "name": call.name, "input": given}
+            for call, given in inputs
+            if given is not None
         ]
 
 
-def parsed_input(arguments: str) -> dict[str, Any]:
-    """Return the arguments of a call as an object; of a call that was cut, those that it has."""
+def parsed_input(arguments: str) -> dict[str, Any] | None:
+    """Return the arguments of a call as an object; None if they are cut."""
     try:
-        value = from_json(arguments or "{}", allow_partial=True)
+        value = from_json(arguments)
     except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def _append(blocks: list[tuple[str, ChoiceText]], kind: str, text: str) -> None:

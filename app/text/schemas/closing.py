@@ -122,8 +122,10 @@ class _Closing:
         }
         required = node.get("required", [])
         for name in required:
+            if name not in members and patterns:
+                self._enforcement.drop("patternProperties", place, "cannot be combined with a required name")
             # A name that is required and not described has any value, unless the schema itself has closed the object.
-            members.setdefault(name, others if "additionalProperties" in node and not patterns else ANY)
+            members.setdefault(name, others if "additionalProperties" in node else ANY)
         names, members, others = self._names(node.get("propertyNames"), members, others, place)
         if any(members[name] == NONE for name in required):
             return NONE

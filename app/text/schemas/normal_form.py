@@ -6,6 +6,7 @@ annotations are left out. An object that has properties, and does not state whet
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection
 from typing import Any
 
@@ -22,7 +23,6 @@ from app.text.schemas.typed import TypedNodes
 MAX_DEPTH = 64  # of schemas in schemas
 MAX_FOLLOWED_DEPTH = 32  # from which on definitions are translated later instead of where they are used
 _DROPPED = ("not", "if", "$dynamicRef", "$recursiveRef")
-_COMBINED = ("allOf", "anyOf", "oneOf", "$ref", *_DROPPED, "unevaluatedProperties")
 _OWN = {"type", "enum", "const", "nullable", *(keyword for keywords in KEYWORDS.values() for keyword in keywords)}
 _OWN |= {"unevaluatedItems", "contains", "dependentRequired", "dependentSchemas", "dependencies"}
 
@@ -35,8 +35,20 @@ def normal_form(schema: dict[str, Any] | bool, *, is_strict: bool, lenient: Coll
     """
     if isinstance(schema, bool):
         return ANY if schema else NONE
+    _check_numbers(schema)
     enforcement = Enforcement(is_strict=is_strict, lenient=lenient)
     return _Normalizer(schema, enforcement).root()
+
+
+def _check_numbers(value: Any) -> None:
+    """Raise `InvalidFormat` for a number in a schema that is beyond the range of computations."""
+    pending = [value]
+    while pending:
+        each = pending.pop()
+        if isinstance(each, dict | list):
+            pending += each.values() if isinstance(each, dict) else each
+        elif isinstance(each, int | float) and not abs(each) <= sys.float_info.max:
+            raise InvalidFormat("numbers in a schema must be between -1.8e308 and 1.8e308")
 
 
 class _Normalizer:

@@ -102,6 +102,7 @@ class TaggedAnswer(AnswerSyntax):
     def _expression(self, rules: GrammarRules) -> str:
         answers: list[str] = []
         if self._offer is not None:
+            self._offer.prepare()
             write = text_with_calls if self.form is None and not self.is_forced else calls_expression
             answers.append(rules.add("with_calls", write(rules, self._offer)))
         if self.form is not None and not self.is_forced:

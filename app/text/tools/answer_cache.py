@@ -8,7 +8,8 @@ from collections import OrderedDict
 from app.text.tools.answer import AnswerSyntax
 
 MAX_CACHED = 64  # answers
-MAX_CACHED_BYTES = 4 << 20  # of the keys together; a grammar is some times as long as the tools in its key
+MAX_CACHED_BYTES = 4 << 20  # of the costs together; a grammar is some times as long as the tools in its key
+BYTES_PER_TOOL = 1024
 
 
 class AnswerCache:
@@ -18,19 +19,26 @@ class AnswerCache:
         self._answers: OrderedDict[bytes, AnswerSyntax] = OrderedDict()
         self._bytes = 0
 
-    def shared(self, answer: AnswerSyntax) -> AnswerSyntax:
-        """Return an earlier answer that is equal, or `answer` itself, which later ones share then."""
-        if answer.use is None and answer.form is None:
-            return answer
+    def find(self, answer: AnswerSyntax) -> AnswerSyntax:
+        """Return an earlier answer that is equal, or `answer` itself."""
+        key = _key(answer)
+        if key in self._answers:
+            self._answers.move_to_end(key)
+        return self._answers.get(key, answer)
+
+    def keep(self, answer: AnswerSyntax) -> None:
+        """Keep an answer with its grammar for later ones."""
         key = _key(answer)
         if key not in self._answers:
             self._answers[key] = answer
-            self._bytes += len(key)
-        self._answers.move_to_end(key)
+            self._bytes += _cost(key, answer)
         while len(self._answers) > MAX_CACHED or self._bytes > MAX_CACHED_BYTES:
-            oldest, _ = self._answers.popitem(last=False)
-            self._bytes -= len(oldest)
-        return self._answers[key]
+            self._bytes -= _cost(*self._answers.popitem(last=False))
+
+
+def _cost(key: bytes, answer: AnswerSyntax) -> int:
+    """Return the bytes as which an answer counts: of its key, and of the parsers' tables of its tools."""
+    return len(key) + BYTES_PER_TOOL * len(answer.use.tools if answer.use is not None else ())
 
 
 def _key(answer: AnswerSyntax) -> bytes:

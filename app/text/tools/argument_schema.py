@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from app.text.schemas.enforcement import Enforcement
-from app.text.schemas.nodes import ANY, Node, referenced_name, union
+from app.text.schemas.errors import InvalidFormat
+from app.text.schemas.nodes import ANY, NONE, Node, referenced_name, union
 from app.text.schemas.normal_form import normal_form
 from app.text.tools.definitions import Tool
 
@@ -15,7 +16,7 @@ _ENFORCED = ("type", "properties", "required", "additionalProperties", "$defs")
 
 def parameters_of(tool: Tool) -> dict[str, Any]:
     """Return the schema of a tool's arguments; without parameters it has none."""
-    return {"type": "object"} | tool.parameters if tool.parameters else NO_PARAMETERS
+    return tool.parameters | {"type": "object"} if tool.parameters else NO_PARAMETERS
 
 
 def object_schema(tool: Tool) -> Node:
@@ -31,6 +32,7 @@ def object_schema(tool: Tool) -> Node:
     if "anyOf" in node:
         enforcement.drop("anyOf", "")
         node = _joined([resolved(each, definitions) for each in node["anyOf"]])
+    node = _without_impossible(node)
     for keyword in node:
         if keyword not in _ENFORCED:
             enforcement.drop(keyword, "")
@@ -38,6 +40,16 @@ def object_schema(tool: Tool) -> Node:
     if not node.get("properties") and isinstance(others, dict) and others != ANY:
         enforcement.drop("additionalProperties", "")
     return {key: node[key] for key in _ENFORCED if key in node} | {"$defs": definitions}
+
+
+def _without_impossible(node: Node) -> Node:
+    """Return an object without the members that have no value. Raises `InvalidFormat` if one of them is required."""
+    if node == NONE:
+        raise InvalidFormat("no value satisfies the schema")
+    properties = {name: each for name, each in node.get("properties", {}).items() if each is not False and each != NONE}
+    if missing := [name for name in node.get("required", ()) if name not in properties]:
+        raise InvalidFormat(f"no value satisfies the schema at properties.{missing[0]}")
+    return node | {"properties": properties} if "properties" in node else node
 
 
 def resolved(node: Node, definitions: dict[str, Node]) -> Node:
@@ -66,7 +78,7 @@ def _joined(alternatives: list[Node]) -> Node:
     properties: dict[str, list[Node]] = {}
     for each in alternatives:
         for name, node in each.get("properties", {}).items():
-            properties.setdefault(name, []).append(node)
+            properties.setdefault(name, []).append(NONE if node is False else node)
     required = [name for name in properties if all(name in each.get("required", ()) for each in alternatives)]
     is_closed = all(each.get("additionalProperties") is False for each in alternatives)
     joined = {name: union(nodes) for name, nodes in properties.items()}

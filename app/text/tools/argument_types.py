@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 from typing import Any
 
 STRING = frozenset({"string"})
 ANY = frozenset({"string", "integer", "number", "boolean", "object", "array", "null"})
 MAX_NESTING = 64  # nested references and alternatives in a schema
-MAX_LITERAL = 1 << 16  # characters of a value in Python's syntax
+MAX_LITERAL = 1 << 12  # characters of a value in Python's syntax
+_LITERAL_STARTS = ("[", "{", "(", "True", "False", "None")  # numbers are written as in JSON
 
 
 def argument_types(parameters: dict[str, Any], name: str) -> frozenset[str]:
@@ -40,10 +42,12 @@ def json_value(text: str, types: frozenset[str]) -> str:
 
 def _from_python(text: str) -> str:
     """Return a literal of Python as JSON; empty if it is none."""
-    if len(text) > MAX_LITERAL:
+    if len(text) > MAX_LITERAL or not text.startswith(_LITERAL_STARTS):
         return ""
     try:
-        return json.dumps(ast.literal_eval(text), ensure_ascii=False, allow_nan=False)
+        value = json.dumps(ast.literal_eval(text), ensure_ascii=False, allow_nan=False)
+        # Two escapes for one character are joined; half of a character cannot be sent.
+        return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return ""
 
@@ -124,6 +128,8 @@ def _types_of(text: str) -> frozenset[str]:
         return frozenset()
     if isinstance(value, bool):
         return frozenset({"boolean"})
+    if isinstance(value, float) and not math.isfinite(value):
+        return frozenset()
     if isinstance(value, int | float):
         return frozenset({"number", "integer"} if value == value // 1 else {"number"})
     names = {str: "string", dict: "object", list: "array", type(None): "null"}

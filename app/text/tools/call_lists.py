@@ -46,7 +46,7 @@ class CallListParser(CallParser):
     def _read_list(self, head: Head | None) -> Steps[None]:
         """Read a list of calls, of which the first is begun."""
         reader, offer = self._reader, self._offer
-        while head is not None:
+        while head is not None and not self.is_complete:
             is_complete = yield from self._read_call(head)
             if not is_complete:
                 if reader.is_ended:
@@ -62,10 +62,16 @@ class CallListParser(CallParser):
         """Read the arguments and the end of a call. Return whether both are complete."""
         syntax, marks = self._offer.syntax.arguments, self._offer.marks
         self._open_call(head.tool)
-        ends = [marks.encode(end) for end in head.form.ends]
+        end, tail = marks.encode(head.form.end), head.form.tail
         schema = self._offer.schema(head.tool)
-        call = OpenCall(self._reader, head.tool, schema, marks, ends, self._add_arguments)
+        call = OpenCall(self._reader, head.tool, schema, marks, end, self._add_arguments)
         if not (yield from syntax.read(call)):
             return False
         self._close_call()
-        return syntax.includes_end or ends == [""] or bool((yield from self._reader.accept(Literals(ends))))
+        if not syntax.includes_end and end and not (yield from self._reader.accept(Literals([end]))):
+            return False
+        tails = Literals([marks.encode(tail)] if tail else [])
+        found = yield from self._reader.accept(tails)
+        if not found and self._reader.is_ended and self._reader.may_continue(tails):
+            self._drop_rest()
+        return True

@@ -95,7 +95,7 @@ class CallParser:
 
     def _read_all(self) -> Steps[None]:
         """Read the whole answer."""
-        while start := (yield from self._read_text()):
+        while not self.is_complete and (start := (yield from self._read_text())):
             yield from self._read_calls(start)
             self._release()
 

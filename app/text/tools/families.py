@@ -12,11 +12,7 @@ from app.text.tools.tagged_arguments import TaggedArguments
 # <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call> (Hermes, Qwen2.5, Qwen3)
 HERMES = CallSyntax(
     "hermes",
-    (
-        CallList(
-            "<tool_call>", (CallForm('\n{"name": ', (', "arguments": ',), ("}\n</tool_call>",), quotes_name=True),)
-        ),
-    ),
+    (CallList("<tool_call>", (CallForm('\n{"name": ', (', "arguments": ',), "}\n</tool_call>", quotes_name=True),)),),
     JsonArguments(),
     frozenset({"<tool_call>", "</tool_call>"}),
 )
@@ -25,10 +21,10 @@ HERMES = CallSyntax(
 QWEN3_CODER = CallSyntax(
     "qwen3_coder",
     (
-        CallList("<tool_call>", (CallForm("\n<function=", (">\n",), ("</function>\n</tool_call>",)),)),
+        CallList("<tool_call>", (CallForm("\n<function=", (">\n",), "</function>\n</tool_call>"),)),
         CallList(
             "<function=",
-            (CallForm("", (">\n",), ("</function>\n</tool_call>", "</function>"), is_spontaneous=True),),
+            (CallForm("", (">\n",), "</function>", "\n</tool_call>", is_spontaneous=True),),
         ),
     ),
     TaggedArguments("<parameter=", (">\n",), "\n</parameter>\n"),
@@ -38,7 +34,7 @@ QWEN3_CODER = CallSyntax(
 # <tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>, with or without the line breaks
 GLM = CallSyntax(
     "glm",
-    (CallList("<tool_call>", (CallForm("", ("\n", ""), ("</tool_call>",)),)),),
+    (CallList("<tool_call>", (CallForm("", ("\n", ""), "</tool_call>"),)),),
     TaggedArguments("<arg_key>", ("</arg_key>\n<arg_value>", "</arg_key><arg_value>"), "</arg_value>", "\n"),
     frozenset({"<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"}),
 )
@@ -49,12 +45,12 @@ MISTRAL = CallSyntax(
     (
         CallList(
             "[TOOL_CALLS]",
-            (CallForm('{"name": ', (', "arguments": ',), ("}",), quotes_name=True),),
+            (CallForm('{"name": ', (', "arguments": ',), "}", quotes_name=True),),
             ("[", " ["),
             (", ",),
             "]",
         ),
-        CallList("[TOOL_CALLS]", (CallForm("", ("[ARGS]", ""), ("",)),)),
+        CallList("[TOOL_CALLS]", (CallForm("", ("[ARGS]", ""), ""),)),
     ),
     JsonArguments(),
     frozenset({"[TOOL_CALLS]", "[ARGS]"}),
@@ -67,8 +63,8 @@ DEEPSEEK = CallSyntax(
         CallList(
             "<｜tool▁calls▁begin｜>",
             (
-                CallForm("function<｜tool▁sep｜>", ("\n```json\n",), ("\n```<｜tool▁call▁end｜>",)),
-                CallForm("", ("<｜tool▁sep｜>",), ("<｜tool▁call▁end｜>",)),
+                CallForm("function<｜tool▁sep｜>", ("\n```json\n",), "\n```<｜tool▁call▁end｜>"),
+                CallForm("", ("<｜tool▁sep｜>",), "<｜tool▁call▁end｜>"),
             ),
             ("<｜tool▁call▁begin｜>",),
             ("<｜tool▁call▁begin｜>", "\n<｜tool▁call▁begin｜>"),
@@ -80,12 +76,12 @@ DEEPSEEK = CallSyntax(
     may_repeat=False,
 )
 
-_LLAMA_CALL = CallForm('{"name": ', (', "parameters": ',), ("}",), quotes_name=True)
+_LLAMA_CALL = CallForm('{"name": ', (', "parameters": ',), "}", quotes_name=True)
 _LLAMA_HABITS = tuple(
     CallForm(
         f'{{"type"{colon}"function"{comma}"name"{colon}' if has_type else f'{{"name"{colon}',
         tuple(f'{comma}"{key}"{colon}' for key in ("parameters", "arguments")),
-        ("}",),
+        "}",
         quotes_name=True,
         is_spontaneous=True,
     )
@@ -104,7 +100,7 @@ LLAMA3_JSON = CallSyntax(
 # [f(a=1, b="x"), g()] (Llama 3.2 and 4)
 PYTHONIC = CallSyntax(
     "pythonic",
-    (CallList("<|python_start|>", (CallForm("", ("(",), (")",)),), ("[",), (", ",), "]"),),
+    (CallList("<|python_start|>", (CallForm("", ("(",), ")"),), ("[",), (", ",), "]"),),
     PythonArguments(),
     frozenset({"<|python_start|>"}),
     is_leading=True,

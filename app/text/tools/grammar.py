@@ -58,7 +58,12 @@ def _rest(rules: GrammarRules, offer: CallOffer, calls: CallList) -> str:
 def _call(rules: GrammarRules, offer: CallOffer, form: CallForm, index: int) -> str:
     """Return an expression for a call of the tool at `index` in one form."""
     heads = any_of(map(rules.marked, form.heads(offer.tools[index], rules.marks)))
-    return f"{heads} {_arguments(rules, offer, index)} {any_of(map(rules.text, form.ends))}"
+    return f"{heads} {_arguments(rules, offer, index)} {_end(rules, form)}"
+
+
+def _end(rules: GrammarRules, form: CallForm) -> str:
+    """Return an expression for the end of a call."""
+    return f"{rules.text(form.end)} {f'{rules.text(form.tail)}?' if form.tail else ''}"
 
 
 def _arguments(rules: GrammarRules, offer: CallOffer, index: int) -> str:
@@ -74,7 +79,7 @@ def _arguments(rules: GrammarRules, offer: CallOffer, index: int) -> str:
 def _leading(rules: GrammarRules, offer: CallOffer) -> list[str]:
     """Return expressions for calls at the beginning of an answer. Text there is a call from a known tool's name on."""
     [calls] = offer.lists
-    [ends] = {form.ends for form in calls.forms}
+    [end] = {_end(rules, form) for form in calls.forms}
     forms, rest = offer.leading_forms(calls), _rest(rules, offer, calls)
     for index, form in enumerate(forms):
         rules.add(f"BEFORE_{index}", any_of(literal(before + form.before) for before in calls.opens))
@@ -83,5 +88,5 @@ def _leading(rules: GrammarRules, offer: CallOffer) -> list[str]:
     for index, tool in enumerate(offer.tools):
         heads = (f"BEFORE_{at} {literal(form.name(tool))} AFTER_{at}" for at, form in enumerate(forms))
         begin = rules.add_lazy(f"first_{index}", f"/[ \\n]{{0,{MAX_LEADING_SPACE}}}/ {any_of(heads)}")
-        expressions.append(f"{begin} {_arguments(rules, offer, index)} {any_of(map(rules.text, ends))} {rest}")
+        expressions.append(f"{begin} {_arguments(rules, offer, index)} {end} {rest}")
     return expressions

@@ -45,7 +45,7 @@ def call_expression(rules: GrammarRules, offer: ToolOffer) -> str:
 
 def final_message(rules: GrammarRules, content: str | None) -> str:
     """Return an expression for the final message. content: expression for its text; None: any text."""
-    any_text = "text?" if rules.marks.ids else rules.add("final_text", "/([^<]|<[^|])*<?/")  # without markers
+    any_text = "text?" if rules.marks.ids else rules.add("final_text", "/([^<]|<+[^<|])*<*/")  # without markers
     return f"{rules.text(FINAL)} {content or any_text}"
 
 

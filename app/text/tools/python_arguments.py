@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import re
+import string
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from app.text.schemas.enforcement import Enforcement, below
-from app.text.schemas.expressions import repeated
+from app.text.schemas.enforcement import Enforcement, at, below
+from app.text.schemas.errors import InvalidFormat
+from app.text.schemas.expressions import add_named, repeated
 from app.text.schemas.nodes import ANY, Node, referenced_name
 from app.text.tools.argument_schema import is_open, members
 from app.text.tools.argument_types import escape
@@ -32,7 +34,9 @@ _CLOSING = {"[": "]", "{": "}"}
 _INSIDE_STRING = {'"': re.compile(r'[^"\\]+'), "'": re.compile(r"[^'\\]+")}
 _ESCAPE = re.compile(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U00[0-9a-fA-F]{6})")
 _ESCAPE_LENGTHS = {"x": 4, "u": 6, "U": 10}
-_ESCAPES = {"'": "'", "a": "\\u0007", "v": "\\u000b", "0": "\\u0000", "\n": ""} | {c: f"\\{c}" for c in '"\\nrtbf'}
+_ESCAPES = {"'": "'", "a": "\\u0007", "v": "\\u000b", "\n": ""} | {c: f"\\{c}" for c in '"\\nrtbf'}
+_OCTAL = re.compile(r"\\[0-7]{1,3}")
+_HIGH_SURROGATES, _LOW_SURROGATES = range(0xD800, 0xDC00), range(0xDC00, 0xE000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +55,10 @@ class PythonArguments(ArgumentSyntax):
         """Read the arguments and the end of the call. Return whether it is complete."""
         is_any = call.schema is None or is_open(call.schema)
         names = {} if call.schema is None else {f"{name}=": name for name in members(call.schema)}
-        if (yield from call.reader.accept(Literals(call.ends))):
+        if (yield from call.reader.accept(Literals([call.end]))):
             call.put("{}")
             return True
-        first, separators = True, Literals([SEPARATOR, *call.ends])
+        first, separators = True, Literals([SEPARATOR, call.end])
         while True:
             if is_any:
                 name = yield from call.reader.read_while(_ANY_NAME, MAX_NAME)
@@ -144,20 +148,58 @@ def _read_string(reader: TextReader, put: Callable[[str], None], quote: str) -> 
 
 
 def _read_escape(reader: TextReader) -> Steps[str]:
-    """Read an escape sequence. Return the same in JSON; the backslash of an unknown one is kept, as in Python."""
+    """Read an escape sequence. Return the same in JSON; the backslash of an unknown one is kept, as in Python.
+
+    A sequence that the end of the answer cuts is left out.
+    """
     kind = (yield from reader.peek(2))[1:]
     if kind in _ESCAPES:
         reader.take(2)
         return _ESCAPES[kind]
-    ahead = yield from reader.peek(_ESCAPE_LENGTHS.get(kind, 1))
-    if reader.is_ended and len(ahead) < _ESCAPE_LENGTHS.get(kind, 1):
+    length = 4 if kind.isdigit() else _ESCAPE_LENGTHS.get(kind, 1)
+    ahead = yield from reader.peek(length)
+    if len(ahead) < length:
+        reader.take(length)
         return ""
+    if octal := _OCTAL.match(ahead):
+        reader.take(octal.end())
+        return _json_character(int(octal[0][1:], 8))
     if not _ESCAPE.fullmatch(ahead):
         reader.take(1)
         return "\\\\"
-    reader.take(len(ahead))
+    reader.take(length)
     code = int(ahead[2:], 16)
-    return f"\\u{code:04x}" if code < 0x10000 else escape(chr(code)) if code < 0x110000 else "\\ufffd"
+    if kind == "u" and code in _HIGH_SURROGATES:
+        return (yield from _read_low_surrogate(reader, code))
+    return _json_character(code)
+
+
+def _read_low_surrogate(reader: TextReader, high: int) -> Steps[str]:
+    """Read the second half of a character that is written with two escapes. Return the character in JSON."""
+    for size in range(1, _ESCAPE_LENGTHS["u"] + 1):
+        ahead = yield from reader.peek(size)
+        if len(ahead) < size:
+            return ""
+        if not _begins_escape(ahead):
+            return _json_character(high)
+    low = int(ahead[2:], 16)
+    if low not in _LOW_SURROGATES:
+        return _json_character(high)
+    reader.take(len(ahead))
+    return _json_character(0x10000 + ((high - 0xD800) << 10) + low - 0xDC00)
+
+
+def _begins_escape(text: str) -> bool:
+    r"""Return whether a text is the beginning of an escape such as \ude00."""
+    return text[:2] == "\\u"[: len(text)] and all(digit in string.hexdigits for digit in text[2:])
+
+
+def _json_character(code: int) -> str:
+    """Return a character inside of a JSON string; the replacement character for a code that is none."""
+    if code < 0x20:
+        return f"\\u{code:04x}"
+    is_character = code < 0x110000 and code not in _HIGH_SURROGATES and code not in _LOW_SURROGATES
+    return escape(chr(code)) if is_character else "\\ufffd"
 
 
 def _quoted(text: str) -> list[str]:
@@ -191,23 +233,28 @@ class _Writer:
 
     def value(self, node: Node, place: str) -> str:
         """Return an expression for the values of a node. Raises `InvalidFormat`."""
+        self._enforcement.step()
+        if "not" in node:
+            raise InvalidFormat(f"no value satisfies the schema {at(place)}")
         if (name := referenced_name(node)) is not None:
             inside = below("$defs", name)
             return self._rules.add_shared(self._definitions, name, lambda: self.value(self._definitions[name], inside))
         if "anyOf" in node:
             inner = below(place, "anyOf")
-            return any_of(self.value(each, below(inner, number)) for number, each in enumerate(node["anyOf"]))
+            values = (self.value(each, below(inner, number)) for number, each in enumerate(node["anyOf"]))
+            return add_named(self._rules, "python_any", any_of(values))
         if "enum" in node and "type" not in node:
-            return any_of(text for value in node["enum"] for text in _constants(value))
+            constants = any_of(text for value in node["enum"] for text in _constants(value))
+            return add_named(self._rules, "python_constant", constants)
         match node.get("type"):
             case "null":
                 return '"None"'
             case "boolean":
                 return self._rules.add("PYTHON_BOOLEAN", '"True" | "False"')
             case "array":
-                return self._array(node, place)
+                return add_named(self._rules, "python_array", self._array(node, place))
             case "object":
-                return self._object(node, place)
+                return add_named(self._rules, "python_object", self._object(node, place))
             case "string" if node.keys() == {"type"}:
                 return self._rules.add("PYTHON_STRING", _STRING)
             case None:

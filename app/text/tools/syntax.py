@@ -24,13 +24,13 @@ MAX_LEADING_SPACE = 2  # characters before a call at the beginning of an answer
 
 
 class OpenCall(NamedTuple):
-    """Call whose arguments are being read. put: receives the arguments as JSON. ends: texts after them, with marks."""
+    """Call whose arguments are being read. put: receives them as JSON. end: the text after them, with marks."""
 
     reader: TextReader
     tool: Tool
     schema: Node | None  # of the arguments; None: any are possible
     marks: Marks
-    ends: Sequence[str]
+    end: str
     put: Callable[[str], None]
 
 
@@ -59,7 +59,7 @@ class ArgumentSyntax(ABC):
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """One way to write a call: a text, the tool's name, a text of `after`, the arguments, and a text of `ends`.
+    """One way to write a call: a text, the tool's name, a text of `after`, the arguments, `end`, and `tail` or nothing.
 
     quotes_name: the name is a string in JSON. is_spontaneous: models write it now and then where text is possible, so
     that it is read there; calls that are forced, or begun by a marker of another form, do not have it.
@@ -67,7 +67,8 @@ class CallForm:
 
     before: str
     after: tuple[str, ...]
-    ends: tuple[str, ...]
+    end: str
+    tail: str = ""
     quotes_name: bool = False
     is_spontaneous: bool = False
 
@@ -127,6 +128,12 @@ class CallOffer(ToolOffer):
     marks: Marks = NO_MARKS
     _schemas: dict[str, Node | None] = field(default_factory=dict)
     _following: dict[int, tuple[Literals, dict[str, Head]]] = field(default_factory=dict)
+
+    def prepare(self) -> None:
+        """Make the tables of the parsers, which take some time if there are many tools."""
+        for calls in self.lists:
+            self.following(calls)
+        assert self.leading if self.syntax.is_leading else self.first
 
     def schema(self, tool: Tool) -> Node | None:
         """Return the schema of the arguments of a call; None if any are possible. Raises `InvalidFormat`."""

@@ -60,6 +60,7 @@ class TaggedArguments(ArgumentSyntax):
         node = schema["properties"][name]
         listed = listed_texts(schema, name)
         if listed is not None:
+            _check_listed(node, schema["$defs"], enforcement, below("properties", name))
             return f"{any_of(map(literal, listed))} {rules.text(self.end)}"
         if "string" in argument_types(schema, name):
             _check_text(node, schema["$defs"], enforcement, below("properties", name))
@@ -74,11 +75,11 @@ class TaggedArguments(ArgumentSyntax):
         names = [] if call.schema is None else list(members(call.schema))
         begins = {begin: name for name in names for begin in self._begins(name, call.marks)}
         free = [encode(self.before)] if is_any else []
-        following = Literals([*begins, *free, *call.ends])
+        following = Literals([*begins, *free, call.end])
         gap = Literals([self.gap] if self.gap else [])
         while True:
             found = yield from call.reader.accept(following)
-            if found in call.ends:
+            if found == call.end:
                 call.put("{}" if is_empty else "}")
                 return True
             name = begins.get(found) or (yield from self._read_name(call)) if found else ""
@@ -132,6 +133,16 @@ def listed_texts(schema: Node, name: str) -> dict[str, str] | None:
         return None
     written = [(scalar_text(value), value) for value in values]
     return {value if isinstance(value, str) else text: text for text, value in reversed(written)}
+
+
+def _check_listed(node: Node, definitions: dict[str, Node], enforcement: Enforcement, place: str) -> None:
+    """Check that nothing else restricts listed values. Raises `InvalidFormat`."""
+    node = resolved(node, definitions)
+    for number, each in enumerate(node.get("anyOf", ())):
+        _check_listed(each, definitions, enforcement, below(place, "anyOf", number))
+    for keyword in node:
+        if keyword not in ("type", "anyOf", "enum", "$defs"):
+            enforcement.drop(keyword, place)
 
 
 def _check_text(node: Node, definitions: dict[str, Node], enforcement: Enforcement, place: str) -> None:

@@ -162,11 +162,13 @@ def test_the_reason_for_the_end(finish: ChoiceFinished, is_clipped: bool, reason
     assert (body["stop_reason"], body["stop_sequence"]) == (reason, sequence)
 
 
-def test_a_call_that_was_cut_keeps_its_input_so_far():
-    """Its text is not complete JSON."""
-    call = ToolCallPiece(0, '{"city": "Ro', "c", "f")
-    log = make_log([ChoiceStarted(0), Delta(0, "", 1, calls=(call,)), ChoiceFinished(0, "length"), Usage(1, 1, 0)])
-    assert encoder().body(log, 1)["content"][0]["input"] in ({}, {"city": "Ro"})
+def test_a_call_that_was_cut_is_left_out_of_a_whole_message():
+    """Any object is a complete input, which clients would run."""
+    for arguments in ('{"city": "Ro', '{"days": 12', ""):
+        call = ToolCallPiece(0, arguments, "c", "f")
+        log = make_log([ChoiceStarted(0), Delta(0, "", 1, calls=(call,)), ChoiceFinished(0, "length"), Usage(1, 1, 0)])
+        body = encoder().body(log, 1)
+        assert (body["content"], body["stop_reason"]) == ([], "max_tokens")
 
 
 def test_a_failure_is_an_event_and_an_error():

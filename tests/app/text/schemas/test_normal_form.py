@@ -9,7 +9,6 @@ import pytest
 
 from app.text.schemas.errors import InvalidFormat
 from app.text.schemas.normal_form import normal_form
-from app.text.schemas.supported import unsupported
 from benchmarks.hostile_formats import FORMATS
 
 INT, STR = {"type": "integer"}, {"type": "string"}
@@ -201,11 +200,29 @@ def test_a_product_of_alternatives_is_too_complex():
         form({"type": "object", "allOf": [{"anyOf": options}] * 6})
 
 
-def test_unsupported_names_the_first_keyword_that_is_not_listed():
-    """Families of tool calls that enforce less than JSON ask for it."""
-    schema = form(
-        {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "string", "pattern": "x"}}}}
-    )
-    supported = {"type", "properties", "additionalProperties", "items"}
-    assert unsupported(schema, supported) == "pattern at properties.a.items"
-    assert unsupported(schema, supported | {"pattern"}) is None
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer", "minimum": 10**400},
+        {"type": "string", "minLength": float("inf")},
+        {"enum": [1, float("inf")]},
+        {"type": "object", "properties": {"a": {"const": -(10**309)}}},
+    ],
+)
+def test_numbers_out_of_range_are_refused(schema: dict[str, Any]):
+    """JSON has a text for them, and nothing can be computed from them."""
+    with pytest.raises(InvalidFormat, match="numbers in a schema"):
+        form(schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"enum": [*range(9000)], "anyOf": [{"minimum": number} for number in range(100)]},
+        {"enum": [*range(6000)], "anyOf": [{"multipleOf": number + 0.001} for number in range(1, 100)]},
+    ],
+)
+def test_work_on_listed_values_is_counted(schema: dict[str, Any]):
+    """Each value would be compared with each alternative."""
+    with pytest.raises(InvalidFormat, match="too complex"):
+        form(schema)

@@ -19,6 +19,7 @@ FRAGMENTS = [
     "\n</parameter>\n", "</parameter>", "</para", "\n<parameter=a>\n", "</function>", "\n</function>\n</tool_call>",
     "<tool_call>", "</tool_call>", "<arg_key>", "<arg_value>", "</arg_value>", "</arg", "</think>", "<think>", "[ARGS]",
     "[TOOL_CALLS]", "<｜tool▁call▁end｜>", "\n```", "<|python_tag|>", "<|message|>", "<|end|>", "é😀", "True", "None",
+    "\\u00", "\\ud83d", "\\12", "\\x4",
     "null", "'", '\\"', "\\\\", "\\n", "]}", "})", ", ", '": ', "<", "{", "12", "-0.5", "a=b", "\n", "  ",
 ]  # fmt: skip
 ENDS = ["\n</parameter>\n", "</arg_value>", '"', "'", "]", "}", ")", "</function>\n", "</tool_call>", "\n"]

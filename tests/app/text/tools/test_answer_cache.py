@@ -19,28 +19,42 @@ def answer(name: str = "f", *, strict: bool = True, parallel: bool | None = None
     return HERMES.answer(ToolUse((Tool(name, "", parameters, strict),), parallel=parallel))
 
 
+def keep(cache: AnswerCache, answer: AnswerSyntax) -> AnswerSyntax:
+    """Keep an answer in the cache and return it."""
+    cache.keep(answer)
+    return answer
+
+
 def test_equal_answers_are_shared():
     """The grammar of the first one is that of all."""
     cache, first = AnswerCache(), answer()
-    assert cache.shared(first) is first and not first.has_grammar
+    assert cache.find(first) is first and not first.has_grammar
     assert first.grammar() and first.has_grammar
-    assert cache.shared(answer()) is first
+    assert cache.find(other := answer()) is other  # only answers that are kept are found
+    keep(cache, first)
+    assert cache.find(answer()) is first
     others = [answer("g"), answer(strict=False), answer(parallel=False)]
-    assert all(cache.shared(each) is each for each in others)
+    assert all(cache.find(each) is each for each in others)
     schema = HERMES.answer(None, ContentFormat("json_schema", {"type": "integer"}, "p"))
-    assert cache.shared(schema) is schema and cache.shared(HERMES.answer()) is not schema
+    assert cache.find(keep(cache, schema)) is schema and cache.find(HERMES.answer()) is not schema
 
 
 def test_the_cache_is_bounded():
-    """By number and by size; the least recently used answers leave first."""
+    """By number, by size and by tools; the least recently used answers leave first."""
     cache, first = AnswerCache(), answer()
-    cache.shared(first)
+    keep(cache, first)
     for index in range(MAX_CACHED - 1):
-        cache.shared(answer(f"t{index}"))
-    assert cache.shared(answer()) is first
+        keep(cache, answer(f"t{index}"))
+    assert cache.find(answer()) is first
+    for index in range(MAX_CACHED - 1):
+        keep(cache, answer(f"u{index}"))
+    assert cache.find(answer()) is first
     for index in range(MAX_CACHED):
-        cache.shared(answer(f"u{index}"))
-    assert cache.shared(answer()) is not first
+        keep(cache, answer(f"v{index}"))
+    assert cache.find(answer()) is not first
     for index in range(20):
-        cache.shared(answer(f"v{index}", size=MAX_CACHED_BYTES // 10))
+        keep(cache, answer(f"w{index}", size=MAX_CACHED_BYTES // 10))
+    assert len(cache._answers) < 10
+    for number in range(1000, 1020):
+        keep(cache, HERMES.answer(ToolUse(tuple(Tool(f"t{index}") for index in range(number)))))
     assert len(cache._answers) < 10

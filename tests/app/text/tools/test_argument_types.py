@@ -53,7 +53,7 @@ def test_types_of_an_unknown_argument():
         ("5.0", {"integer"}, "5.0"),
         ("5.5", {"integer"}, '"5.5"'),
         ("5", {"number"}, "5"),
-        ("1e999", {"number"}, "1e999"),
+        ("1e999", {"number"}, '"1e999"'),
         ("NaN", {"number"}, '"NaN"'),
         ("9" * 5000, {"integer"}, f'"{"9" * 5000}"'),
         ("true", {"boolean"}, "true"),
@@ -89,3 +89,22 @@ def test_work_is_linear_in_a_schema_whose_references_branch():
     assert argument_types(schema, "x") == {"null"}
     for tool_format in FORMATS:
         assert tool_format.answer(ToolUse((Tool("f", "", schema, strict=True),))).grammar() is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "types", "expected"),
+    [
+        ("{'a': [True, None]}", {"object", "string"}, '{"a": [true, null]}'),
+        (r"['\ud83d\ude00']", {"array"}, '["😀"]'),
+        (r"['\udc00']", {"array"}, '["\ufffd"]'),
+        ("0xdead", {"string", "integer"}, '"0xdead"'),
+        ("1_000", {"string", "integer"}, '"1_000"'),
+        ("5  # five", {"string", "integer"}, '"5  # five"'),
+        ("1e999", {"string", "number"}, '"1e999"'),
+        ("[" * 3000, {"string", "array"}, json.dumps("[" * 3000)),
+        ("{1, 2}", {"string", "object"}, '"{1, 2}"'),
+    ],
+)
+def test_values_in_the_syntax_of_python(text: str, types: set[str], expected: str):
+    """Objects, arrays and constants become JSON; numbers are only those of JSON."""
+    assert json_value(text, frozenset(types)) == expected

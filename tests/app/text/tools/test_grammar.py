@@ -446,3 +446,73 @@ def test_alternatives_of_a_tool_that_is_not_strict_have_all_members():
         grammar = get_format(name).answer(ToolUse((Tool("f", "", both),), "required")).grammar()
         assert accepts(grammar, write_call(name, "f", {"kind": "b", "b": 2}))
         assert not accepts(grammar, write_call(name, "f", {"b": 2}))
+
+
+@pytest.mark.parametrize("keyword", ["additionalProperties", "items"])
+def test_nested_schemas_do_not_multiply(keyword: str):
+    """The grammar of values in Python's syntax is linear in the depth of the schema."""
+    kind = "array" if keyword == "items" else "object"
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(20):
+        schema = {"type": kind, keyword: schema}
+    use = ToolUse((Tool("f", "", {"type": "object", "properties": {"a": schema}}, strict=True),), "required")
+    grammar = get_format("pythonic").answer(use).grammar()
+    assert grammar is not None and len(grammar) < 20_000
+
+
+@pytest.mark.parametrize("name", [each.name for each in FORMATS])
+def test_members_without_a_value_are_left_out(name: str):
+    """They cannot be present; a tool in which one is required cannot be called."""
+    for impossible in (False, {"not": {}}):
+        schema = {"type": "object", "properties": {"a": {"type": "integer"}, "b": impossible}}
+        assert strict_call(name, schema | {"additionalProperties": True}, write_call(name, "f", {"a": 1}))
+        assert not strict_call(name, schema, write_call(name, "f", {"b": 1}))
+        with pytest.raises(InvalidFormat, match="no value satisfies"):
+            strict_call(name, schema | {"required": ["b"]}, "")
+
+
+@pytest.mark.parametrize("name", [each.name for each in FORMATS])
+def test_arguments_are_an_object(name: str):
+    """Also where the schema admits null beside it."""
+    schema = {"type": ["object", "null"], "properties": {"a": {"type": "integer"}}}
+    assert strict_call(name, schema, write_call(name, "f", {"a": 1}))
+    if "{}" in (empty := write_call(name, "f", {})):
+        assert not strict_call(name, schema, empty.replace("{}", "null"))
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm"])
+def test_listed_values_with_a_pattern_are_refused_between_tags(name: str):
+    """Both hold, and only one of them can be enforced."""
+    schema = {"type": "object", "properties": {"a": {"enum": ["a", "b"], "pattern": "^a$"}}}
+    with pytest.raises(InvalidFormat, match=r"pattern at properties\.a"):
+        strict_call(name, schema, "")
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        (r"\033[31m", "\x1b[31m"),
+        (r"\012a\1", "\na\x01"),
+        (r"\ud83d\ude00", "😀"),
+        (r"a\ud83d", "a\ufffd"),
+        (r"\udc00b", "\ufffdb"),
+        (r"\ud83d\u0041", "\ufffdA"),
+        (r"\x41\u00e9\U0001F600\d", "Aé😀\\d"),
+    ],
+)
+def test_escapes_of_python_are_characters(written: str, value: str):
+    """Octal ones too; half of a character is replaced, since no text can have it."""
+    _, _, [(_, arguments)] = parse("pythonic", [*f'[pick(note="{written}")]'], ToolUse((PICK,)))
+    assert json.loads(arguments) == {"note": value} and arguments.encode()
+
+
+def test_text_follows_a_call_without_the_outer_tag():
+    """The end tag may follow, and other text or a further call."""
+    use = ToolUse((PICK,))
+    call = "<function=pick>\n<parameter=count>\n3\n</parameter>\n</function>"
+    grammar = get_format("qwen3_coder").answer(use).grammar()
+    cases = ((f"{call}\nDone.", "\nDone.", 1), (f"{call}\n{call}", "", 2), (f"{call}\n</tool_call>", "", 1))
+    for text, content, calls in cases:
+        assert accepts(grammar, text)
+        found = parse("qwen3_coder", [*text], use)
+        assert found[0] == content and found[2] == (("pick", '{"count": 3}'),) * calls
