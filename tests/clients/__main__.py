@@ -1,7 +1,8 @@
 """Try clients of other projects against servers of this checkout: python -m tests.clients [NAME ...]
 
-Names are those of the table in docs/protocols.md, or their beginnings. Without a name all clients are tried, and the
-table is written if all could be installed. Exits with status 1 if a client cannot be installed or a feature fails.
+Names are those of the table in docs/protocols.md, or their beginnings. Without a name all clients are tried. Their rows
+of the table are written if all could be installed. Exits with status 1 if a client cannot be installed or a feature
+fails.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from tests.clients.catalogue import CLIENTS, Client
 from tests.clients.environments import DEFAULT_HOME, InstallationFailed
-from tests.clients.table import DOCUMENT, table, with_table
+from tests.clients.table import DOCUMENT, updated
 from tests.clients.trial import Outcome, Servers, running_servers, try_client
 
 INSTALLATION = "installation"
@@ -31,8 +32,8 @@ def main() -> int:
         parser.error(str(error))
     with running_servers() as servers:
         outcomes = {client.name: _report(options.home, client, servers) for client in chosen}
-    if not options.names and not _lacks_client(outcomes):
-        DOCUMENT.write_text(with_table(DOCUMENT.read_text(encoding="utf-8"), table(outcomes)), encoding="utf-8")
+    if not _lacks_client(outcomes):
+        DOCUMENT.write_text(updated(DOCUMENT.read_text(encoding="utf-8"), outcomes), encoding="utf-8")
     return 0 if all(outcome.ok for client in outcomes.values() for outcome in client) else 1
 
 
@@ -57,8 +58,14 @@ def _report(home: Path, client: Client, servers: Servers) -> list[Outcome]:
     except InstallationFailed as error:
         outcomes = [Outcome(INSTALLATION, False, str(error))]
     for outcome in outcomes:
-        print(f"  {outcome.feature}: {'ok' if outcome.ok else f'FAILED: {outcome.detail}'}", flush=True)
+        print(f"  {outcome.feature}: {_described(outcome)}", flush=True)
     return outcomes
+
+
+def _described(outcome: Outcome) -> str:
+    if not outcome.ok:
+        return f"FAILED: {outcome.detail}"
+    return "known limit" if outcome.limit else "ok"
 
 
 if __name__ == "__main__":

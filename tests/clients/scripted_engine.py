@@ -4,6 +4,8 @@ Agents choose their tools themselves (`tool_choice` is `auto`), so that no reque
 directive instead, which the model obeys:
 
     @call NAME ARGUMENTS   call this tool; ARGUMENTS is a JSON object. After its result, answer with the result.
+    @write JSON            answer with this JSON value, as it is written
+    @count                 answer with the numbers of earlier answers and results of tools
     @endless               answer until the client disconnects
 
 Without a directive the answer is `DEFAULT_ANSWER`. Prompts and calls are in the Hermes format, which the server uses
@@ -35,8 +37,13 @@ from engine.types import ModelInfo, Vocabulary
 
 DEFAULT_ANSWER = "The scripted model has answered."
 UNREADABLE = "The arguments after the directive are not a JSON object."
+COUNTS = "Earlier answers: {answers}; results of tools: {results}."
 RESULT_PREFIX = "The tool returned: "
-DIRECTIVE = re.compile(r"@(?:(?P<endless>endless)\b|call (?P<name>[\w.-]+) (?=\{))")
+DIRECTIVE = re.compile(
+    r"@(?:(?P<endless>endless)\b|(?P<count>count)\b|(?P<write>write) (?=[\[{])|call (?P<name>[\w.-]+) (?=\{))"
+)
+ANSWER_BEGIN = "<|im_start|>assistant\n"  # the last one of a prompt begins the answer to write
+RESULT_BEGIN = "<tool_response>\n"
 MAX_MODEL_LEN = 131_072  # prompts of agents have up to 40,000 tokens of the small vocabulary
 STEP_SECONDS = 0.001
 ENDLESS_TEXT = "on and " * 30_000  # lasts for minutes
@@ -54,7 +61,11 @@ def scripted_answer(prompt: str) -> str | None:
     directive = found[-1]
     if directive["endless"]:
         return None
-    _, _, result = prompt[directive.end() :].rpartition("<tool_response>\n")
+    if directive["count"]:
+        return COUNTS.format(answers=prompt.count(ANSWER_BEGIN) - 1, results=prompt.count(RESULT_BEGIN))
+    if directive["write"]:
+        return _written_json(prompt, directive.end())
+    _, _, result = prompt[directive.end() :].rpartition(RESULT_BEGIN)
     if result and "</tool_response>" in result:
         return RESULT_PREFIX + result.partition("\n</tool_response>")[0]
     if "<tools>" not in prompt:
@@ -65,6 +76,15 @@ def scripted_answer(prompt: str) -> str | None:
         return UNREADABLE
     call = json.dumps({"name": directive["name"], "arguments": arguments}, ensure_ascii=False)
     return f"<tool_call>\n{call}\n</tool_call>"
+
+
+def _written_json(prompt: str, begin: int) -> str:
+    """Return the text of the JSON value at `begin`."""
+    try:
+        _, end = json.JSONDecoder().raw_decode(prompt, begin)
+    except ValueError:
+        return UNREADABLE
+    return prompt[begin:end]
 
 
 class ScriptedRunner:

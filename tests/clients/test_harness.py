@@ -14,7 +14,7 @@ from tests.clients import environments, trial
 from tests.clients.__main__ import select_clients
 from tests.clients.catalogue import CLIENTS, DRIVERS, Client
 from tests.clients.environments import InstallationFailed, install_packages
-from tests.clients.table import BEGIN, DOCUMENT, END, row, with_table
+from tests.clients.table import BEGIN, DOCUMENT, END, updated
 from tests.clients.trial import Outcome, Servers, try_client
 
 CLIENT = Client("library", "library", ("library==1.2",), "driver.py")
@@ -44,7 +44,7 @@ def test_names_of_clients_are_unique_and_their_drivers_exist():
     """Each driver belongs to a client, and equal environments have equal packages."""
     assert len({client.name for client in CLIENTS}) == len(CLIENTS)
     drivers = {file.name for pattern in ("*.py", "*.mjs") for file in DRIVERS.glob(pattern)}
-    shared = {"common.py", "common.mjs", "forecast.py", "agent.py"}
+    shared = {"common.py", "common.mjs", "forecast.py", "everyday.py", "agent.py"}
     assert {client.driver for client in CLIENTS} == drivers - shared
     packages = {client.environment: client.packages for client in CLIENTS}
     assert all(packages[client.environment] == client.packages for client in CLIENTS)
@@ -90,7 +90,7 @@ def test_a_failed_installation_is_not_reused(tmp_path: Path):
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_client_that_cannot_be_installed_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool):
-    """The table is then left as it was."""
+    """The table is then left as it was. Otherwise only the rows of the chosen clients change."""
 
     def try_fake(home: Path, client: Client, servers: Servers) -> list[Outcome]:
         if fails and client.name == "LangChain":
@@ -98,13 +98,16 @@ def test_a_client_that_cannot_be_installed_fails_the_run(tmp_path: Path, monkeyp
         return [Outcome("chat", True, "")]
 
     document = tmp_path / "protocols.md"
-    document.write_text(f"{BEGIN}\n{END}")
+    document.write_text(f"{BEGIN}\n\n| client | version | errors |\n|--|--|--|\n| aider | 0 | yes |\n\n{END}")
     monkeypatch.setattr(command, "DOCUMENT", document)
     monkeypatch.setattr(command, "try_client", try_fake)
     monkeypatch.setattr(command, "running_servers", nullcontext)
-    monkeypatch.setattr(sys, "argv", ["clients"])
+    monkeypatch.setattr(sys, "argv", ["clients", "litellm", "LangChain"])
     assert command.main() == int(fails)
-    assert ("| LangChain | " in document.read_text()) is not fails
+    lines = document.read_text().splitlines()[2:-2]
+    assert [line.split(" | ")[0] for line in lines[2:]] == (
+        ["| aider"] if fails else ["| LangChain", "| litellm", "| aider"]
+    )
 
 
 def test_a_trial_reports_features_the_exit_status_and_contacted_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -129,17 +132,31 @@ def test_a_trial_reports_features_the_exit_status_and_contacted_hosts(tmp_path: 
     assert try_client(tmp_path, tolerant, Servers("http://a", "http://b"))[-1] == Outcome("offline", True, "")
 
 
-def test_a_row_has_a_cell_for_each_feature():
-    """A feature that was not tried has an empty one."""
-    outcomes = [Outcome("chat", True, ""), Outcome("tools", False, "error"), Outcome("offline", True, "")]
-    assert row(CLIENT, outcomes) == "| library | 1.2 | yes |  | no |  |  |  |  |"
-
-
-def test_the_table_replaces_the_one_between_the_markers():
-    """The document lists every client with its pinned version."""
-    assert with_table(f"a\n{BEGIN}\nold\n{END}\nb", "| new |") == f"a\n{BEGIN}\n\n| new |\n\n{END}\nb"
+def test_the_table_has_a_row_for_each_client_and_a_cell_for_each_feature():
+    """A feature that was not tried has an empty cell. Rows of clients that were not tried are kept."""
+    outcomes = [
+        Outcome("chat", True, ""),
+        Outcome("tools", False, "error"),
+        Outcome("offline", True, ""),
+        Outcome("stored", True, "", limit=True),
+    ]
+    old = (
+        f"a\n{BEGIN}\n\n| client | version | stream | gone |\n|--|--|--|--|\n| litellm | 0.9 | yes | yes |\n\n{END}\nb"
+    )
+    new = updated(old, {"LangChain": outcomes})
+    version = next(client.version for client in CLIENTS if client.name == "LangChain")
+    assert new.splitlines()[5:7] == [
+        f"| LangChain | {version} | yes |  |  | no |  |  |  |  |  | limit |",
+        "| litellm | 0.9 |  | yes |  |  |  |  |  |  |  |  |",
+    ]
+    assert updated(new, {}) == new
+    assert new.startswith(f"a\n{BEGIN}\n\n| client |") and new.endswith(f"|\n\n{END}\nb")
     with pytest.raises(ValueError, match="no table of clients"):
-        with_table("a", "| new |")
+        updated("a", {})
+
+
+def test_the_document_lists_every_client_with_its_pinned_version():
+    """`make clients` has run since the last change of the pins."""
     lines = DOCUMENT.read_text(encoding="utf-8").splitlines()
     for client in CLIENTS:
         assert any(line.startswith(f"| {client.name} | {client.version} |") for line in lines), client

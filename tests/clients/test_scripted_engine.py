@@ -7,7 +7,14 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.clients.scripted_engine import DEFAULT_ANSWER, RESULT_PREFIX, UNREADABLE, scripted_answer
+from tests.clients.scripted_engine import (
+    ANSWER_BEGIN,
+    COUNTS,
+    DEFAULT_ANSWER,
+    RESULT_PREFIX,
+    UNREADABLE,
+    scripted_answer,
+)
 from tests.conftest import Server
 
 TOOLS = '<tools>\n{"name": "read"}\n</tools>\n'
@@ -27,6 +34,12 @@ RESULT = "<tool_response>\nfirst line\nsecond line\n</tool_response>"
         ),
         (f"{TOOLS}@call read {{path}}", UNREADABLE),
         (f"{TOOLS}{CALL}{RESULT}", f"{RESULT_PREFIX}first line\nsecond line"),
+        ('@write {"b":  [1, "é"]} Thank you.', '{"b":  [1, "é"]}'),
+        ("@write [1, 2", UNREADABLE),
+        (
+            f"{TOOLS}{CALL}{ANSWER_BEGIN}{RESULT}{ANSWER_BEGIN} @count {ANSWER_BEGIN}",
+            COUNTS.format(answers=2, results=1),
+        ),
         (f"{TOOLS}{CALL}{RESULT} @call stop {{}}", '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>'),
     ],
 )

@@ -24,11 +24,16 @@ DRIVER_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Result of a feature of a client. detail: the error, if it does not work."""
+    """Result of a feature of a client.
+
+    detail: the error, if it does not work. limit: the feature is a known limit, and ok states whether the server
+    refuses it by name.
+    """
 
     feature: str
     ok: bool
     detail: str
+    limit: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,21 @@ export const TOOL_RESULT = "18 degrees and cloudy";
 export const TOOL_QUESTION =
   'What is the weather in Rome? @call get_weather {"city": "Rome"}';
 export const ENDLESS_QUESTION = "@endless";
+export const COUNT_QUESTION = "How far are we? @count";
 
 const FREE_SECONDS = 10;
 
 /** Call the function of each feature, which has its name, and print whether it has thrown. */
 export async function runFeatures(...features) {
+  await run(features, false);
+}
+
+/** Do the same with known limits, whose functions check that the server refuses them by name. */
+export async function runLimits(...features) {
+  await run(features, true);
+}
+
+async function run(features, limit) {
   for (const feature of features) {
     let detail = "";
     let ok = true;
@@ -25,7 +35,7 @@ export async function runFeatures(...features) {
       ok = false;
       detail = String(error?.stack ?? error);
     }
-    console.log(JSON.stringify({ feature: feature.name, ok, detail }));
+    console.log(JSON.stringify({ feature: feature.name, ok, detail, limit }));
   }
 }
 
@@ -47,6 +57,11 @@ export async function waitForRunning(number) {
     );
     await new Promise((resolve) => setTimeout(resolve, 20));
   }
+}
+
+/** Return the answer of the scripted model to `COUNT_QUESTION`. */
+export function counts(answers, results = 0) {
+  return `Earlier answers: ${answers}; results of tools: ${results}.`;
 }
 
 export function checkForecast(value) {

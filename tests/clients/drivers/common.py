@@ -11,7 +11,7 @@ import sys
 import time
 import traceback
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 URL, SCRIPTED_URL = sys.argv[1:3]
 MODEL, SCRIPTED_MODEL = "demo", "scripted"
@@ -23,6 +23,8 @@ TOOL_RESULT = "18 degrees and cloudy"
 # The scripted model calls the tool, and then answers with its result.
 TOOL_QUESTION = 'What is the weather in Rome? @call get_weather {"city": "Rome"}'
 ENDLESS_QUESTION = "@endless"
+# The scripted model answers with the numbers of earlier answers and results of tools that the prompt has.
+COUNT_QUESTION = "How far are we? @count"
 
 WEATHER_PARAMETERS = {
     "type": "object",
@@ -41,14 +43,17 @@ FORECAST_SCHEMA = {
 FREE_SECONDS = 10.0  # in which an aborted request must have left the server
 
 
-def run_features(*features: Callable[[], object]) -> None:
-    """Call the function of each feature, which has its name, and print whether it has raised an exception."""
-    for feature in features:
+def run_features(*features: Callable[[], object], limits: Collection[Callable[[], object]] = ()) -> None:
+    """Call the function of each feature, which has its name, and print whether it has raised an exception.
+
+    limits: further features, which are known limits of the server; their functions check that it refuses them by name.
+    """
+    for feature in (*features, *limits):
+        outcome = {"feature": feature.__name__, "ok": True, "detail": "", "limit": feature in limits}
         try:
             feature()
-            outcome = {"feature": feature.__name__, "ok": True, "detail": ""}
         except Exception:
-            outcome = {"feature": feature.__name__, "ok": False, "detail": traceback.format_exc(limit=-4)}
+            outcome |= {"ok": False, "detail": traceback.format_exc(limit=-4)}
         print(json.dumps(outcome), flush=True)
 
 
@@ -66,6 +71,21 @@ def wait_for_running(number: int, seconds: float = FREE_SECONDS) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"the server is answering {running} requests instead of {number}")
         time.sleep(0.02)
+
+
+def counts(answers: int, results: int = 0) -> str:
+    """Return the answer of the scripted model to `COUNT_QUESTION`."""
+    return f"Earlier answers: {answers}; results of tools: {results}."
+
+
+def write_question(value: str) -> str:
+    """Return a question that the scripted model answers with the JSON `value`."""
+    return f"Describe it. @write {value}"
+
+
+def call_question(name: str, arguments: str) -> str:
+    """Return a question that the scripted model answers with a call. arguments: a JSON object."""
+    return f"Describe it. @call {name} {arguments}"
 
 
 def check_forecast(value: object) -> None:
