@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 
 import common
-from anthropic import Anthropic, BadRequestError, NotFoundError
+import everyday
+from anthropic import Anthropic, BadRequestError, NotFoundError, beta_tool
 from anthropic.types import Message, RawMessageStreamEvent
 from forecast import Forecast
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
 client = Anthropic(base_url=common.URL, api_key="none", max_retries=0)
 scripted = Anthropic(base_url=common.SCRIPTED_URL, api_key="none", max_retries=0)
@@ -35,6 +36,27 @@ def stream() -> None:
         assert "".join(streamed.text_stream)
 
 
+@beta_tool
+def get_weather(city: str) -> str:
+    """Return the weather of a city."""
+    assert city == "Rome"
+    return common.TOOL_RESULT
+
+
+def turns() -> None:
+    messages = []
+    for answers in range(3):
+        messages.append({"role": "user", "content": common.COUNT_QUESTION})
+        fields = {"model": common.SCRIPTED_MODEL, "max_tokens": common.MAX_TOKENS, "messages": messages}
+        if answers == 1:  # the message of a stream goes back too
+            with scripted.messages.stream(**fields) as streamed:
+                message = streamed.get_final_message()
+        else:
+            message = scripted.messages.create(**fields)
+        messages.append({"role": message.role, "content": message.content})
+        assert message.content[0].text == common.counts(answers)
+
+
 def tools() -> None:
     messages = [{"role": "user", "content": common.TOOL_QUESTION}]
     fields = {"model": common.SCRIPTED_MODEL, "max_tokens": common.MAX_TOKENS, "tools": TOOLS}
@@ -45,6 +67,12 @@ def tools() -> None:
     messages += [{"role": "assistant", "content": answer.content}, {"role": "user", "content": [result]}]
     with scripted.messages.stream(**fields, messages=messages) as streamed:
         assert common.TOOL_RESULT in streamed.get_final_text()
+        messages.append({"role": "assistant", "content": streamed.get_final_message().content})
+    messages.append({"role": "user", "content": common.COUNT_QUESTION})
+    assert scripted.messages.create(**fields, messages=messages).content[0].text == common.counts(2, 1)
+    for is_stream in (False, True):
+        request = fields | {"tools": [get_weather], "messages": messages[:1], "stream": is_stream}
+        assert common.TOOL_RESULT in scripted.beta.messages.tool_runner(**request).until_done().content[0].text
     forced = client.messages.create(**FIELDS, tools=TOOLS, tool_choice={"type": "any"}, extra_body={"temperature": 0})
     assert forced.content[-1].type == "tool_use"
 
@@ -54,6 +82,15 @@ def structured() -> None:
     answer = client.messages.create(**FIELDS, output_config=config)
     common.check_forecast(json.loads(answer.content[0].text))
     assert isinstance(client.messages.parse(**FIELDS, output_format=Forecast).parsed_output, Forecast)
+
+
+def types() -> None:
+    def parsed(value: BaseModel) -> object:
+        question = [{"role": "user", "content": common.write_question(everyday.json_of(value))}]
+        fields = {"model": common.SCRIPTED_MODEL, "max_tokens": common.MAX_TOKENS, "messages": question}
+        return scripted.messages.parse(**fields, output_format=type(value)).parsed_output
+
+    everyday.check_examples(parsed, but=[everyday.Customer])  # the library allows no key in the object of a dict
 
 
 def errors() -> None:
@@ -72,4 +109,4 @@ def cancel() -> None:
     common.wait_for_running(0)
 
 
-common.run_features(chat, stream, tools, structured, errors, cancel)
+common.run_features(chat, stream, turns, tools, structured, types, errors, cancel)

@@ -6,6 +6,7 @@ library must return an equal one.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum, IntEnum
@@ -62,8 +63,7 @@ class Ticket(BaseModel):
     status: Status
     priority: Priority
     kind: Literal["bug", "question"]
-    tags: set[str]
-    watchers: frozenset[int]
+    watchers: list[int]
 
 
 class Address(BaseModel):
@@ -135,6 +135,13 @@ class Described(BaseModel):
     unit: str = Field("kg", alias="unitName")
 
 
+class Labels(BaseModel):
+    """Sets, which have `uniqueItems` in their schema."""
+
+    names: set[str]
+    numbers: frozenset[int]
+
+
 class Empty(BaseModel):
     """No field."""
 
@@ -149,6 +156,7 @@ class Free(BaseModel):
 
 # They have no form that OpenAI's strict schemas allow, so that some libraries refuse them.
 LOOSE = (Free(anything=[1, None], mapping={"a": {"b": [1.5]}}, things=["a", 1]),)
+SETS = Labels(names={"a", "b"}, numbers=frozenset({3, 4}))
 EXAMPLES = (
     Invoice(
         id=UUID("8b0ddeb6-4d55-4c1c-9a9e-3f5f0a4a9c11"),
@@ -156,9 +164,13 @@ EXAMPLES = (
         due=date(2026, 4, 1),
         total=Decimal("1234.50"),
     ),
-    Meeting(begins=time(9, 30), lasts=timedelta(hours=1, minutes=30), repeated=[date(2026, 3, 14), date(2026, 3, 21)]),
-    Person(name="Zoë \"Z\" O'Neil", age=None, height=1.75),
-    Ticket(status=Status.OPEN, priority=Priority.HIGH, kind="bug", tags={"a", "b"}, watchers=frozenset({3, 4})),
+    Meeting(
+        begins=time(9, 30, tzinfo=UTC),
+        lasts=timedelta(hours=1, minutes=30),
+        repeated=[date(2026, 3, 14), date(2026, 3, 21)],
+    ),
+    Person(name='Zoë "Z" O\'Neil', age=None, height=1.75),
+    Ticket(status=Status.OPEN, priority=Priority.HIGH, kind="bug", watchers=[3, 4]),
     Customer(
         home=Address(street="Main St. 1", postcode="12345"),
         others=[Address(street="Élysée", postcode="75008")],
@@ -177,3 +189,21 @@ EXAMPLES = (
 def json_of(value: BaseModel) -> str:
     """Return the JSON that the model has to write."""
     return value.model_dump_json(by_alias=True)
+
+
+def check_examples(
+    ask: Callable[[BaseModel], object], *, but: Collection[type[BaseModel]] = (), extra: Collection[BaseModel] = ()
+) -> None:
+    """Check that `ask` returns each example that it is given. Raises `AssertionError`, which names all that fail.
+
+    but: models that a client cannot send. extra: further examples.
+    """
+    failures = []
+    for value in (*EXAMPLES, *extra):
+        if type(value) not in but:
+            try:
+                answer = ask(value)
+                assert answer == value, f"got {answer!r}"
+            except Exception as error:
+                failures.append(f"{json_of(value)}: {type(error).__name__}: {error}")
+    assert not failures, "\n".join(failures)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 import common
+import everyday
 from forecast import Forecast
-from openai import BadRequestError, NotFoundError, OpenAI
+from openai import BadRequestError, NotFoundError, OpenAI, pydantic_responses_function_tool
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
@@ -37,6 +38,19 @@ def stream() -> None:
         assert streamed.get_final_response().output_text
 
 
+def turns() -> None:
+    items = []
+    for answers in range(3):
+        items.append({"role": "user", "content": common.COUNT_QUESTION})
+        if answers == 1:  # items of a stream go back too
+            with scripted.responses.stream(model=common.SCRIPTED_MODEL, input=items) as streamed:
+                response = streamed.get_final_response()
+        else:
+            response = scripted.responses.create(model=common.SCRIPTED_MODEL, input=items)
+        items += response.output
+        assert response.output_text == common.counts(answers)
+
+
 def tools() -> None:
     items = [{"role": "user", "content": common.TOOL_QUESTION}]
     first = validated(scripted.responses.create(model=common.SCRIPTED_MODEL, input=items, tools=TOOLS))
@@ -44,7 +58,11 @@ def tools() -> None:
     assert call.name == "get_weather" and json.loads(call.arguments) == {"city": "Rome"}
     items += [*first.output, {"type": "function_call_output", "call_id": call.call_id, "output": common.TOOL_RESULT}]
     with scripted.responses.stream(model=common.SCRIPTED_MODEL, input=items, tools=TOOLS) as streamed:
-        assert common.TOOL_RESULT in streamed.get_final_response().output_text
+        end = streamed.get_final_response()
+    assert common.TOOL_RESULT in end.output_text
+    items += [*end.output, {"role": "user", "content": common.COUNT_QUESTION}]
+    third = scripted.responses.create(model=common.SCRIPTED_MODEL, input=items, tools=TOOLS)
+    assert third.output_text == common.counts(2, 1)
     grouped = [{"type": "namespace", "name": "home", "description": "At home.", "tools": TOOLS}]
     question = common.TOOL_QUESTION.replace("get_weather", "home__get_weather")
     [call] = scripted.responses.create(model=common.SCRIPTED_MODEL, input=question, tools=grouped).output
@@ -56,6 +74,22 @@ def tools() -> None:
 def structured() -> None:
     parsed = client.responses.parse(**FIELDS, text_format=Forecast)
     assert isinstance(parsed.output_parsed, Forecast)
+
+
+def types() -> None:
+    def parsed(value: BaseModel) -> object:
+        question = common.write_question(everyday.json_of(value))
+        fields = {"model": common.SCRIPTED_MODEL, "input": question, "text_format": type(value)}
+        return scripted.responses.parse(**fields).output_parsed
+
+    def called(value: BaseModel) -> object:
+        question = common.call_question(type(value).__name__, everyday.json_of(value))
+        tool = {"tools": [pydantic_responses_function_tool(type(value))], "tool_choice": "required"}
+        answer = scripted.responses.parse(model=common.SCRIPTED_MODEL, input=question, **tool)
+        return answer.output[0].parsed_arguments
+
+    for ask in (parsed, called):
+        everyday.check_examples(ask)
 
 
 def errors() -> None:
@@ -91,4 +125,13 @@ def resume() -> None:
     assert read[-1].response.output_text == text
 
 
-common.run_features(chat, stream, tools, structured, errors, cancel, resume)
+def stored() -> None:
+    first = client.responses.create(**FIELDS)
+    common.check_error(
+        lambda: client.responses.create(**FIELDS, previous_response_id=first.id),
+        BadRequestError.__name__,
+        "previous_response_id",
+    )
+
+
+common.run_features(chat, stream, turns, tools, structured, types, errors, cancel, resume, limits=[stored])
