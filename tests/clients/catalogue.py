@@ -58,6 +58,9 @@ CLIENTS = (
     Client("openai-python, completions", "openai-python", OPENAI_PYTHON, "openai_completions.py", in_ci=True),
     Client("anthropic", "anthropic", ("anthropic==2.14.0",), "anthropic_messages.py", in_ci=True),
     Client("openai (npm)", "openai-npm", ("openai@7.59.0", "zod@4.6.7"), "openai_node.mjs", in_ci=True),
+    Client(
+        "anthropic (npm)", "anthropic-npm", ("@anthropic-ai/sdk@1.14.0", "zod@4.6.7"), "anthropic_node.mjs", in_ci=True
+    ),
     _ai_sdk("openai"),
     _ai_sdk("anthropic"),
     _ai_sdk("openai-compatible"),

@@ -17,6 +17,8 @@ const PROVIDERS = {
       ...options,
     }),
 };
+// By default the provider openai refers to earlier answers by their ids.
+const HISTORY = { providerOptions: { openai: { store: false } } };
 const create = PROVIDERS[process.argv[4]];
 const provider = create({ baseURL: `${common.URL}/v1`, apiKey: "none" });
 const scripted = create({
@@ -41,6 +43,19 @@ async function stream() {
   assert(text);
 }
 
+async function turns() {
+  const messages = [];
+  for (let answers = 0; answers < 3; answers++) {
+    messages.push({ role: "user", content: common.COUNT_QUESTION });
+    const request = { model: scripted, messages, ...HISTORY, maxRetries: 0 };
+    // The messages of a stream go back too.
+    const result =
+      answers === 1 ? streamText(request) : await generateText(request);
+    assert.equal(await result.text, common.counts(answers));
+    messages.push(...(await result.responseMessages));
+  }
+}
+
 async function tools() {
   const get_weather = tool({
     description: "Return the weather of a city.",
@@ -52,15 +67,21 @@ async function tools() {
   });
   const request = {
     model: scripted,
-    prompt: common.TOOL_QUESTION,
     tools: { get_weather },
     stopWhen: isStepCount(3),
     maxRetries: 0,
   };
-  const whole = await generateText(request);
-  assert(whole.text.includes(common.TOOL_RESULT), whole.text);
-  const streamed = await streamText(request).text;
+  const messages = [{ role: "user", content: common.TOOL_QUESTION }];
+  const streamed = await streamText({ ...request, messages }).text;
   assert(streamed.includes(common.TOOL_RESULT), streamed);
+  const whole = await generateText({ ...request, messages });
+  assert(whole.text.includes(common.TOOL_RESULT), whole.text);
+  messages.push(...whole.responseMessages, {
+    role: "user",
+    content: common.COUNT_QUESTION,
+  });
+  const end = await generateText({ ...request, ...HISTORY, messages });
+  assert.equal(end.text, common.counts(2, 1));
 }
 
 async function structured() {
@@ -98,4 +119,23 @@ async function cancel() {
   await common.waitForRunning(0);
 }
 
-await common.runFeatures(chat, stream, tools, structured, errors, cancel);
+async function stored() {
+  const first = await generateText(fields);
+  const next = { role: "user", content: "Go on" };
+  const messages = [...first.responseMessages, next];
+  const request = { model: fields.model, messages, maxRetries: 0 };
+  await common.checkError(() => generateText(request), "item_reference");
+}
+
+await common.runFeatures(
+  chat,
+  stream,
+  turns,
+  tools,
+  structured,
+  errors,
+  cancel,
+);
+if (process.argv[4] === "openai") {
+  await common.runLimits(stored);
+}

@@ -43,11 +43,38 @@ async function stream() {
   assert((await events.finalResponse()).output_text);
 }
 
+async function turns() {
+  const messages = [];
+  const input = [];
+  const question = { role: "user", content: common.COUNT_QUESTION };
+  const model = common.SCRIPTED_MODEL;
+  for (let answers = 0; answers < 3; answers++) {
+    messages.push(question);
+    input.push(question);
+    // The messages and items of a stream go back too.
+    const [answer, response] =
+      answers === 1
+        ? [
+            await scripted.chat.completions
+              .stream({ model, messages })
+              .finalChatCompletion(),
+            await scripted.responses.stream({ model, input }).finalResponse(),
+          ]
+        : [
+            await scripted.chat.completions.create({ model, messages }),
+            await scripted.responses.create({ model, input }),
+          ];
+    messages.push(answer.choices[0].message);
+    input.push(...response.output);
+    assert.equal(messages.at(-1).content, common.counts(answers));
+    assert.equal(response.output_text, common.counts(answers));
+  }
+}
+
 async function tools() {
-  const run = scripted.chat.completions.runTools({
+  const request = {
     model: common.SCRIPTED_MODEL,
     messages: [{ role: "user", content: common.TOOL_QUESTION }],
-    stream: true,
     tools: [
       {
         type: "function",
@@ -67,8 +94,36 @@ async function tools() {
         },
       },
     ],
+  };
+  for (const stream of [true, false]) {
+    const run = scripted.chat.completions.runTools({ ...request, stream });
+    assert((await run.finalContent()).includes(common.TOOL_RESULT));
+    const question = { role: "user", content: common.COUNT_QUESTION };
+    const end = await scripted.chat.completions
+      .runTools({ ...request, messages: [...run.messages, question], stream })
+      .finalContent();
+    assert.equal(end, common.counts(2, 1));
+  }
+  const tools = [
+    {
+      type: "function",
+      name: "get_weather",
+      parameters: request.tools[0].function.parameters,
+      strict: false,
+    },
+  ];
+  const { model } = request;
+  const input = [...request.messages];
+  const first = await scripted.responses.create({ model, input, tools });
+  const [call] = first.output;
+  assert.deepEqual(JSON.parse(call.arguments), { city: "Rome" });
+  input.push(call, {
+    type: "function_call_output",
+    call_id: call.call_id,
+    output: common.TOOL_RESULT,
   });
-  assert((await run.finalContent()).includes(common.TOOL_RESULT));
+  const end = await scripted.responses.create({ model, input, tools });
+  assert(end.output_text.includes(common.TOOL_RESULT));
 }
 
 async function structured() {
@@ -112,4 +167,22 @@ async function cancel() {
   await common.waitForRunning(0);
 }
 
-await common.runFeatures(chat, stream, tools, structured, errors, cancel);
+async function stored() {
+  const first = await client.responses.create({ model, input: "Hi" });
+  const next = { model, input: "Go on", previous_response_id: first.id };
+  await common.checkError(
+    () => client.responses.create(next),
+    "previous_response_id",
+  );
+}
+
+await common.runFeatures(
+  chat,
+  stream,
+  turns,
+  tools,
+  structured,
+  errors,
+  cancel,
+);
+await common.runLimits(stored);
