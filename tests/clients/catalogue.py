@@ -17,6 +17,7 @@ AI_SDK = (
     "@ai-sdk/openai-compatible@3.0.92",
     "zod@4.6.7",
 )
+ANTHROPIC_NPM = ("@anthropic-ai/sdk@1.14.0", "zod@4.6.7")
 OPENAI_PYTHON = ("openai==3.57.0",)
 
 
@@ -64,7 +65,7 @@ CLIENTS = (
     _ai_sdk("openai"),
     _ai_sdk("anthropic"),
     _ai_sdk("openai-compatible"),
-    Client("LangChain", "langchain", ("langchain-openai==1.7.4",), "langchain_chat.py", in_ci=True),
+    Client("LangChain", "langchain", ("langchain-openai==1.7.4", "langchain==1.5.2"), "langchain_chat.py", in_ci=True),
     Client("pydantic-ai", "pydantic-ai", ("pydantic-ai-slim[openai]==2.68.0",), "pydantic_ai_agent.py", in_ci=True),
     Client("litellm", "litellm", ("litellm==1.110.2",), "litellm_completion.py"),
     Client("LlamaIndex", "llama-index", ("llama-index-llms-openai-like==0.8.1",), "llama_index_chat.py"),

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
 import common
+import everyday
 from forecast import Forecast
-from pydantic_ai import Agent, NativeOutput
-from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+from pydantic import BaseModel
+from pydantic_ai import Agent, NativeOutput, PromptedOutput
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel, OpenAIResponsesModelSettings
 from pydantic_ai.providers.openai import OpenAIProvider
+
+os.environ |= {"OPENAI_BASE_URL": f"{common.URL}/v1", "OPENAI_API_KEY": "none"}
+NAMES = ("openai", "openai-chat", "openai-responses")  # all that a user configures otherwise is the name of a model
 
 
 def models(url: str = common.URL, name: str = common.MODEL) -> list[OpenAIChatModel | OpenAIResponsesModel]:
@@ -26,6 +32,8 @@ def get_weather(city: str) -> str:
 def chat() -> None:
     for model in models():
         assert Agent(model).run_sync(common.QUESTION).output
+    for name in NAMES:
+        assert Agent(f"{name}:{common.MODEL}").run_sync(common.QUESTION).output
 
 
 def stream() -> None:
@@ -37,15 +45,74 @@ def stream() -> None:
         assert asyncio.run(read(model))
 
 
+def scripted_models() -> list[OpenAIChatModel | OpenAIResponsesModel]:
+    """Return the scripted model for each protocol."""
+    return models(common.SCRIPTED_URL, common.SCRIPTED_MODEL)
+
+
+def turns() -> None:
+    async def ask(model: OpenAIChatModel | OpenAIResponsesModel) -> None:
+        agent, history = Agent(model), []
+        for answers in range(3):
+            if answers == 1:  # the messages of a stream go back too
+                async with agent.run_stream(common.COUNT_QUESTION, message_history=history) as result:
+                    output = await result.get_output()
+            else:
+                result = await agent.run(common.COUNT_QUESTION, message_history=history)
+                output = result.output
+            history = result.all_messages()
+            assert output == common.counts(answers)
+
+    for model in scripted_models():
+        asyncio.run(ask(model))
+
+
 def tools() -> None:
-    for model in models(common.SCRIPTED_URL, common.SCRIPTED_MODEL):
-        assert common.TOOL_RESULT in Agent(model, tools=[get_weather]).run_sync(common.TOOL_QUESTION).output
+    for model in scripted_models():
+        agent, history = Agent(model, tools=[get_weather]), []
+        for _ in range(2):
+            result = agent.run_sync(common.TOOL_QUESTION, message_history=history)
+            history = result.all_messages()
+            assert common.TOOL_RESULT in result.output
+        end = agent.run_sync(common.COUNT_QUESTION, message_history=history)
+        assert end.output == common.counts(4, 2)
 
 
 def structured() -> None:
     for model in models():
         for output_type in (Forecast, NativeOutput(Forecast)):
-            assert isinstance(Agent(model, output_type=output_type).run_sync(common.QUESTION).output, Forecast)
+            agent = Agent(model, output_type=output_type)
+            first = agent.run_sync(common.QUESTION)
+            second = agent.run_sync(common.QUESTION, message_history=first.all_messages())
+            assert isinstance(first.output, Forecast) and isinstance(second.output, Forecast)
+
+
+def types() -> None:
+    for model in scripted_models():
+
+        def called(value: BaseModel, model: OpenAIChatModel | OpenAIResponsesModel = model) -> object:
+            question = common.call_question("final_result", everyday.json_of(value))
+            return Agent(model, output_type=type(value)).run_sync(question).output
+
+        everyday.check_examples(called, extra=everyday.LOOSE)
+        for kind in (NativeOutput, PromptedOutput):
+
+            def written(
+                value: BaseModel,
+                model: OpenAIChatModel | OpenAIResponsesModel = model,
+                kind: type[NativeOutput | PromptedOutput] = kind,
+            ) -> object:
+                question = common.write_question(everyday.json_of(value))
+                return Agent(model, output_type=kind(type(value))).run_sync(question).output
+
+            everyday.check_examples(written, but=[everyday.Pets], extra=everyday.LOOSE)
+
+
+def unions() -> None:
+    question = common.write_question('{"first": {"kind": "cat", "lives": 9}, "others": [], "number": 1}')
+    for model in scripted_models():
+        agent = Agent(model, output_type=NativeOutput(everyday.Pets))
+        common.check_error(lambda agent=agent: agent.run_sync(question), "oneOf")
 
 
 def errors() -> None:
@@ -63,9 +130,22 @@ def cancel() -> None:
                 await asyncio.to_thread(common.wait_for_running, 1)
                 break
 
-    for model in models(common.SCRIPTED_URL, common.SCRIPTED_MODEL):
+    for model in scripted_models():
         asyncio.run(leave(model))
         common.wait_for_running(0)
 
 
-common.run_features(chat, stream, tools, structured, errors, cancel)
+def stored() -> None:
+    model = models()[1]
+    # "auto" is for servers that store responses; the library sees that this one does not, and sends its history.
+    history = Agent(model).run_sync(common.QUESTION).all_messages()
+    auto = OpenAIResponsesModelSettings(openai_previous_response_id="auto")
+    assert Agent(model).run_sync("Go on", message_history=history, model_settings=auto).output
+    settings = OpenAIResponsesModelSettings(openai_previous_response_id=history[-1].provider_response_id)
+    common.check_error(
+        lambda: Agent(model, model_settings=settings).run_sync("Go on"),
+        "previous_response_id",
+    )
+
+
+common.run_features(chat, stream, turns, tools, structured, types, errors, cancel, limits=[unions, stored])
