@@ -43,6 +43,7 @@ DIRECTIVE = re.compile(
     r"@(?:(?P<endless>endless)\b|(?P<count>count)\b|(?P<write>write) (?=[\[{])|call (?P<name>[\w.-]+) (?=\{))"
 )
 ANSWER_BEGIN = "<|im_start|>assistant\n"  # the last one of a prompt begins the answer to write
+TASK_HEADING = "### Task:\n"  # of Open WebUI, for titles, tags and further questions
 RESULT_BEGIN = "<tool_response>\n"
 MAX_MODEL_LEN = 131_072  # prompts of agents have up to 40,000 tokens of the small vocabulary
 STEP_SECONDS = 0.001
@@ -53,10 +54,10 @@ def scripted_answer(prompt: str) -> str | None:
     """Return the answer to a prompt; None for an endless one.
 
     A call is made only if the prompt offers tools: agents send the text of their user to a model without tools too, for
-    example to make a title of it.
+    example to make a title of it. Prompts that have the heading of such a task have no directive.
     """
     found = list(DIRECTIVE.finditer(prompt))
-    if not found:
+    if not found or TASK_HEADING in prompt:
         return DEFAULT_ANSWER
     directive = found[-1]
     if directive["endless"]:

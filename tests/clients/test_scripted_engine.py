@@ -28,6 +28,7 @@ RESULT = "<tool_response>\nfirst line\nsecond line\n</tool_response>"
         ("Hello", DEFAULT_ANSWER),
         ("@endless", None),
         (CALL, DEFAULT_ANSWER),
+        ("### Task:\nSuggest a title. @endless", DEFAULT_ANSWER),
         (
             f"{TOOLS}{CALL}",
             '<tool_call>\n{"name": "read", "arguments": {"path": "a {b}", "lines": [1, 2]}}\n</tool_call>',

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Callable, Mapping
@@ -21,7 +22,8 @@ AGENT_SECONDS = 120.0
 class Agent:
     """A program that answers a prompt and exits.
 
-    command: returns the command for a model and a prompt. environment: added to that of the driver. call: directive for
+    command: returns the command for a model and a prompt. continued: returns the one that goes on with the last
+    conversation; None for an agent that cannot. environment: added to that of the driver. call: directive for
     the scripted model to read `SECRET_FILE` with a tool of the agent; empty for an agent without tools. unknown_model:
     part of the message about an unknown model. prompt_on_stdin: the prompt is sent on standard input instead.
     """
@@ -30,6 +32,7 @@ class Agent:
         self,
         command: Callable[[str, str], list[str]],
         *,
+        continued: Callable[[str, str], list[str]] | None = None,
         call: str = "",
         environment: Mapping[str, str] | None = None,
         unknown_model: str = common.UNKNOWN_MODEL,
@@ -38,6 +41,7 @@ class Agent:
         WORKSPACE.mkdir()
         SECRET_FILE.write_text(f"{SECRET}\n")
         self._command = command
+        self._continued = continued
         self._call = call
         self._environment = os.environ | (environment or {})
         self._unknown_model = unknown_model
@@ -45,16 +49,28 @@ class Agent:
 
     def run_features(self) -> None:
         """Try every feature that an agent has, and print the outcomes."""
+        turns = [self.turns] if self._continued else []
         tools = [self.tools] if self._call else []
-        common.run_features(self.chat, *tools, self.errors, self.cancel)
+        common.run_features(self.chat, *turns, *tools, self.errors, self.cancel)
 
     def chat(self) -> None:
         """Ask for a text."""
         assert ANSWER in (output := self._ask("Hello")), output
 
+    def turns(self) -> None:
+        """Ask in three turns of a conversation."""
+        outputs = [self._ask(common.COUNT_QUESTION)]
+        outputs += [self._run(self._continued, common.COUNT_QUESTION) for _ in range(2)]
+        numbers = [int(re.findall(r"Earlier answers: (\d+)", output)[-1]) for output in outputs]
+        # Some agents begin with examples of answers, and some answer a message of their own.
+        assert numbers[0] < numbers[1] < numbers[2], outputs
+
     def tools(self) -> None:
-        """Ask for a file, which the agent reads with a tool."""
+        """Ask for a file, which the agent reads with a tool, in two turns, and for their number."""
         assert SECRET in (output := self._ask(self._call)), output
+        if self._continued:
+            assert SECRET in (output := self._run(self._continued, self._call)), output
+            assert common.counts(4, 2) in (output := self._run(self._continued, common.COUNT_QUESTION)), output
 
     def errors(self) -> None:
         """Ask an unknown model."""
@@ -62,7 +78,7 @@ class Agent:
 
     def cancel(self) -> None:
         """Interrupt an endless answer."""
-        process = self._start(common.ENDLESS_QUESTION, common.SCRIPTED_MODEL)
+        process = self._start(self._command(common.SCRIPTED_MODEL, common.ENDLESS_QUESTION), common.ENDLESS_QUESTION)
         try:
             common.wait_for_running(1, AGENT_SECONDS)
         finally:
@@ -71,8 +87,12 @@ class Agent:
         common.wait_for_running(0)
 
     def _ask(self, prompt: str, model: str = common.SCRIPTED_MODEL) -> str:
-        """Return the output for a prompt."""
-        process = self._start(prompt, model)
+        """Return the output for the prompt of a new conversation."""
+        return self._run(self._command, prompt, model)
+
+    def _run(self, command: Callable[[str, str], list[str]], prompt: str, model: str = common.SCRIPTED_MODEL) -> str:
+        """Return the output of a command for a prompt."""
+        process = self._start(command(model, prompt), prompt)
         try:
             output, _ = process.communicate(timeout=AGENT_SECONDS)
         except subprocess.TimeoutExpired:
@@ -81,13 +101,13 @@ class Agent:
             raise AssertionError(f"the agent has not ended within {AGENT_SECONDS:g} s: {output}") from None
         return output
 
-    def _start(self, prompt: str, model: str) -> subprocess.Popen[str]:
+    def _start(self, command: list[str], prompt: str) -> subprocess.Popen[str]:
         read, write = os.pipe()
         with os.fdopen(read) as stdin, os.fdopen(write, "w") as prompt_file:
             if self._prompt_on_stdin:
                 prompt_file.write(prompt)
             return subprocess.Popen(
-                self._command(model, prompt),
+                command,
                 cwd=WORKSPACE,
                 env=self._environment,
                 stdin=stdin,

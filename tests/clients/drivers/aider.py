@@ -15,8 +15,15 @@ FLAGS = (
     "--no-pretty",
 )
 
+
+def command(model: str, prompt: str, *flags: str) -> list[str]:
+    """Return the command for a prompt."""
+    return ["aider", *FLAGS, *flags, "--model", f"openai/{model}", "--message", prompt]
+
+
 Agent(
-    lambda model, prompt: ["aider", *FLAGS, "--model", f"openai/{model}", "--message", prompt],
+    command,
+    continued=lambda model, prompt: command(model, prompt, "--restore-chat-history"),
     environment={
         "OPENAI_API_BASE": f"{common.SCRIPTED_URL}/v1",
         "OPENAI_API_KEY": "none",

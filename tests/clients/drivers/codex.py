@@ -24,10 +24,9 @@ plugins = false
 
 (HOME / ".codex").mkdir()
 (HOME / ".codex/config.toml").write_text(CONFIG)
+FLAGS = ("--skip-git-repo-check", "--sandbox", "danger-full-access", "--model")
 Agent(
-    lambda model, prompt: [
-        *("codex", "exec", "--skip-git-repo-check", "--sandbox", "danger-full-access", "--model", model),
-        prompt,
-    ],
+    lambda model, prompt: ["codex", "exec", *FLAGS, model, prompt],
+    continued=lambda model, prompt: ["codex", "exec", *FLAGS, model, "resume", "--last", prompt],
     call=f'@call exec_command {{"cmd": "cat {SECRET_FILE}"}}',
 ).run_features()

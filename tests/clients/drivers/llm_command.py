@@ -32,7 +32,7 @@ def get_weather(city: str) -> str:
 
 def command(*arguments: str, model: str = common.MODEL) -> list[str]:
     """Return a command for `arguments`."""
-    return ["llm", "prompt", "--no-log", "--key", "none", "--model", model, *arguments]
+    return ["llm", "prompt", "--key", "none", "--model", model, *arguments]
 
 
 def ask(*arguments: str, model: str = common.MODEL) -> str:
@@ -52,8 +52,18 @@ def stream() -> None:
     assert ask(common.QUESTION).strip()
 
 
+def turns() -> None:
+    for answers in range(3):
+        options = [*(["--continue"] if answers else []), *(["--no-stream"] if answers == 2 else [])]
+        text = ask(*options, common.COUNT_QUESTION, model=common.SCRIPTED_MODEL)
+        assert text.strip() == common.counts(answers)
+
+
 def tools() -> None:
-    assert common.TOOL_RESULT in ask("--functions", FUNCTIONS, common.TOOL_QUESTION, model=common.SCRIPTED_MODEL)
+    functions = ("--functions", FUNCTIONS)
+    assert common.TOOL_RESULT in ask(*functions, common.TOOL_QUESTION, model=common.SCRIPTED_MODEL)
+    text = ask("--continue", *functions, common.COUNT_QUESTION, model=common.SCRIPTED_MODEL)
+    assert text.strip() == common.counts(2, 1), text
 
 
 def structured() -> None:
@@ -81,4 +91,4 @@ FOLDER.mkdir()
 entries = "".join(MODEL_ENTRY.format(name=name, url=url) for name, url in ENTRIES)
 (FOLDER / "extra-openai-models.yaml").write_text(entries)
 ENVIRONMENT = os.environ | {"LLM_USER_PATH": str(FOLDER)}
-common.run_features(chat, stream, tools, structured, errors, cancel)
+common.run_features(chat, stream, turns, tools, structured, errors, cancel)

@@ -33,10 +33,6 @@ ENVIRONMENT = os.environ | {
     "OPENAI_API_BASE_URLS": f"{common.SCRIPTED_URL}/v1;{common.SCRIPTED_URL}/v1",
     "OPENAI_API_KEYS": "none;none",
     "OPENAI_API_CONFIGS": json.dumps({"1": {"model_ids": [common.UNKNOWN_MODEL]}}),
-    # These requests contain the question, and the scripted model would obey its directive once more.
-    "ENABLE_TITLE_GENERATION": "False",
-    "ENABLE_TAGS_GENERATION": "False",
-    "ENABLE_FOLLOW_UP_GENERATION": "False",
 }
 
 
@@ -68,11 +64,28 @@ class OpenWebUI:
         expect(self._answer).to_have_text(re.compile(f".{{{length + 1}}}", re.DOTALL))
         self._interrupt()
 
+    def turns(self) -> None:
+        """Ask in three turns of a chat."""
+        self._ask(common.COUNT_QUESTION)
+        for answers in range(3):
+            if answers:
+                self._send(common.COUNT_QUESTION)
+            expect(self._answer.nth(answers)).to_contain_text(common.counts(answers))
+            expect(self._stop).to_be_hidden()
+
     def tools(self) -> None:
-        """Ask for the time, which the model reads with a tool of Open WebUI."""
-        self._ask(f"What time is it? @call {TOOL} {{}}")
-        expect(self._answer).to_contain_text(f"View Result from {TOOL}")
-        expect(self._answer).to_contain_text('The tool returned: {"current_timestamp":')
+        """Ask for the time, which the model reads with a tool of Open WebUI, in two turns, and for their number."""
+        question = f"What time is it? @call {TOOL} {{}}"
+        self._ask(question)
+        for turn in range(2):
+            if turn:
+                self._send(question)
+            answer = self._answer.nth(turn)
+            expect(answer).to_contain_text(f"View Result from {TOOL}")
+            expect(answer).to_contain_text('The tool returned: {"current_timestamp":')
+            expect(self._stop).to_be_hidden()
+        self._send(common.COUNT_QUESTION)
+        expect(self._answer.nth(2)).to_contain_text(common.counts(4, 2))
 
     def errors(self) -> None:
         """Ask an unknown model."""
@@ -89,6 +102,10 @@ class OpenWebUI:
     def _ask(self, question: str, model: str = common.SCRIPTED_MODEL) -> None:
         """Begin a chat with a model."""
         self._page.goto(f"{self._url}/?models={model}")
+        self._send(question)
+
+    def _send(self, question: str) -> None:
+        """Send a message of the open chat."""
         self._page.locator("#chat-input").fill(question)
         self._page.locator("#send-message-button").click()
 
@@ -147,4 +164,4 @@ expect.set_options(timeout=PAGE_MS)
 with running_open_webui() as url, open_page() as page:
     client = OpenWebUI(page, url)
     client.close_release_notes()
-    common.run_features(client.chat, client.stream, client.tools, client.errors, client.cancel)
+    common.run_features(client.chat, client.stream, client.turns, client.tools, client.errors, client.cancel)

@@ -21,6 +21,7 @@ CONFIG = {
 
 Agent(
     lambda model, prompt: ["opencode", "run", "--model", f"carousel/{model}"],
+    continued=lambda model, prompt: ["opencode", "run", "--continue", "--model", f"carousel/{model}"],
     call=file_call("read", "filePath"),
     environment={
         "OPENCODE_CONFIG_CONTENT": json.dumps(CONFIG),

@@ -12,6 +12,7 @@ from agent import HOME, Agent, file_call
 
 Agent(
     lambda model, prompt: ["qwen", "--auth-type", "openai", "--model", model, prompt],
+    continued=lambda model, prompt: ["qwen", "--continue", "--auth-type", "openai", "--model", model, prompt],
     call=file_call("read_file", "file_path"),
     environment={
         "OPENAI_BASE_URL": f"{common.SCRIPTED_URL}/v1",
