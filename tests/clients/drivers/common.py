@@ -54,7 +54,7 @@ def run_features(*features: Callable[[], object], limits: Collection[Callable[[]
             feature()
         except Exception:
             outcome |= {"ok": False, "detail": traceback.format_exc(limit=-4)}
-        print(json.dumps(outcome), flush=True)
+        print(f"\n{json.dumps(outcome)}", flush=True)  # a library may have printed the beginning of a line
 
 
 def running_requests() -> int:
