@@ -22,6 +22,10 @@ from engine.scheduling.scheduler import Scheduler
 from engine.types import EngineLoad, Event, ModelInfo, Request, Vocabulary
 
 POSITION_REPORT_SECONDS = 0.2  # seconds
+# A step waits for masks of constrained tokens this long, and no longer than a share of the last step.
+MIN_MASK_WAIT_SECONDS = 0.001
+MASK_WAIT_SHARE = 0.05
+IDLE_MASK_WAIT_SECONDS = 0.005  # if there is nothing else to compute
 
 
 class Runner(Protocol):
@@ -105,6 +109,8 @@ class Engine:
         Returns the events in order. `on_admission` receives the events so far if the step admits sequences. If the
         process dies in this step, the receiver then knows which requests were in it.
         """
+        if self.constraints is not None:
+            self.constraints.wait_for_masks(max(MIN_MASK_WAIT_SECONDS, MASK_WAIT_SHARE * self._last_step[2]))
         began = self._clock()
         batch = self.scheduler.schedule(began)
         if on_admission is not None and batch.joins:
@@ -119,6 +125,8 @@ class Engine:
                     device_was_idle=self._runner.device_was_idle,
                 )
             self._in_flight.append((batch, began, outcome))
+        elif not self._in_flight and self.scheduler.waits_for_masks and self.constraints is not None:
+            self.constraints.wait_for_any_mask(IDLE_MASK_WAIT_SECONDS)
         max_in_flight = 1 if self._runner.runs_ahead and not batch.is_empty else 0
         while len(self._in_flight) > max_in_flight:
             self._commit(*self._in_flight.popleft())

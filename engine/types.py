@@ -66,7 +66,7 @@ class WaitReason(enum.StrEnum):
     FAIRNESS = "fairness"  # its tenant had more service than other waiting tenants of its class
     DEADLINE = "deadline"  # an earlier deadline goes first
     REQUEST_BODY = "body"  # the rest of the request body, which its client still has to send
-    GRAMMAR = "grammar"  # its grammar, which is compiled first
+    GRAMMAR = "grammar"  # its grammar, which is compiled first, or the mask of its next token
     TOKENIZATION = "texts"  # long texts of other requests, which are tokenized first
     READER = "reader"  # nothing: it is complete, but its reader has not read all of it
     BATCH = "batch"  # a batch is admitted as a whole, and this one is not complete
@@ -283,6 +283,8 @@ class Counters(msgspec.Struct, frozen=True, array_like=True):
     swapped_tokens: int = 0  # tokens with KV moved to host memory
     preemptions: tuple[tuple[int, int, int], ...] = ((0, 0, 0),) * 3  # by class: swap, partial, recompute
     late: int = 0  # requests that were given up because their deadline could not be met
+    mask_microseconds: int = 0  # processor time of masks of constrained tokens
+    rows_without_mask: int = 0  # constrained rows that missed a step, as their masks were not computed in time
 
     def paused_by(self, mechanism: PreemptionMode) -> int:
         """Return the number of preemptions with `mechanism`."""

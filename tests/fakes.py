@@ -11,6 +11,7 @@ from typing import Any
 
 from engine.ipc import ChannelClosed
 from engine.scheduling.batch import Batch, Join, Sampled, StepOutcome
+from engine.scheduling.constraint import NO_TOKEN_ALLOWED, ConstraintFailure
 
 NAN_MARK = -9  # stored in a page instead of a token
 
@@ -42,6 +43,32 @@ class CrashInjector:
         is_poisoned = any(self._poison_token in tokens[c.slot][c.start : c.start + c.length] for c in batch.chunks)
         if self._left == -1 or self.is_killed or is_poisoned:
             raise ChannelClosed  # same symptom as a killed process
+
+
+class FakeConstraint:
+    """A constraint that allows every token. The test sets whether its mask is ready, and the time that masks took."""
+
+    def __init__(self) -> None:
+        self.is_active = self.is_ready = True
+        self.failure: ConstraintFailure | None = None
+        self.prepared = 0
+        self.seconds = 0.0
+
+    def consume(self, token_id: int) -> None:
+        """Do nothing."""
+
+    def prepare_mask(self) -> None:
+        """Count the call."""
+        self.prepared += 1
+
+    def take_seconds(self) -> float:
+        """Return `seconds` once."""
+        seconds, self.seconds = self.seconds, 0.0
+        return seconds
+
+    def write_mask(self, address: int, size: int) -> None:
+        """Refuse: a fake runner needs no mask."""
+        raise NotImplementedError
 
 
 class MemoryRunner:
@@ -117,7 +144,9 @@ class MemoryRunner:
                 page = self.tables[slot][position // self.page_size]
                 self.pages[page][position % self.page_size] = token
         broken = tuple(NAN_MARK in self._read(chunk.slot, chunk.start + chunk.length) for chunk in batch.chunks)
-        outcome = StepOutcome(tuple(self._sample(slot) for slot in batch.sampled_slots), broken)
+        failed = {slot for slot, constraint in batch.constraints if constraint.failure is not None}
+        sampled = (Sampled(NO_TOKEN_ALLOWED) if slot in failed else self._sample(slot) for slot in batch.sampled_slots)
+        outcome = StepOutcome(tuple(sampled), broken)
         return lambda: outcome
 
     def _sample(self, slot: int) -> Sampled:

@@ -6,10 +6,9 @@ import threading
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from llguidance import LLMatcher
-
-from engine.constraints.constraint import GrammarConstraint, ReasoningConstraint
+from engine.constraints.constraint import Grammar, GrammarConstraint, ReasoningConstraint
 from engine.constraints.grammars import GrammarTokenizer
+from engine.constraints.mask_threads import MaskThreads
 from engine.errors import InvalidParameter
 from engine.host import lower_priority
 from engine.scheduling.constraint import Constraint
@@ -25,7 +24,8 @@ class ConstraintFactory:
     def __init__(self) -> None:
         self._vocabulary: Vocabulary | None = None
         self._tokenizer: Future[GrammarTokenizer] | None = None
-        self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+        self._compiled: OrderedDict[str, Future[Grammar]] = OrderedDict()
+        self._masks = MaskThreads()
         self._thread = ThreadPoolExecutor(1, "grammars", lambda: lower_priority(threading.get_native_id()))
 
     def use_vocabulary(self, vocabulary: Vocabulary, vocab_size: int) -> None:
@@ -35,7 +35,7 @@ class ConstraintFactory:
         self._tokenizer = self._thread.submit(GrammarTokenizer, self._vocabulary)
         self._compiled.clear()
 
-    def prepare(self, request: Request) -> Future[LLMatcher] | None:
+    def prepare(self, request: Request) -> Future[Grammar] | None:
         """Begin to compile the grammar of a request. Returns None if it has none or it is compiled already."""
         grammar = request.sampling.grammar
         if grammar is None:
@@ -51,10 +51,10 @@ class ConstraintFactory:
         sampling = request.sampling
         if sampling.grammar is None and sampling.reasoning_limit is None:
             return {}
-        matcher = None if sampling.grammar is None else self._compile(sampling.grammar).result()
+        grammar = None if sampling.grammar is None else self._compile(sampling.grammar).result()
         constraints: dict[int, Constraint] = {}
         for choice in request.choices:
-            constraint: Constraint | None = None if matcher is None else GrammarConstraint(matcher.deep_copy())
+            constraint: Constraint | None = None if grammar is None else GrammarConstraint(grammar, self._masks)
             if sampling.reasoning_limit is not None:
                 if self._vocabulary is None:
                     raise _no_vocabulary("reasoning_limit")
@@ -65,21 +65,31 @@ class ConstraintFactory:
             constraints[choice] = constraint
         return constraints
 
-    def _compile(self, grammar: str) -> Future[LLMatcher]:
+    def wait_for_masks(self, seconds: float) -> None:
+        """Wait until masks of ordinary cost are computed, or for `seconds`."""
+        self._masks.wait(seconds)
+
+    def wait_for_any_mask(self, seconds: float) -> None:
+        """Wait until one more mask is computed, or for `seconds`."""
+        self._masks.wait_for_any(seconds)
+
+    def _compile(self, grammar: str) -> Future[Grammar]:
         """Return the compiled grammar or its compilation, and make it the most recently used one."""
         if self._tokenizer is None:
             raise _no_vocabulary("grammar")
         compiled = self._compiled.get(grammar)
         if compiled is None:
-            tokenizer = self._tokenizer
-            compiled = self._thread.submit(lambda: tokenizer.result().compile(grammar))
-            self._compiled[grammar] = compiled
+            compiled = self._compiled[grammar] = self._thread.submit(_compile, self._tokenizer, grammar)
         self._compiled.move_to_end(grammar)
         while len(self._compiled) > MAX_CACHED or (
             len(self._compiled) > 1 and sum(map(len, self._compiled)) > MAX_CACHED_CHARACTERS
         ):
             self._compiled.popitem(last=False)
         return compiled
+
+
+def _compile(tokenizer: Future[GrammarTokenizer], grammar: str) -> Grammar:
+    return Grammar(tokenizer.result().compile(grammar), tokenizer.result())
 
 
 def _no_vocabulary(param: str) -> InvalidParameter:

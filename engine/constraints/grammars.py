@@ -1,18 +1,21 @@
 """Compiled grammars (llguidance, Moskal et al.).
 
 A grammar is a text in Lark's syntax as llguidance extends it, or a JSON object {"grammars": [...]}, whose items have
-such a text as `lark_grammar`. The first one is the start; it refers to the others by their `name`. Compiling and masks
-are limited by counted work instead of time, so that every machine accepts the same grammars.
+such a text as `lark_grammar`. The first one is the start; it refers to the others by their `name`. Compiling is limited
+by counted work, so that every machine accepts the same grammars. For masks counted work is not enough
+(`engine.constraints.mask_costs`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import Any
 
 import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from engine.constraints.mask_costs import ORDINARY_GRAMMAR, MaskLimits, cost_error
 from engine.errors import InvalidParameter
 from engine.types import Vocabulary
 
@@ -29,6 +32,7 @@ LIMITS = LLParserLimits(
 # its own division of it into tokens only.
 NO_FORCING = '\n%llguidance {"no_forcing": true}'
 MAX_MESSAGE_CHARACTERS = 400
+TOO_EXPENSIVE = "grammar_too_expensive"  # error code
 NO_TEXT_MESSAGE = "no text satisfies it"
 _EXCERPT = re.compile(r"\n\s*\d+ \|.*", re.DOTALL)  # numbered lines of the grammar, and a mark below the position
 _PREFIX = re.compile(r"^at \d+\(\d+\): ")  # a position in a grammar that its author has not seen
@@ -50,6 +54,10 @@ class GrammarTokenizer:
             raise InvalidParameter("this model has no token that ends a text, so no format can be enforced")
         wrapper: Any = _Wrapper(vocabulary)
         self._tokenizer = LLTokenizer(wrapper, eos_token=list(vocabulary.eos_ids))
+        self.vocabulary = vocabulary
+        self.mask_limits = MaskLimits()
+        with contextlib.suppress(InvalidParameter):  # of a vocabulary that cannot write JSON
+            self.mask_limits = MaskLimits.measure(self.compile(ORDINARY_GRAMMAR), vocabulary.eos_ids)
 
     def compile(self, grammar: str) -> LLMatcher:
         """Return a matcher at the beginning of `grammar`.
@@ -62,6 +70,10 @@ class GrammarTokenizer:
         if matcher.is_error():  # of the grammar or of its first mask
             raise InvalidParameter(error_message(matcher), param="grammar")
         return matcher
+
+    def cost_error(self, matcher: LLMatcher) -> str:
+        """Return why masks of a grammar cost too much, by a random walk that advances `matcher`; else ""."""
+        return cost_error(matcher, self.mask_limits, self.vocabulary.eos_ids)
 
 
 def error_message(matcher: LLMatcher) -> str:

@@ -131,7 +131,7 @@ class ModelRunner:
     def _run_fused(self, fused_step: StepPass, batch: Batch) -> StepOutcome:
         """Run a step in one call; rows that need the full sampler are then sampled here, from logits of that call."""
         self.fused_steps += 1
-        masks = self._masks.compute(batch.constraints) if batch.constraints else None
+        masks = self._masks.collect(batch.constraints) if batch.constraints else None
         rows, row_masks = self._full_sampler_rows(batch.sampled_slots, masks)
         if not len(rows):
             result = fused_step(batch.decodes, batch.chunks, (), row_masks)
@@ -175,7 +175,7 @@ class ModelRunner:
         sampled_parts: list[SampledTokens] = []
         prompt_parts: list[PromptLogProbs] = []
         has_nan: list[Tensor] = []  # for each row of the chunks, whether it has a NaN
-        masks = self._masks.compute(batch.constraints) if batch.constraints else None
+        masks = self._masks.collect(batch.constraints) if batch.constraints else None
         rows = [chunk.length for chunk in batch.chunks]
         rest = batch
         if self._graphs:

@@ -1,12 +1,8 @@
-"""Masks of the tokens that constrained rows may sample.
-
-They are computed before a step is launched: on a GPU while the previous step runs.
-"""
+"""Masks of the tokens that constrained rows may sample, in the form that a step needs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,42 +12,27 @@ from torch import Tensor
 
 from engine.execution.slots import Ints
 from engine.execution.transfer import to_device
-from engine.host import num_cores
 from engine.scheduling.constraint import NO_TOKEN_ALLOWED, Constraint
 from kernels.decoder import RowMasks
 from kernels.interface import Kernels
 
-ROWS_PER_TASK = 16  # a mask takes 10 to 50 us, and threads share the interpreter between two of them
-MAX_THREADS = 8
-
 
 class TokenMasks:
-    """Computes masks for one runner, in several threads if there are many."""
+    """Collects the masks of one runner's steps."""
 
     def __init__(self, slots: int, vocab_size: int, device: torch.device) -> None:
         self._num_slots = slots
         self._vocab_size = vocab_size
         self._device = device
-        self._threads: ThreadPoolExecutor | None = None  # started for the first step that needs them
 
-    def compute(self, constraints: Seq[tuple[int, Constraint]]) -> StepMasks:
-        """Return the masks of (slot, constraint) pairs; at least one."""
+    def collect(self, constraints: Seq[tuple[int, Constraint]]) -> StepMasks:
+        """Return the masks of (slot, constraint) pairs; at least one. The constraints are ready."""
         words = np.zeros((len(constraints), -(-self._vocab_size // 32)), np.int32)
-        parts = [slice(first, first + ROWS_PER_TASK) for first in range(0, len(constraints), ROWS_PER_TASK)]
-        if len(parts) > 1 and self._threads is None:
-            self._threads = ThreadPoolExecutor(min(MAX_THREADS, num_cores()), "masks")
-        tasks = [self._threads.submit(_write, words[part], constraints[part]) for part in parts[1:] if self._threads]
-        _write(words[parts[0]], constraints[parts[0]])
-        for task in tasks:
-            task.result()
+        for row, (_, constraint) in zip(words, constraints, strict=True):
+            constraint.write_mask(row.ctypes.data, row.nbytes)
         index_of = np.full(self._num_slots, -1, np.int64)
         index_of[[slot for slot, _ in constraints]] = np.arange(len(constraints))
         return StepMasks(index_of, words, self._device)
-
-
-def _write(words: NDArray[np.int32], constraints: Seq[tuple[int, Constraint]]) -> None:
-    for row, (_, constraint) in zip(words, constraints, strict=True):
-        constraint.write_mask(row.ctypes.data, row.nbytes)
 
 
 @dataclass(frozen=True, slots=True)

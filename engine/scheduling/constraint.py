@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from engine.types import Request, Vocabulary
 
 NO_TOKEN_ALLOWED = -2  # token id of a row whose constraint allows no token
 
 
+class ConstraintFailure(NamedTuple):
+    """Reason for which a constraint allows no token: an error code, and a message for the client."""
+
+    code: str
+    message: str
+
+
 class Constraint(Protocol):
     """Part of a sequence: it follows the tokens of one choice, and is rebuilt from them in another engine.
 
-    A constrained sequence is scheduled only when its last token is known (docs/decisions/0040).
+    A constrained sequence is scheduled only when its last token is known and its mask is computed
+    (docs/decisions/0040). After `consume` a mask must be prepared, before it is ready.
     """
 
     @property
@@ -22,16 +30,26 @@ class Constraint(Protocol):
         """Return whether the next token is restricted."""
 
     @property
-    def error(self) -> str:
-        """Return why no token is allowed; empty if the constraint itself is sound."""
+    def is_ready(self) -> bool:
+        """Return whether the mask of the next token is computed, or none is needed."""
+
+    @property
+    def failure(self) -> ConstraintFailure | None:
+        """Return why no token is allowed; None if the constraint itself is sound."""
 
     def consume(self, token_id: int) -> None:
         """Advance by a sampled token."""
 
+    def prepare_mask(self) -> None:
+        """Begin to compute the mask of the next token, unless it is computed."""
+
+    def take_seconds(self) -> float:
+        """Return the processor time of masks since the last call."""
+
     def write_mask(self, address: int, size: int) -> None:
         """Write the allowed next tokens to memory: bit i % 32 of the i // 32-th int32 is set for token i.
 
-        size: bytes, a multiple of 4. Called in any thread, never at the same time as `consume`.
+        size: bytes, a multiple of 4. Called when it is ready.
         """
 
 
@@ -49,3 +67,9 @@ class ConstraintSource(Protocol):
 
         Waits for a compilation. Raises `InvalidParameter`.
         """
+
+    def wait_for_masks(self, seconds: float) -> None:
+        """Wait until masks of ordinary cost are computed, or for `seconds`."""
+
+    def wait_for_any_mask(self, seconds: float) -> None:
+        """Wait until one more mask is computed, or for `seconds`."""

@@ -199,6 +199,9 @@ class Policy(ABC):
     def tokens_sampled(self, sequences: Iterable[Sequence]) -> None:  # noqa: B027
         """Note that each of `sequences` got a token."""
 
+    def host_time_spent(self, sequence: Sequence, seconds: float) -> None:  # noqa: B027
+        """Note that processor time beside the steps was spent for `sequence`."""
+
     def slot_released(self, sequence: Sequence) -> None:  # noqa: B027
         """Note that `sequence` lost its slot: it has ended or is preempted."""
 

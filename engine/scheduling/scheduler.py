@@ -16,6 +16,7 @@ from engine.scheduling.admission import Admission, AdmissionView, Preemption
 from engine.scheduling.batch import Batch, Chunk, Join, StepOutcome
 from engine.scheduling.batch_builder import BatchBuilder
 from engine.scheduling.budget import divide_step
+from engine.scheduling.constrained import ConstrainedSequences, why_no_token
 from engine.scheduling.constraint import NO_TOKEN_ALLOWED, Constraint
 from engine.scheduling.counters import ClassCounts, CumulativeCounters
 from engine.scheduling.deadlines import Deadlines
@@ -42,7 +43,6 @@ NAN_MESSAGE = (
     "the model computed NaN for this request, so its answer ends here; either float16 is too narrow for this model "
     "(use --dtype bfloat16 or float32), or the checkpoint is damaged"
 )
-NO_TOKEN_MESSAGE = "the answer ends here, because its format or tools allow no further token"
 
 
 class Scheduler:
@@ -67,7 +67,7 @@ class Scheduler:
         self._deadlines = Deadlines(self._least_seconds)
         self._swapped_in: list[Sequence] = []  # in the step that is being scheduled
         self._arrivals = 0
-        self._num_constrained = 0  # unfinished sequences with a constraint
+        self._constrained = ConstrainedSequences(policy, self._events, self.counters)
 
     # Between steps ------------------------------------------------------------------------------------------------
 
@@ -88,8 +88,7 @@ class Scheduler:
             sibling.prompt_leader = lead
         for sequence in self.requests[request.id]:
             if constraints:
-                sequence.constraint = constraints[sequence.choice]
-                self._num_constrained += 1
+                self._constrained.add(sequence, constraints[sequence.choice])
             self._deadlines.watch(sequence)
         self.waiting.push(lead, now)
 
@@ -130,13 +129,12 @@ class Scheduler:
         step = self.counters["steps"]
         swapped_in = {s.slot for s in self._swapped_in}  # their pages arrive before the next step
         running = [s for s in self.running if s.slot not in swapped_in] if swapped_in else self.running
-        if self._num_constrained:  # a constraint needs the last token
-            running = [s for s in running if s.constraint is None or not s.has_token_in_flight]
+        running = self._constrained.prepared(running, now)
         decodes, chunks, passed_over = divide_step(running, self.config, self.policy, step, now)
         self._events.budget_wait(passed_over, now)
         flight = self._count_as_computed(decodes, chunks, now)
         slots = [s.slot for s in decodes if s.slot is not None]
-        batch = self.batch_builder.build(step, slots, chunks, self._constraints(flight.sampled))
+        batch = self.batch_builder.build(step, slots, chunks, self._constrained.in_step(flight.sampled))
         if not batch.is_empty:
             self.steps_in_flight.append(flight)
         return batch
@@ -168,8 +166,6 @@ class Scheduler:
                 continue
             token_id, tokens = sampled.token_id, sequence.tokens
             tokens.append(token_id)
-            if sequence.constraint is not None:
-                sequence.constraint.consume(token_id)
             finish = None
             if len(tokens) >= sequence.max_len or token_id in sequence.stop_ids:
                 finish = sequence.finish_reason(token_id)
@@ -180,6 +176,8 @@ class Scheduler:
             )
             if finish is not None:
                 self._finish(sequence, now)
+            elif sequence.constraint is not None:
+                self._constrained.advance(sequence, token_id)
         self.counters.add("computed_tokens", flight.num_tokens)
         self.counters.add("generated_tokens", len(served))
 
@@ -204,6 +202,11 @@ class Scheduler:
     def has_work(self) -> bool:
         """Return whether any sequence runs or waits."""
         return bool(self.requests)
+
+    @property
+    def waits_for_masks(self) -> bool:
+        """Return whether sequences missed the last step because their masks were not computed."""
+        return self._constrained.waits_for_masks
 
     def next_step_at(self, now: float) -> float:
         """Return the time of the next step: now, unless the engine only waits for a batch to be complete."""
@@ -237,13 +240,6 @@ class Scheduler:
         flight, outgrown = count_as_computed(decodes, chunked, swapped_in, self.counters, self.config.tokens_per_page)
         self.needing_page += outgrown
         return flight
-
-    def _constraints(self, sampled: list[Sequence]) -> tuple[tuple[int, Constraint], ...]:
-        """Return the active constraints of sequences that sample a token, by slot."""
-        if not self._num_constrained:
-            return ()
-        pairs = ((s.slot, s.constraint) for s in sampled)
-        return tuple((slot, c) for slot, c in pairs if slot is not None and c is not None and c.is_active)
 
     def _least_seconds(self, sequence: Sequence) -> float:
         """Return `StepTimeModel.min_seconds_left`, given the current contents of the prefix cache."""
@@ -323,6 +319,8 @@ class Scheduler:
         slot = self.free_slots.pop()
         self.slots[slot] = sequence
         sequence.slot, sequence.state = slot, State.RUNNING
+        if sequence.constraint is not None:
+            sequence.constraint.prepare_mask()
         insort(self.running, sequence, key=self.policy.service_order)
         self.running_by_class.add(sequence.service_class, +1)
         self.batch_builder.join(
@@ -388,12 +386,8 @@ class Scheduler:
         for sequence in failed:
             self._fail(sequence, now, NAN_MESSAGE, "not_a_number")
         for sequence, _ in pairs:
-            why = sequence.constraint.error if sequence.constraint is not None else ""
-            sampling = sequence.request.sampling
-            sent = (("min_tokens", sampling.min_tokens), ("logit_bias", sampling.logit_bias))
-            together = " and ".join(name for name, value in sent if value)
-            message = f"{NO_TOKEN_MESSAGE} together with {together}" if together else NO_TOKEN_MESSAGE
-            self._fail(sequence, now, why or message, "no_token_allowed")
+            code, message = why_no_token(sequence)
+            self._fail(sequence, now, message, code)
 
     def _fail(self, sequence: Sequence, now: float, message: str, code: str) -> None:
         """End a sequence with an error, unless it has ended."""
@@ -409,8 +403,7 @@ class Scheduler:
             self.waiting.remove(sequence)
         self.kv_manager.release_host(sequence)
         sequence.state = State.FINISHED
-        self._num_constrained -= sequence.constraint is not None
-        sequence.constraint = None
+        self._constrained.remove(sequence)
         self._deadlines.forget(sequence)
         self._release_siblings(sequence, now)
         choices = self.requests[sequence.request.id]

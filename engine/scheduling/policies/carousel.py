@@ -260,6 +260,12 @@ class Carousel(StepSharing):
                     self._overdue_queue.account(sequence).charge(OUTPUT_WEIGHT)
                 state.guaranteed_tokens_left -= 1
 
+    def host_time_spent(self, sequence: Sequence, seconds: float) -> None:
+        """Charge the tokens that a step of one row would have generated in that time."""
+        if self.step_time_model.single_row_seconds:
+            tokens = seconds / self.step_time_model.single_row_seconds
+            state_of(sequence).account.charge(OUTPUT_WEIGHT * tokens)
+
     def slot_released(self, sequence: Sequence) -> None:
         """End its minimum share."""
         state = state_of(sequence)

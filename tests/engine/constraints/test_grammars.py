@@ -7,8 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from engine.constraints.constraint import GrammarConstraint
+from engine.constraints.constraint import Grammar, GrammarConstraint
 from engine.constraints.grammars import GrammarTokenizer
+from engine.constraints.mask_threads import MaskThreads
 from engine.errors import InvalidParameter
 from engine.types import Vocabulary
 
@@ -21,8 +22,15 @@ def tokenizer() -> GrammarTokenizer:
     return GrammarTokenizer(BYTES)
 
 
+def constrain(tokenizer: GrammarTokenizer, grammar: str) -> GrammarConstraint:
+    return GrammarConstraint(Grammar(tokenizer.compile(grammar), tokenizer), MaskThreads())
+
+
 def allowed(constraint: GrammarConstraint) -> set[bytes]:
     """Return the tokens that may come next."""
+    constraint.prepare_mask()
+    while not constraint.is_ready:
+        constraint._threads.wait_for_any(1.0)
     words = np.zeros(-(-len(BYTES.tokens) // 32), np.uint32)
     constraint.write_mask(words.ctypes.data, words.nbytes)
     bits = np.unpackbits(words.view(np.uint8), bitorder="little")
@@ -31,7 +39,7 @@ def allowed(constraint: GrammarConstraint) -> set[bytes]:
 
 def test_a_mask_has_the_tokens_that_continue_the_text(tokenizer: GrammarTokenizer):
     """A token of several bytes is one of them, and the end token only after a complete text."""
-    constraint = GrammarConstraint(tokenizer.compile('start: "a" /[bx]/ /[cy]?/'))
+    constraint = constrain(tokenizer, 'start: "a" /[bx]/ /[cy]?/')
     assert allowed(constraint) == {b"a", b"abc"}
     constraint.consume(1 + ord("a"))
     assert allowed(constraint) == {b"b", b"x"}
@@ -43,7 +51,7 @@ def test_a_mask_has_the_tokens_that_continue_the_text(tokenizer: GrammarTokenize
 
 def test_a_text_that_is_forced_may_be_divided_in_any_way(tokenizer: GrammarTokenizer):
     """The model decides how, and the text is not computed in advance, however long it is."""
-    constraint = GrammarConstraint(tokenizer.compile("start: /(abc){1000000}/"))
+    constraint = constrain(tokenizer, "start: /(abc){1000000}/")
     for _ in range(100):
         assert allowed(constraint) == {b"a", b"abc"}
         constraint.consume(BYTES.tokens.index(b"abc"))
@@ -52,21 +60,21 @@ def test_a_text_that_is_forced_may_be_divided_in_any_way(tokenizer: GrammarToken
 def test_the_option_against_forced_tokens_holds_in_every_form(tokenizer: GrammarTokenizer):
     """Only the first of several grammars has it."""
     grammars = [{"lark_grammar": "start: @other"}, {"name": "other", "lark_grammar": 'start: "abc"'}]
-    constraint = GrammarConstraint(tokenizer.compile(json.dumps({"grammars": grammars})))
+    constraint = constrain(tokenizer, json.dumps({"grammars": grammars}))
     assert allowed(constraint) == {b"a", b"abc"}
 
 
 def test_a_token_that_does_not_fit_leaves_no_token(tokenizer: GrammarTokenizer):
     """The error says what did not fit."""
-    constraint = GrammarConstraint(tokenizer.compile('start: "ab"'))
+    constraint = constrain(tokenizer, 'start: "ab"')
     constraint.consume(1 + ord("x"))
-    assert allowed(constraint) == set() and "doesn't satisfy the grammar" in constraint.error
+    assert allowed(constraint) == set() and "doesn't satisfy the grammar" in constraint.failure.message
 
 
 def test_copies_advance_independently(tokenizer: GrammarTokenizer):
     """All choices of a request begin with copies of one compiled grammar."""
-    first = tokenizer.compile('start: "a" | "b"')
-    one, other = GrammarConstraint(first.deep_copy()), GrammarConstraint(first.deep_copy())
+    first, threads = Grammar(tokenizer.compile('start: "a" | "b"'), tokenizer), MaskThreads()
+    one, other = GrammarConstraint(first, threads), GrammarConstraint(first, threads)
     one.consume(1 + ord("a"))
     assert allowed(one) == {b"<eos>"} and allowed(other) == {b"a", b"b"}
 

@@ -52,7 +52,7 @@ class Slot:
 class RandomMask:
     """Constraint of one token: a random set of tokens, sometimes an empty one."""
 
-    is_active, error = True, ""
+    is_active, is_ready, failure = True, True, None
 
     def __init__(self, rng: random.Random) -> None:
         density = rng.choice((0.0, 0.02, 0.5, 1.0))
@@ -65,6 +65,12 @@ class RandomMask:
         )
 
     def consume(self, token_id: int) -> None:
+        raise NotImplementedError
+
+    def prepare_mask(self) -> None:
+        raise NotImplementedError
+
+    def take_seconds(self) -> float:
         raise NotImplementedError
 
     def write_mask(self, address: int, size: int) -> None:

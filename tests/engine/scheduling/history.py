@@ -47,6 +47,7 @@ class History:
         self.texts: dict[tuple[str, int], list[int]] = defaultdict(list)
         self.expected: dict[tuple[str, int], list[int]] = {}
         self.ends: dict[tuple[str, int], FinishReason] = {}
+        self.errors: dict[str, tuple[str, str]] = {}  # code and message
         self.audits: dict[str, RequestTimeline] = {}
         self.may_be_truncated: set[tuple[str, int]] = set()
         self.broken: set[tuple[str, int]] = set()  # their context reaches a token without logits (NaN)
@@ -100,6 +101,8 @@ class History:
                 self.statuses[event.request_id].append(event)
             elif isinstance(event, TokenEvent):
                 self.texts[key].append(event.token_id)
+            if isinstance(event, EndEvent) and event.finish is FinishReason.ERROR:
+                self.errors[event.request_id] = event.code, event.message
             if isinstance(event, (TokenEvent, EndEvent)) and event.finish is not None:
                 self.ends[key] = event.finish
         check_integrity(self.scheduler)

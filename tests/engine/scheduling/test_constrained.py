@@ -1,0 +1,100 @@
+"""A sequence whose mask is not computed misses the step; all others go on."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.scheduling.constraint import ConstraintFailure
+from engine.scheduling.sequence import Sequence
+from engine.types import Phase, Request, WaitReason
+from tests.engine.scheduling.history import STEP_SECONDS, History
+from tests.fakes import FakeConstraint
+
+
+class Constrained(History):
+    """A history in which the next arrival may have a constraint."""
+
+    def __init__(self, **options) -> None:
+        super().__init__(**options)
+        self.constraint: FakeConstraint | None = None
+        self.engine.constraints = self  # type: ignore[assignment]
+
+    def constraints(self, request: Request) -> dict[int, FakeConstraint]:
+        constraint, self.constraint = self.constraint, None
+        return {} if constraint is None else {0: constraint}
+
+    def wait_for_masks(self, seconds: float) -> None:
+        """Return at once."""
+
+    def wait_for_any_mask(self, seconds: float) -> None:
+        """Return at once."""
+
+    def sequence(self, name: str) -> Sequence:
+        return self.scheduler.requests[name][0]
+
+
+@pytest.fixture
+def history() -> Constrained:
+    return Constrained(slots=4, pages=32)
+
+
+def arrive_constrained(history: Constrained, **more) -> tuple[str, FakeConstraint]:
+    constraint = history.constraint = FakeConstraint()
+    return history.arrive([5, 6], 9, **more), constraint
+
+
+def test_a_row_without_a_mask_misses_steps_and_then_goes_on(history: Constrained):
+    """Its wait is reported once with its reason, and its end once."""
+    name, constraint = arrive_constrained(history)
+    other = history.arrive([7, 8], 9)
+    history.step()
+    constraint.is_ready = False
+    for _ in range(3):
+        history.step()
+    assert (len(history.texts[name, 0]), len(history.texts[other, 0])) == (1, 4)
+    constraint.is_ready = True
+    history.step()
+    assert len(history.texts[name, 0]) == 2
+    decoding = [status.cause for status in history.statuses[name] if status.phase is Phase.DECODE]
+    assert decoding == [None, WaitReason.GRAMMAR, None]
+    assert history.scheduler.counters["rows_without_mask"] == 3
+    assert history.scheduler.waits_for_masks is False
+    history.end()
+
+
+def test_the_mask_of_a_prompt_is_prepared_when_it_is_admitted(history: Constrained):
+    """Reading the prompt and computing the mask overlap."""
+    _, constraint = arrive_constrained(history)
+    assert constraint.prepared == 0
+    history.step()
+    assert constraint.prepared == 2, "one more after the first token"
+    history.end()
+
+
+def test_masks_count_as_service_of_their_tenant(history: Constrained):
+    """As many tokens as one row would have generated in that time, also for the mask that ended the answer."""
+    name, constraint = arrive_constrained(history, tenant="a")
+    other = history.arrive([7, 8], 9, tenant="b")
+    constraint.seconds = 10 * STEP_SECONDS
+    history.step()
+    constraint.seconds = 5 * STEP_SECONDS
+    accounts = [history.sequence(each).policy_state.account for each in (name, other)]
+    difference = accounts[0].served - accounts[1].served
+    assert difference == pytest.approx(2.0 * 10, rel=0.2)
+    history.abort(name)
+    assert accounts[0].served - accounts[1].served == pytest.approx(difference + 2.0 * 5, rel=0.2)
+    assert history.scheduler.counters["mask_microseconds"] == pytest.approx(15e6 * STEP_SECONDS)
+    history.end()
+
+
+def test_the_failure_of_a_constraint_ends_its_request_with_its_code(history: Constrained):
+    """The row has no allowed token, so the runner reports none."""
+    name, constraint = arrive_constrained(history)
+    other = history.arrive([7, 8], 9)
+    history.step()
+    constraint.failure = ConstraintFailure("grammar_too_expensive", "its tokens take too long")
+    history.may_be_truncated.add((name, 0))
+    history.step()
+    assert name not in history.scheduler.requests and other in history.scheduler.requests
+    assert history.errors[name] == ("grammar_too_expensive", "its tokens take too long")
+    history.end()
