@@ -31,6 +31,7 @@ from app.http.security import is_loopback
 from app.http.slow_client import TCP_USER_TIMEOUT_SECONDS, set_tcp_user_timeout
 from app.http.websocket import WebSocketProtocol
 from app.server import create_app
+from app.service import Service
 from app.settings import Settings, SettingsError
 from app.text.chat_template import InvalidTemplate
 from app.text.checkpoint_files import TokenizerError
@@ -104,7 +105,7 @@ def run(
     keys = KeyReload(app.state.service, read_configured)
     server = GracefulServer(config, app.state.service, settings.drain_timeout, keys)
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:  # uvloop's loop, if installed
-        return runner.run(_run(server, client, bound, settings, logs))
+        return runner.run(_run(server, app.state.service, bound, settings, logs))
 
 
 def spare_loaded_objects() -> None:
@@ -126,8 +127,9 @@ def load_text(settings: Settings) -> TextModel:
 
 
 async def _run(
-    server: GracefulServer, client: EngineClient, bound: socket.socket, settings: Settings, logs: LogHandler
+    server: GracefulServer, service: Service, bound: socket.socket, settings: Settings, logs: LogHandler
 ) -> int:
+    client = service.client
     host, port = bound.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}{settings.root_path}"
     logs.write_plain(f"Carousel is starting on {url} with {settings.model_name}")
@@ -140,7 +142,8 @@ async def _run(
     if "*" in settings.allowed_origins and not settings.requires_keys:
         log.warning("any web page in a browser that can reach this server may use it; --allowed-origins restricts that")
     serving = asyncio.create_task(server.serve(sockets=[bound]))
-    loading = asyncio.create_task(_show_loading(client, url, logs))
+    service.grammars.start()
+    loading = asyncio.create_task(_show_loading(service, url, logs))
     await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
     failure = "" if serving.done() else loading.result()
     if failure and not server.should_exit:  # not if the server was stopped before it was ready
@@ -161,8 +164,9 @@ async def _run(
     return 1 if has_failed else server.exit_status
 
 
-async def _show_loading(client: EngineClient, url: str, logs: LogHandler) -> str:
+async def _show_loading(service: Service, url: str, logs: LogHandler) -> str:
     """Show a progress bar on a terminal while the engine loads, then a line. Returns the reason if loading failed."""
+    client = service.client
     ready = asyncio.create_task(client.ready())
     columns = shutil.get_terminal_size().columns
     disable = logs.is_json or not sys.stderr.isatty()
@@ -185,6 +189,7 @@ async def _show_loading(client: EngineClient, url: str, logs: LogHandler) -> str
         info = ready.result()
     except EngineUnavailable as error:
         return str(error)
+    await service.grammars.started()
     tokens = info.num_pages * info.page_size
     logs.write_plain(
         f"Ready: {url}  ({info.parameters / 1e6:.1f}M parameters in {info.dtype} on {info.device}, "

@@ -13,6 +13,12 @@ from app.child_environment import module_environment
 from engine.constraints.checks import LENGTH, MAX_CPU_SECONDS, Verdict, frame
 from engine.host import lower_process_priority
 
+CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
+
+
+class CheckerLost(Exception):
+    """The process ended without a verdict, and not because of the grammar, as far as its exit status tells."""
+
 
 class CheckerProcess:
     """Process that compiles grammars, one at a time, with limits of memory and processor time."""
@@ -23,8 +29,11 @@ class CheckerProcess:
         self._input, self._output = process.stdin, process.stdout
 
     @classmethod
-    async def start(cls, vocabulary: bytes) -> CheckerProcess:
-        """Start a process, and wait until it has read an encoded `Vocabulary`. Raises `OSError`."""
+    async def start(cls, vocabulary: bytes, *, is_urgent: bool) -> CheckerProcess:
+        """Start a process, and wait until it has read an encoded `Vocabulary`. Raises `OSError`.
+
+        is_urgent: whether it starts with the priority of this process. Afterwards steps of the engine go first.
+        """
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -34,7 +43,8 @@ class CheckerProcess:
             env=module_environment(),
             start_new_session=True,  # Ctrl-C in the terminal is handled by this process
         )
-        lower_process_priority(process.pid)  # before its imports, and so that steps of the engine go first
+        if not is_urgent:
+            lower_process_priority(process.pid)  # before its imports
         started = cls(process)
         try:
             await started._ask(vocabulary)
@@ -43,6 +53,8 @@ class CheckerProcess:
             if isinstance(error, asyncio.IncompleteReadError | ConnectionError):
                 raise OSError(f"the process that compiles grammars ended with status {process.returncode}") from error
             raise
+        if is_urgent:
+            lower_process_priority(process.pid)
         return started
 
     @property
@@ -50,14 +62,18 @@ class CheckerProcess:
         """Return whether it has not ended."""
         return self.process.returncode is None
 
-    async def check(self, grammar: str) -> str:
-        """Return why a grammar cannot be used; empty if it can. The process may have ended afterwards."""
+    async def check(self, grammar: str) -> Verdict:
+        """Return whether a grammar can be used. The process may have ended afterwards. Raises `CheckerLost`."""
         try:
-            return (await self._ask(grammar.encode())).error
+            return await self._ask(grammar.encode())
         except (asyncio.IncompleteReadError, ConnectionError):
-            if await self.process.wait() == -signal.SIGPROF:
-                return f"it takes more than {MAX_CPU_SECONDS:g} s to compile; simplify it"
-            return "it is too large or too deep to compile; simplify it"
+            status = await self.process.wait()
+        if status == -signal.SIGPROF:
+            message = f"it takes more than {MAX_CPU_SECONDS:g} s of processor time to compile; simplify it"
+            return Verdict(message, is_final=False)
+        if -status in CRASHES:
+            return Verdict("it is too large or too deep to compile; simplify it")
+        raise CheckerLost(f"the process that compiles formats ended with status {status}")
 
     async def kill(self) -> None:
         """End the process."""

@@ -8,15 +8,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
 
-from app.engine_client.checker_process import CheckerProcess
+from app.engine_client.checker_process import CheckerLost, CheckerProcess
 from app.errors import ApiError
+from engine.constraints.checks import Verdict
 from engine.types import Vocabulary
+
+log = logging.getLogger(__name__)
 
 MAX_COMPILE_SECONDS = 5.0  # including the time in which other processes go first; processor time has a limit of its own
 START_SECONDS = 30.0  # until the process has read the vocabulary
@@ -24,6 +28,7 @@ MAX_CACHED = 1024  # verdicts
 MAX_WAIT_SECONDS = 5.0  # for other grammars
 MAX_PENDING = 64  # grammars that wait or are compiled
 MAX_PENDING_PER_TENANT = 16
+MAX_ATTEMPTS = 2  # to check a grammar, if the process is killed meanwhile
 
 
 @dataclass
@@ -35,7 +40,10 @@ class _Tenant:
 
 
 class GrammarChecker:
-    """Checker of one model's grammars, which tenants use in rotation. The process is started for the first grammar."""
+    """Checker of one model's grammars, which tenants use in rotation.
+
+    The process is started by `start`, or for the first grammar, and replaced as soon as it has ended.
+    """
 
     def __init__(self, vocabulary: Callable[[], Vocabulary]) -> None:
         """vocabulary: called once, in a thread."""
@@ -45,7 +53,9 @@ class GrammarChecker:
         self._process: CheckerProcess | None = None
         self._starting = asyncio.Lock()
         self._turn = asyncio.Lock()
-        self._checks: OrderedDict[bytes, asyncio.Task[str]] = OrderedDict()  # by digest; the result is the error
+        self._checks: OrderedDict[bytes, asyncio.Task[Verdict]] = OrderedDict()  # by digest
+        self._start: asyncio.Task[None] | None = None  # of the first process, or of one that replaces another
+        self._has_started = False
         self._tenants: dict[str, _Tenant] = {}  # those with unfinished checks
 
     async def vocabulary(self) -> Vocabulary:
@@ -61,20 +71,36 @@ class GrammarChecker:
         """
         digest = hashlib.sha256(grammar.encode()).digest()
         checking = self._checks.get(digest)
-        if checking is None or (checking.done() and (checking.cancelled() or checking.exception())):
+        if checking is None:
             turn = self._admit(tenant)
             checking = self._checks[digest] = asyncio.create_task(self._check(grammar, turn))
-            checking.add_done_callback(lambda done: self._release(tenant, done))
+            checking.add_done_callback(lambda done: self._release(tenant, digest, done))
         self._checks.move_to_end(digest)
         while len(self._checks) > MAX_CACHED:
             self._checks.popitem(last=False)
-        if error := await asyncio.shield(checking):
-            raise ApiError(400, f"{param}: {error}", param=param, code="invalid_value")
+        verdict = await asyncio.shield(checking)
+        if verdict.error:
+            raise ApiError(400, f"{param}: {verdict.error}", param=param, code=verdict.code)
+
+    def start(self) -> None:
+        """Begin to start the process, so that the first grammar does not wait for it."""
+        self._start = asyncio.create_task(self._try_to_start())
+
+    @property
+    def is_starting(self) -> bool:
+        """Return whether the first process is starting."""
+        return self._start is not None and not (self._has_started or self._start.done())
+
+    async def started(self) -> None:
+        """Wait until the first process has started, or has failed to."""
+        if self._start is not None:
+            await asyncio.wait((self._start,))
 
     async def close(self) -> None:
         """End the process."""
-        for task in self._checks.values():
-            task.cancel()
+        for task in (*self._checks.values(), self._start):
+            if task is not None:
+                task.cancel()
         if self._process is not None:
             await self._process.kill()
 
@@ -95,16 +121,17 @@ class GrammarChecker:
         tenant.pending += 1
         return tenant.turn
 
-    def _release(self, name: str, check: asyncio.Task[str]) -> None:
-        if not check.cancelled():
-            check.exception()  # is then not reported as unread, if all clients have left
+    def _release(self, name: str, digest: bytes, check: asyncio.Task[Verdict]) -> None:
+        is_final = not check.cancelled() and check.exception() is None and check.result().is_final
+        if not is_final and self._checks.get(digest) is check:
+            del self._checks[digest]
         tenant = self._tenants[name]
         tenant.pending -= 1
         if not tenant.pending:
             del self._tenants[name]
 
-    async def _check(self, grammar: str, turn_of_tenant: asyncio.Lock) -> str:
-        """Return why a grammar cannot be used; empty if it can. Raises `ApiError` if that is not known in time."""
+    async def _check(self, grammar: str, turn_of_tenant: asyncio.Lock) -> Verdict:
+        """Return whether a grammar can be used. Raises `ApiError` if that is not known in time."""
         await self._ready()  # no check that waits is refused because of a start
         async with contextlib.AsyncExitStack() as turns:
             try:
@@ -113,31 +140,51 @@ class GrammarChecker:
                     await turns.enter_async_context(self._turn)
             except TimeoutError:
                 raise _overloaded("formats of earlier requests are still being compiled; retry in 1 s") from None
-            process = await self._ready()
-            try:
-                return await asyncio.wait_for(process.check(grammar), MAX_COMPILE_SECONDS)
-            except TimeoutError:
-                await process.kill()
-                message = f"the format was not compiled within {MAX_COMPILE_SECONDS:g} s; simplify it, or retry in 1 s"
-                raise _overloaded(message) from None
-            except asyncio.CancelledError:
-                await process.kill()
-                raise
+            for _ in range(MAX_ATTEMPTS):
+                try:
+                    return await self._ask(await self._ready(), grammar)
+                except CheckerLost as lost:
+                    log.warning("%s", lost)
+            raise _overloaded("the process that compiles formats was killed; retry in 1 s")
+
+    async def _ask(self, process: CheckerProcess, grammar: str) -> Verdict:
+        """Return the verdict of a process, which is replaced if it ends. Raises `CheckerLost` and `ApiError`."""
+        try:
+            return await asyncio.wait_for(process.check(grammar), MAX_COMPILE_SECONDS)
+        except TimeoutError:
+            await process.kill()
+            message = f"this server is too busy to compile the format within {MAX_COMPILE_SECONDS:g} s; retry in 1 s"
+            raise _overloaded(message) from None
+        except asyncio.CancelledError:
+            await process.kill()
+            raise
+        finally:
+            if not process.is_running:
+                self.start()
+
+    async def _try_to_start(self) -> None:
+        """Start the process if there is none."""
+        try:
+            await self._ready()
+        except ApiError as error:
+            log.warning("%s", error)
 
     async def _ready(self) -> CheckerProcess:
-        """Return the process, which is started if there is none. Raises `ApiError` if that takes too long."""
+        """Return the process, which is started if there is none. Raises `ApiError` if that fails or takes too long."""
         vocabulary = await self.vocabulary()
         async with self._starting:
             if self._process is None or not self._process.is_running:
                 if not self._encoded_vocabulary:
                     self._encoded_vocabulary = await asyncio.to_thread(msgspec.msgpack.encode, vocabulary)
+                start = CheckerProcess.start(self._encoded_vocabulary, is_urgent=not self._has_started)
                 try:
-                    self._process = await asyncio.wait_for(
-                        CheckerProcess.start(self._encoded_vocabulary), START_SECONDS
-                    )
+                    self._process = await asyncio.wait_for(start, START_SECONDS)
                 except TimeoutError:
                     message = f"the process that compiles formats did not start within {START_SECONDS:g} s"
                     raise _overloaded(message) from None
+                except OSError as error:
+                    raise _overloaded(f"the process that compiles formats cannot be started: {error}") from error
+                self._has_started = True
             return self._process
 
 

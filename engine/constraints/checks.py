@@ -1,7 +1,8 @@
 """Process that compiles grammars to find out whether they can be used: `python -m engine.constraints.checks`.
 
-Reads frames from standard input, the vocabulary first and then grammars, and answers each with a `Verdict`. Its memory
-is limited, and so is the processor time of each grammar: SIGPROF ends the process when that is used up.
+Reads frames from standard input, the vocabulary first and then grammars, and answers each with a `Verdict`: it compiles
+the grammar and measures the processor time of its masks on a random walk. Memory is limited, and so is the processor
+time of each grammar: SIGPROF ends the process when that is used up.
 """
 
 from __future__ import annotations
@@ -29,9 +30,14 @@ MAX_CPU_SECONDS = 0.3  # of one grammar
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """Result of a check: why a grammar cannot be used; empty if it can."""
+    """Result of a check: why a grammar cannot be used, empty if it can, and the error's code.
+
+    is_final: whether another check would have the same result; one that depends on processor time might not.
+    """
 
     error: str = ""
+    code: str = "invalid_value"
+    is_final: bool = True
 
 
 def frame(content: bytes) -> bytes:
@@ -76,17 +82,26 @@ def main() -> None:
 
 def _answer_all(tokenizer: GrammarTokenizer | None, refusal: str, thread: ThreadPoolExecutor) -> None:
     while (grammar := _read(sys.stdin.buffer)) is not None:
-        error_text = refusal
-        try:
-            if tokenizer is not None:
-                _limit_cpu_time(MAX_CPU_SECONDS)
-                thread.submit(tokenizer.compile, grammar.decode()).result()
-        except InvalidParameter as error:
-            error_text = str(error)
-        except MemoryError:
-            error_text = "it needs too much memory to compile; simplify it"
-        _limit_cpu_time(0.0)
-        _answer(Verdict(error_text))
+        verdict = Verdict(refusal)
+        if tokenizer is not None:
+            _limit_cpu_time(MAX_CPU_SECONDS)
+            verdict = thread.submit(_check, tokenizer, grammar.decode()).result()
+            _limit_cpu_time(0.0)
+        _answer(verdict)
+
+
+def _check(tokenizer: GrammarTokenizer, grammar: str) -> Verdict:
+    from engine.constraints.grammars import TOO_EXPENSIVE
+
+    try:
+        matcher = tokenizer.compile(grammar)
+    except InvalidParameter as error:
+        return Verdict(str(error))
+    except MemoryError:
+        return Verdict("it needs too much memory to compile; simplify it")
+    if error_text := tokenizer.cost_error(matcher):
+        return Verdict(error_text, TOO_EXPENSIVE, is_final=False)
+    return Verdict()
 
 
 def _limit_cpu_time(seconds: float) -> None:

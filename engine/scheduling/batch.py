@@ -73,8 +73,9 @@ class Batch:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether there is nothing to compute and nothing to move."""
-        return not (self.decodes or self.chunks or self.swap_out or self.copies or self.swap_in)
+        """Return whether there is nothing to compute, nothing to move, and no slot changes."""
+        computes, moves = self.decodes or self.chunks, self.swap_out or self.copies or self.swap_in
+        return not (computes or moves or self.joins or self.new_pages)
 
 
 class Sampled(msgspec.Struct, frozen=True, gc=False):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import os
 import time
 from collections.abc import AsyncIterator
 
 import pytest
 
 from app.engine_client import grammar_checker
+from app.engine_client.checker_process import CheckerProcess
 from app.engine_client.grammar_checker import MAX_PENDING_PER_TENANT, GrammarChecker
 from app.errors import ApiError
 from app.protocols.chat import ChatRequest
@@ -16,6 +19,8 @@ from app.protocols.schema import validate
 from app.text.content_format import InvalidFormat
 from app.text.tools.formats import format_by_name
 from benchmarks.hostile_formats import FORMATS
+from engine.constraints.checks import Verdict
+from engine.host import NICENESS
 from engine.types import Vocabulary
 
 BYTES = Vocabulary((b"<eos>", *(bytes([byte]) for byte in range(256))), (0,), (0,))
@@ -53,6 +58,92 @@ async def test_a_process_that_is_lost_is_replaced(checker: GrammarChecker):
     await checker.check('start: "b"', "t", "p")
 
 
+class Killed(CheckerProcess):
+    """A process that is killed at the beginning of its next checks, as by an operator or for memory."""
+
+    kills = 0
+
+    async def check(self, grammar: str) -> Verdict:
+        """Kill the process first, `kills` times in all."""
+        if Killed.kills:
+            Killed.kills -= 1
+            self.process.kill()
+        return await super().check(grammar)
+
+
+@pytest.fixture
+def killed(monkeypatch: pytest.MonkeyPatch) -> type[Killed]:
+    monkeypatch.setattr(grammar_checker, "CheckerProcess", Killed)
+    return Killed
+
+
+async def test_a_kill_during_a_compilation_is_no_verdict(checker: GrammarChecker, killed: type[Killed]):
+    """The grammar is compiled again by another process, and nobody notices."""
+    killed.kills = 1
+    await checker.check('start: "a"', "t", "p")
+    assert killed.kills == 0
+
+
+async def test_two_kills_are_an_error_that_is_not_remembered(checker: GrammarChecker, killed: type[Killed]):
+    """The message does not blame the format, and the next request has it compiled."""
+    killed.kills = 2
+    with pytest.raises(ApiError, match="was killed; retry") as refused:
+        await checker.check('start: "a"', "t", "p")
+    assert refused.value.status == 503
+    await checker.check('start: "a"', "t", "p")
+
+
+async def test_the_process_is_started_before_the_first_grammar(checker: GrammarChecker):
+    """At the priority of the server, because that waits for it; then steps of the engine go first."""
+    checker.start()
+    assert checker.is_starting
+    await checker.started()
+    assert not checker.is_starting and checker._process is not None
+    first = checker._process.process.pid
+    assert os.getpriority(os.PRIO_PROCESS, first) == os.getpriority(os.PRIO_PROCESS, 0) + NICENESS
+    await checker.check('start: "a"', "t", "p")
+    assert checker._process.process.pid == first
+
+
+async def test_a_process_that_ended_is_replaced_before_the_next_grammar(checker: GrammarChecker):
+    """A check that ends the process begins to start another one."""
+    with pytest.raises(ApiError):
+        await checker.check(SLOW(PRIME), "t", "p")
+    await checker.started()
+    assert checker._process is not None and checker._process.is_running
+
+
+async def test_a_process_that_cannot_be_started_is_a_temporary_error(
+    checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
+):
+    """Such as at the limit of processes; the server starts nevertheless."""
+    with monkeypatch.context() as limited:
+        limited.setattr(asyncio, "create_subprocess_exec", _refuse)
+        checker.start()
+        await checker.started()
+        with pytest.raises(ApiError, match="cannot be started: Resource temporarily unavailable") as refused:
+            await checker.check('start: "a"', "t", "p")
+    assert refused.value.status == 503
+    await checker.check('start: "a"', "t", "p")
+
+
+async def _refuse(*command: str, **options: object) -> None:
+    raise BlockingIOError("Resource temporarily unavailable")
+
+
+async def test_a_grammar_with_expensive_masks_is_refused_early(monkeypatch: pytest.MonkeyPatch):
+    """It compiles, and a random walk finds the cost, which depends on the machine and is not remembered."""
+    words = ("".join(letters).encode() for letters in itertools.product("abcdefghijklmnopqrstuvwxyz ", repeat=3))
+    tokens = (*BYTES.tokens, *words)
+    monkeypatch.setattr(grammar_checker, "MAX_COMPILE_SECONDS", 60.0)
+    checker = GrammarChecker(lambda: Vocabulary(tokens, (0,), (0,)))
+    with pytest.raises(ApiError, match="response_format: its tokens take more than") as refused:
+        await checker.check("start: x\nx: x x | x x x | /[a-z ]/ |", "t", "response_format")
+    assert (refused.value.status, refused.value.code) == (400, "grammar_too_expensive")
+    assert not checker._checks
+    await checker.close()
+
+
 async def test_a_grammar_that_kills_the_process_is_refused(checker: GrammarChecker):
     """It is too deep for the stack; the next one is compiled by another process."""
     rules = "".join(f'r{i}: r{i + 1} "a" | r{i + 1} "b"\n' for i in range(4000))
@@ -62,10 +153,11 @@ async def test_a_grammar_that_kills_the_process_is_refused(checker: GrammarCheck
 
 
 async def test_a_slow_grammar_is_refused_and_others_are_compiled(checker: GrammarChecker):
-    """Its processor time is limited, however busy the machine is."""
+    """Its processor time is limited, however busy the machine is. A faster machine might accept it."""
     with pytest.raises(ApiError, match=r"takes more than 0\.3 s") as refused:
         await checker.check(SLOW(PRIME), "t", "response_format")
     assert (refused.value.status, refused.value.param) == (400, "response_format")
+    assert not checker._checks, "not remembered"
     await checker.check('start: "b"', "t", "p")
 
 

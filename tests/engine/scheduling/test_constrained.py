@@ -62,6 +62,23 @@ def test_a_row_without_a_mask_misses_steps_and_then_goes_on(history: Constrained
     history.end()
 
 
+@pytest.mark.parametrize("runs_ahead", [False, True])
+def test_slots_and_pages_of_a_row_without_a_mask_are_not_lost(runs_ahead: bool):
+    """It is admitted, and later grows by a page, in steps that compute nothing."""
+    history = Constrained(slots=4, pages=32, runs_ahead=runs_ahead)
+    name, constraint = arrive_constrained(history)
+    for length in range(9):
+        constraint.is_ready = False
+        history.step()
+        history.step()
+        assert len(history.texts[name, 0]) == length
+        constraint.is_ready = True
+        history.step()
+        if runs_ahead:
+            history.step()
+    history.end()
+
+
 def test_the_mask_of_a_prompt_is_prepared_when_it_is_admitted(history: Constrained):
     """Reading the prompt and computing the mask overlap."""
     _, constraint = arrive_constrained(history)
