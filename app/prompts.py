@@ -39,6 +39,7 @@ MAX_INLINE_TURNS = 64  # of a conversation that is rendered on the event loop; a
 MAX_INLINE_ECHO_TOKENS = 1024  # of a prompt whose text is made on the event loop; a token takes about 3 us
 MAX_INLINE_SCHEMA_CHARACTERS = 256  # of schemas that are translated on the event loop
 VALUE_CHARACTERS = 16  # characters as which any value in a schema counts
+MAX_GRAMMAR_CHARACTERS = 1 << 20  # some 500,000 of a schema
 MAX_CACHED_SCHEMA_CHARACTERS = 1 << 17  # of an answer whose grammar is kept
 CHARACTERS_PER_TOKEN = 16  # characters per token of the context in the longest text that /tokenize accepts
 MAX_TRUNCATIONS = 16  # attempts to make a conversation fit
@@ -222,6 +223,10 @@ class Prompts:
         except InvalidFormat as error:
             param = error.param or "tools"
             raise ApiError(400, f"{param}: {error}", param=param, code="invalid_value") from None
+        if grammar is not None and len(grammar) > MAX_GRAMMAR_CHARACTERS:
+            param, most = constraint_param(request), f"at most {MAX_GRAMMAR_CHARACTERS:,} are enforced"
+            message = f"{param}: its grammar has {len(grammar):,} characters, and {most}; simplify it"
+            raise ApiError(400, message, param=param, code="invalid_value")
         if grammar is not None and request.ignore_eos:
             name = constraint_param(request)
             raise ApiError(400, f"ignore_eos cannot be combined with {name}", param="ignore_eos", code="invalid_value")

@@ -6,11 +6,13 @@ import threading
 
 import pytest
 
+from app.errors import ApiError
 from app.generation.request import ChatPrompt, GenerationRequest
 from app.http.json_body import MAX_INLINE_BYTES
 from app.prompts import Prompts, opens_reasoning
 from app.streams.timeline import IntakeTimeline
 from app.text.text_model import TextModel
+from app.text.tools.definitions import Tool, ToolUse
 from app.text.tools.formats import format_by_name
 from engine.types import ServiceClass
 from tests.app.text_models import byte_level
@@ -100,3 +102,16 @@ async def test_turns_with_few_tokens_are_dropped_in_a_bounded_number_of_attempts
     request = GenerationRequest(prompt=ChatPrompt(turns=turns), sampling={}, truncates_prompt=True)
     ids = (await prompts.prepare(request, ServiceClass.STANDARD, IntakeTimeline(0.0))).ids
     assert (len(ids) == 4375) is fits and len(rendered) <= attempts + 1
+
+
+async def test_the_text_of_a_grammar_is_limited(monkeypatch):
+    """Tools of half that length may have one that is too long. It is written in a thread, and its author is told."""
+    monkeypatch.setattr("app.prompts.MAX_GRAMMAR_CHARACTERS", 10_000)
+    text, model = byte_level(), model_info(10**6, 1, 4, max_model_len=10**6)
+    parameters = {"properties": {"x": {"enum": [f"{'x' * 40} {i}" for i in range(200)]}}}
+    tools = ToolUse((Tool("f", parameters=parameters),), choice="required")
+    prompt = ChatPrompt(turns=[{"role": "user", "content": "hi"}], tools=tools)
+    request = GenerationRequest(prompt=prompt, sampling={})
+    with pytest.raises(ApiError, match=r"tools: its grammar has \d\d,\d{3} characters, and at most 10,000") as refused:
+        await Prompts(text, lambda: model).prepare(request, ServiceClass.STANDARD, IntakeTimeline(0.0))
+    assert (refused.value.status, refused.value.param) == (400, "tools")
