@@ -1,7 +1,7 @@
 """Ordinary clients of a server under attack, in separate processes: chat streams, and a health check.
 
-`python -m benchmarks.bystanders streams|health PORT` runs until its standard input ends. For each input line it prints,
-as JSON, its figures since the previous line.
+`python -m benchmarks.bystanders streams PORT MODEL_FOLDER` and `... health PORT` run until their standard input ends.
+For each input line they print, as JSON, their figures since the previous line.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import statistics
 import sys
 import threading
 import time
+from pathlib import Path
 
-from app.resources import demo_model
 from benchmarks.sse_client import Part, receive, run
 from benchmarks.tally import percentile
 
@@ -37,18 +37,18 @@ def milliseconds(seconds: list[float]) -> dict[str, float]:
     }
 
 
-def without_special_tokens() -> dict[str, int]:
-    """Return a logit bias that forbids the demo model's special tokens, which have no text and send no event."""
-    added = json.loads((demo_model() / "tokenizer.json").read_text())["added_tokens"]
+def without_special_tokens(model: Path) -> dict[str, int]:
+    """Return a logit bias that forbids a model's special tokens, which have no text and send no event."""
+    added = json.loads((model / "tokenizer.json").read_text())["added_tokens"]
     return {str(token["id"]): -100 for token in added if token["special"]}
 
 
 class Stream:
     """Chat stream that is reopened when it ends; appends the seconds between its tokens to `gaps`."""
 
-    def __init__(self, port: int, number: int, gaps: list[float], failures: list[str]) -> None:
+    def __init__(self, port: int, number: int, bias: dict[str, int], gaps: list[float], failures: list[str]) -> None:
         self._port, self._number, self._gaps, self._failures = port, number, gaps, failures
-        self._bias = without_special_tokens()
+        self._bias = bias
         self._tail = b""
         self._last = 0.0  # time of the last token; 0: none yet in this answer
 
@@ -86,11 +86,12 @@ class Stream:
             self._last = moment
 
 
-async def follow_streams(port: int) -> None:
+async def follow_streams(port: int, model: Path) -> None:
     """Keep `STREAMS` answers in progress, and report the gaps between their tokens."""
     gaps: list[float] = []
     failures: list[str] = []
-    streams = [Stream(port, number, gaps, failures) for number in range(STREAMS)]
+    bias = without_special_tokens(model)
+    streams = [Stream(port, number, bias, gaps, failures) for number in range(STREAMS)]
     tasks = [asyncio.create_task(stream.follow()) for stream in streams]
     ended = asyncio.Event()
 
@@ -158,7 +159,7 @@ def main() -> None:
     """Run until standard input ends."""
     kind, port = sys.argv[1], int(sys.argv[2])
     if kind == "streams":
-        run(follow_streams(port))
+        run(follow_streams(port, Path(sys.argv[3])))
     else:
         poll_health(port)
 

@@ -1,9 +1,10 @@
 """Effect of one hostile client on the streams of other clients.
 
-For each kind of hostile client a server of the demo model is started, with 16 ordinary chat streams and a health check
-(20 per second) in separate processes. One window is undisturbed, the next one has the hostile client; each ratio
-compares two successive windows. The client shares the machine's cores with the server, so the ratio must be read
-together with the client's own CPU time (`client_cores`).
+For each kind of hostile client a server is started, of the demo model or, where the vocabulary matters, of the default
+model (`carousel fetch`). 16 ordinary chat streams and a health check (20 per second) run in separate processes. One
+window is undisturbed, the next one has the hostile client; each ratio compares two successive windows. The client
+shares the machine's cores with the server, so the ratio must be read together with the client's own CPU time
+(`client_cores`).
 
     python -m benchmarks.hostile                       # windows of 10 s
     python -m benchmarks.hostile --only pings --seconds 3
@@ -30,7 +31,7 @@ from benchmarks.results import save
 from benchmarks.serving import Serving
 
 MAX_SECONDS = 120.0  # per window
-SLOTS = 32  # of the server, so that all streams run at once
+SLOTS = 48  # of the server, so that all streams run at once, beside as many hostile ones as may be
 WARM_UP_SECONDS = 2.0
 SETTLE_SECONDS = 2.0  # after an attack, before memory is read again
 MAX_CLIENT_SECONDS = 30.0  # for a hostile client to end after its window
@@ -163,9 +164,10 @@ class Watched:
 
 def measure(case: str, seconds: float) -> dict[str, Any]:
     """Start a server and return the figures of an undisturbed window and of one with the hostile client `case`."""
+    model = CASES[case].model
     with (
-        Serving("--host", HOST, "--max-num-seqs", str(SLOTS)) as server,
-        Child("bystanders", "streams", server.port) as streams,
+        Serving("--host", HOST, "--max-num-seqs", str(SLOTS), model=str(model)) as server,
+        Child("bystanders", "streams", server.port, model) as streams,
         Child("bystanders", "health", server.port) as health,
         Child("hostile_clients", case, server.port, seconds) as client,
     ):
@@ -180,6 +182,7 @@ def measure(case: str, seconds: float) -> dict[str, Any]:
         return {
             "case": case,
             "client": CASES[case].text,
+            "model": model.name,
             "undisturbed": undisturbed,
             "attacked": attacked,
             "between_tokens_p99_ratio": ratio(attacked, undisturbed),
@@ -276,7 +279,6 @@ def main() -> None:
             print(f"{case}: {miss}")
     settings = {
         "seconds": options.seconds,
-        "model": "models/demo",
         "streams": STREAMS,
         "slots": SLOTS,
         "health_checks_per_second": 20,

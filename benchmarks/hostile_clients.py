@@ -6,23 +6,32 @@ standard input, attacks for that many seconds, and prints its outcomes as JSON. 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import re
 import select
 import socket
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
+import psutil  # type: ignore[import-untyped]
+
+from app.resources import demo_model
+from app.text.packaged_model import DEFAULT_MODEL
 from benchmarks.hostile_formats import FORMATS
 
 HOST = "127.0.0.1"
+DEMO_MODEL = demo_model()
+CHECKER = "engine.constraints.checks"  # module of the process that checks formats
 CONNECT_SECONDS = 5.0
 SLOW_SECONDS = 2.0  # of an answer
 MAX_CONNECTIONS = 20_000  # successive connections of one hostile client
@@ -306,6 +315,61 @@ def hostile_format(number: int) -> bytes:
     return json.dumps({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 60, **fields}).encode()
 
 
+# Grammars of some 50 bytes whose masks take 10 to 1,000 times as long as those of an ordinary schema.
+AMBIGUOUS = ('(((("a"?){1,50}){1,50}){1,50}){1,50}', "x\nx: x x | x x x | /[a-z ]/ |")
+
+
+def expensive_masks(choices: int) -> Callable[[int], bytes]:
+    """Return a function that makes a chat body with that many answers in an ambiguous grammar, without an end.
+
+    Half of the grammars begin with digits, so that a random walk of the checking process finds no expensive mask.
+    """
+
+    def body(number: int) -> bytes:
+        digits = "DIGITS " if number % 4 > 1 else ""
+        grammar = f"start: {digits}{AMBIGUOUS[number % 2]}\nDIGITS: /[0-9]{{{90 + number}}}/"
+        fields = {"structured_outputs": {"grammar": grammar}, "max_tokens": 1000, "min_tokens": 1000, "n": choices}
+        return json.dumps({"messages": [{"role": "user", "content": "Hi"}], **fields}).encode()
+
+    return body
+
+
+def kill_checker(interval: float) -> Attack:
+    """Return an attack that sends new formats while it kills the process that checks them, `interval` seconds apart."""
+    send = post_each(CHAT, hostile_format, 1)
+
+    def attack(port: int, deadline: float) -> Outcomes:
+        kills: Outcomes = Counter()
+        killer = threading.Thread(target=_kill_checkers, args=(port, interval, deadline, kills))
+        killer.start()
+        outcomes = send(port, deadline)
+        killer.join()
+        return outcomes + kills
+
+    return attack
+
+
+def _kill_checkers(port: int, interval: float, deadline: float, kills: Outcomes) -> None:
+    """Kill the checking process of the server at `port` repeatedly."""
+    server = next(process for process in psutil.process_iter() if listens(process, port))
+    while time.monotonic() < deadline:
+        for child in server.children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if CHECKER in child.cmdline():
+                    child.kill()
+                    kills["kills of the checking process"] += 1
+        time.sleep(interval)
+
+
+def listens(process: psutil.Process, port: int) -> bool:
+    """Return whether a process listens at a port."""
+    try:
+        connections = process.net_connections("tcp")
+    except psutil.Error:  # of another user, or ended
+        return False
+    return any(each.laddr.port == port and each.status == psutil.CONN_LISTEN for each in connections)
+
+
 def words(size: int) -> str:
     """Return a text of short words, of `size` characters."""
     return ("the cat sat on the mat and looked at the moon. " * (size // 47 + 1))[:size]
@@ -317,6 +381,7 @@ class Case:
 
     text: str
     prepare: Callable[[], Attack]
+    model: Path = DEMO_MODEL
 
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -347,6 +412,13 @@ CASES = {
     ),
     "formats": Case("exponential, deep, huge and recursive formats", lambda: post_each(CHAT, hostile_format, 1)),
     "formats-many": Case("the same on eight connections", lambda: post_each(CHAT, hostile_format)),
+    "masks": Case(
+        "an answer with expensive masks", lambda: post_each(CHAT, expensive_masks(1), 1), DEFAULT_MODEL.folder
+    ),
+    "masks-many": Case(
+        "32 answers with expensive masks", lambda: post_each(CHAT, expensive_masks(16), 2), DEFAULT_MODEL.folder
+    ),
+    "checker-killed": Case("formats, and kill -9 of their checking process", lambda: kill_checker(0.5)),
     "prompt": Case("a prompt of 4 MB", lambda: post(COMPLETIONS, text_body(words(SIZE)))),
 }
 
