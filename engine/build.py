@@ -105,7 +105,7 @@ def build_engine(
     progress("warm-up", 0, 1)
     _log_free_memory(device, "before steps are recorded")
     _record(runner, kernels, config.early_launch, lambda done, total: progress("graphs", done, total))
-    costs = _warm_up(config, runner, num_pages, host_pages, max_len)
+    costs = replace(_warm_up(config, runner, num_pages, host_pages, max_len), attention_ratio=_attention_ratio(model))
     progress("warm-up", 1, 1)
     _check_free_memory(config, device)
     policy = make_policy(config, costs)
@@ -354,6 +354,11 @@ def _warm_up(config: EngineConfig, runner: ModelRunner, num_pages: int, host_pag
         row_seconds=max(0.0, multiple_seconds - single_seconds) / max(1, rows - 1),
         recorded_tokens=runner.recorded_tokens,
     )
+
+
+def _attention_ratio(model: Model) -> float:
+    """Return the operations for one earlier position that a token attends to, of those for the token's matrices."""
+    return 2 * model.num_layers * model.num_heads * model.head_dim / model.num_parameters
 
 
 def _fastest(runner: ModelRunner, batch: Batch) -> float:

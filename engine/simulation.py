@@ -31,6 +31,7 @@ class StepCost:
     chunk: float = 0.0  # for each prompt chunk of any length, except in recorded steps
     decode_pass: float = 0.0  # for all decoding sequences together, if that is a pass of its own
     context: float = 0.0  # for each token of context that a decode reads
+    prompt_context: float = 0.0  # for each token of context that a prompt token reads
     swapped_page: float = 0.0  # one way
     wake: float = 0.0  # before the first step of an idle engine: threads to wake, caches to fill
     host: float | None = None  # for scheduling and launching, if a device computes meanwhile; None: no device
@@ -46,6 +47,7 @@ class StepCost:
             prefill_tokens_per_second=tokens / (self.step + self.chunk + tokens * self.prompt),
             decode_seconds=self.step + self.decode_pass + self.decode,
             row_seconds=self.decode,
+            attention_ratio=self.prompt_context / self.prompt if self.prompt else 0.0,
             recorded_tokens=self.recorded,
         )
 
@@ -90,6 +92,9 @@ class SimulatedRunner:
             seconds += cost.swapped_page * (len(batch.swap_in) + len(batch.swap_out))
         if cost.context:
             seconds += cost.context * sum([lengths[slot] for slot in batch.decodes])
+        if cost.prompt_context:
+            read = sum([chunk.length * (chunk.start + chunk.length / 2) for chunk in batch.chunks])
+            seconds += cost.prompt_context * read
         sampled = len(batch.decodes)
         for slot in batch.decodes:
             lengths[slot] += 1

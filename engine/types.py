@@ -63,6 +63,7 @@ class WaitReason(enum.StrEnum):
     SLOTS = "slots"  # every slot is taken by its own class or a higher one
     PAGES = "pages"  # the KV pool cannot hold it beside the running sequences
     BUDGET = "budget"  # it has a slot, but the tokens of this step go to other sequences
+    PACE = "pace"  # its prompt is read a few tokens a step, for the target time between tokens of running streams
     FAIRNESS = "fairness"  # its tenant had more service than other waiting tenants of its class
     DEADLINE = "deadline"  # an earlier deadline goes first
     REQUEST_BODY = "body"  # the rest of the request body, which its client still has to send

@@ -19,6 +19,7 @@ CAUSE_TEXTS = {
     "slots": "all slots occupied",
     "pages": "KV cache full",
     "budget": "token budget of the step used up",
+    "pace": "prompt read slowly, for the pace of running answers",
     "fairness": "another tenant's turn",
     "deadline": "earlier deadline of another request",
     "batch": "batch not complete",

@@ -11,6 +11,7 @@ from engine.config import EngineConfig
 from engine.scheduling.batch import Chunk
 from engine.scheduling.policy import MAX_STEP_TOKENS, MIN_PROMPT_TOKENS, Policy
 from engine.scheduling.sequence import Sequence
+from engine.scheduling.step_time_model import StepTimeModel
 
 
 def divide_step(
@@ -28,29 +29,45 @@ def divide_step(
     shares = policy.share(decodes, prefilling, step, now)
     if not shares.prompts:
         return shares.decodes, [], shares.held_back
-    budget = policy.prompt_tokens(len(shares.decodes))
+    budget: float = policy.prompt_tokens(len(shares.decodes))
     if config.max_num_batched_tokens is None:
-        max_total = max(max_tokens for _, max_tokens in shares.prompts)
-        budget = max(MIN_PROMPT_TOKENS, min(MAX_STEP_TOKENS - len(shares.decodes), max_total))
-    max_chunk = config.prefill_chunk or budget
+        max_work = max(max_work for _, max_work in shares.prompts)
+        budget = max(1, min(MAX_STEP_TOKENS - len(shares.decodes), max_work))
+    model = policy.step_time_model if policy.plans_time and config.max_num_batched_tokens is None else None
+    max_chunk = config.prefill_chunk or MAX_STEP_TOKENS
     chunks: list[Chunk] = []
-    for group, max_tokens in shares.prompts:
-        added = _chunks(group, min(max_tokens, budget), max_chunk)
-        budget -= sum(chunk.length for chunk in added)
+    for group, max_work in shares.prompts:
+        added, work = _chunks(group, min(max_work, budget), max_chunk, model)
+        budget -= work
         chunks += added
     served = {chunk.slot for chunk in chunks}
     return shares.decodes, chunks, [*shares.held_back, *(s for s in prefilling if s.slot not in served)]
 
 
-def _chunks(sequences: Iterable[Sequence], budget: int, max_chunk: int) -> list[Chunk]:
-    """Return chunks of the next uncomputed tokens of `sequences`, until the budget is used up."""
+def is_paced(decodes: list[Sequence], chunks: list[Chunk], config: EngineConfig, policy: Policy) -> bool:
+    """Return whether ITL targets leave so little of a step to prompts that they are read far more slowly than alone."""
+    plans_time = policy.plans_time and config.max_num_batched_tokens is None and config.prefill_chunk is None
+    return plans_time and bool(decodes) and sum([chunk.length for chunk in chunks]) < MIN_PROMPT_TOKENS
+
+
+def _chunks(
+    sequences: Iterable[Sequence], budget: float, max_chunk: int, model: StepTimeModel | None
+) -> tuple[list[Chunk], float]:
+    """Return chunks of the next uncomputed tokens of `sequences`, until the budget is used up, and their work.
+
+    A chunk has at least one token, so that the work may exceed the budget by a part of one. model: None if every token
+    counts as one.
+    """
     chunks: list[Chunk] = []
+    left = budget
     for sequence in sequences:
-        if budget <= 0:
+        if left < 1:
             break
-        length = min(sequence.num_uncomputed, budget, max_chunk)
+        start = sequence.num_computed
+        affordable = int(left) if model is None else max(1, model.tokens_within(left, start))
+        length = min(sequence.num_uncomputed, affordable, max_chunk)
         assert sequence.slot is not None
         samples = length == sequence.num_uncomputed
-        chunks.append(Chunk(sequence.slot, sequence.num_computed, length, samples, sequence.prompt_logprobs))
-        budget -= length
-    return chunks
+        chunks.append(Chunk(sequence.slot, start, length, samples, sequence.prompt_logprobs))
+        left -= length if model is None else model.work(start, length)
+    return chunks, budget - left

@@ -13,6 +13,7 @@ class Costs:
     prefill_tokens_per_second: float
     decode_seconds: float = 0.0  # duration of a step that decodes one sequence, the shortest possible step
     row_seconds: float = 0.0  # added by each further row; near 0 where a step is bound by reading weights
+    attention_ratio: float = 0.0  # time to attend to one earlier position, of the rest of a prompt token's time
     recorded_tokens: int = 0  # rows plus prompt tokens, up to which a step is one recorded launch; 0: no step is
 
     def swap_seconds(self, pages: int) -> float:

@@ -7,19 +7,24 @@ by the time they have waited and the work left. The pace is a token deadline as 
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable
 
 from engine.config import EngineConfig
 from engine.scheduling.carousel_state import CarouselState
+from engine.scheduling.policy import MIN_PROMPT_SHARE
 from engine.scheduling.sequence import Sequence
 from engine.types import ServiceClass
+
+log = logging.getLogger("carousel.engine")
 
 PLANNED_SHARE = 0.95  # of a target, because a step sometimes takes longer than estimated
 # Sum of time waited and time left to compute at which prompts get the full target (Nielsen, 1993).
 TTFT_URGENT_SECONDS = 1.0
 SINGLE_PROMPT_SHARE = 2 / 3  # of a target, for a single prompt: many streams would slow down for one
 FULL_TARGET_PROMPTS = 4  # number of prompts from which on they get the full target
+WARNING_SECONDS = 600.0  # between two warnings about targets that cannot be met
 MAX_LAG_SECONDS = 0.5  # a stream that lags further behind its pace catches up only this much
 AGEING = 4.0  # a prompt that takes a second to compute is overtaken only by prompts less than this many seconds younger
 
@@ -28,6 +33,7 @@ class ItlTargets:
     """Targets for the time between tokens (ITL) by class, and each stream's token deadlines under its target."""
 
     def __init__(self, config: EngineConfig) -> None:
+        self._warn_at = -math.inf
         self._targets = {
             ServiceClass.INTERACTIVE: config.target_itl("target_itl_interactive"),
             ServiceClass.STANDARD: config.target_itl("target_itl_standard"),
@@ -50,6 +56,21 @@ class ItlTargets:
         waited = max((now - s.waiting_since for s in prompts), default=0.0)
         left = token_seconds * sum([s.num_uncomputed for s in prompts])
         return max(0.0, longest), min(1.0, (waited + left) / TTFT_URGENT_SECONDS)
+
+    def report_missed(self, decodes: Iterable[Sequence], rows: int, seconds: float, now: float) -> None:
+        """Log, from time to time, that a step of `rows` without prompts takes `seconds`, more than a target."""
+        target, service_class = min((self._targets[s.service_class], s.service_class) for s in decodes)
+        if seconds > target and now >= self._warn_at:
+            self._warn_at = now + WARNING_SECONDS
+            log.warning(
+                "a step of %d answers takes %.2f s on this machine, longer than --target-itl-%s %g: answers are slower "
+                "than the target, and prompts lengthen a step by %d %% at most",
+                rows,
+                seconds,
+                service_class.name.lower(),
+                target,
+                100 * MIN_PROMPT_SHARE,
+            )
 
     @staticmethod
     def _next_due(sequence: Sequence, target: float, now: float) -> float:

@@ -29,7 +29,9 @@ from engine.types import PreemptionMode, WaitReason
 
 # Time for prompts in a step: a few decode steps, within limits that people perceive as even.
 STEP_TIME_DECODE_STEPS, MIN_STEP_SECONDS, MAX_STEP_SECONDS = 3, 0.005, 0.03
-MIN_PROMPT_TOKENS, MAX_STEP_TOKENS = 32, 2048  # per step: fewer waste a pass over the weights, more gain nothing
+# Prompt tokens of a step without decode rows, as fewer waste a pass over the weights; of any step: more gain nothing.
+MIN_PROMPT_TOKENS, MAX_STEP_TOKENS = 32, 2048
+MIN_PROMPT_SHARE = 0.2  # of the time of decode rows, for prompts: on a slow processor nothing else may be left
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class StepShares:
 
     decodes: list[Sequence]  # in service order
     held_back: list[Sequence]  # sequences that could decode but wait for another step
-    prompts: list[tuple[list[Sequence], int]]  # groups in order, and the maximum tokens for each
+    prompts: list[tuple[list[Sequence], int]]  # groups in order, and the maximum work for each
 
 
 PreemptibleFn = Callable[[], list[Sequence]]
@@ -62,6 +64,7 @@ class Policy(ABC):
     """Scheduling choices as pure functions of their inputs: no clock, no randomness."""
 
     name: str
+    plans_time = True  # whether the budget of prompts stands for time, unless it is configured in tokens
 
     def __init__(self, config: EngineConfig, costs: Costs) -> None:
         self.config = config
@@ -118,12 +121,12 @@ class Policy(ABC):
         """Return the sort key of a running sequence, lowest first. Must not change while it runs."""
 
     def prompt_tokens(self, decodes: int, piggyback_rows: int = 0, seconds: float = 0.0) -> int:
-        """Return the number of prompt tokens for a step with `decodes` decode rows.
+        """Return the prompt work of a step with `decodes` decode rows, in tokens at the beginning of a prompt.
 
-        This is the configured budget, or the tokens that are read in `step_seconds`, but no more than can be recorded
-        with these rows and `piggyback_rows` others. Time of the rows beyond that of a single row is subtracted, as long
-        as prompts keep half of the step. A step without decode rows has twice the time. Prompts get at least `seconds`,
-        unless a budget or `step_time` is configured.
+        This is at least 1. It is the configured budget, or the work that is done in `step_seconds`, but no more tokens
+        than can be recorded with these rows and `piggyback_rows` others. Time of the rows beyond that of a single row
+        is subtracted, as long as prompts keep half of the step. A step without decode rows has twice the time. Prompts
+        get at least `seconds`, unless a budget or `step_time` is configured.
         """
         if self.config.max_num_batched_tokens is not None:
             return self.config.max_num_batched_tokens - decodes
@@ -134,11 +137,12 @@ class Policy(ABC):
             else 2 * max_seconds
         )
         if self.config.step_time is None:
-            granted = max(granted, seconds)
+            granted = max(granted, seconds, MIN_PROMPT_SHARE * rows if decodes else 0.0)
         affordable = granted / max(self.step_time_model.token_seconds, 1e-9)
         recorded = self.costs.recorded_tokens if decodes or piggyback_rows else 0
         recordable = recorded - piggyback_rows if recorded else MAX_STEP_TOKENS
-        return max(MIN_PROMPT_TOKENS, int(min(min(recordable, MAX_STEP_TOKENS) - decodes, affordable)))
+        least = 1 if decodes or piggyback_rows else MIN_PROMPT_TOKENS
+        return max(least, int(min(min(recordable, MAX_STEP_TOKENS) - decodes, affordable)))
 
     def share(self, decodes: list[Sequence], prefilling: list[Sequence], step: int, now: float) -> StepShares:
         """Return the contents of step number `step`.
@@ -183,7 +187,7 @@ class Policy(ABC):
         if self.config.enable_prefix_caching:
             kept = min(computed // size, max(0, pages - max(0, pressure.expected_pages)))
         drop = (
-            self.step_time_model.prompt_seconds(computed - kept * size),
+            self.step_time_model.prompt_seconds(self.step_time_model.work(kept * size, computed - kept * size)),
             PreemptionMode.PARTIAL if kept else PreemptionMode.RECOMPUTE,
         )
         num_written = -(-computed // size)

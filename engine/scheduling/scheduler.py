@@ -15,7 +15,7 @@ from engine.config import EngineConfig
 from engine.scheduling.admission import Admission, AdmissionView, Preemption
 from engine.scheduling.batch import Batch, Chunk, Join, StepOutcome
 from engine.scheduling.batch_builder import BatchBuilder
-from engine.scheduling.budget import divide_step
+from engine.scheduling.budget import divide_step, is_paced
 from engine.scheduling.constrained import ConstrainedSequences, why_no_token
 from engine.scheduling.constraint import NO_TOKEN_ALLOWED, Constraint
 from engine.scheduling.counters import ClassCounts, CumulativeCounters
@@ -183,7 +183,7 @@ class Scheduler:
 
     def estimate_step_time(self, batch: Batch) -> float:
         """Return the estimated seconds of a step, without page moves."""
-        return self.policy.step_time_model.seconds(len(batch.decodes), batch.prompt_tokens)
+        return self.policy.step_time_model.seconds(len(batch.decodes), self._prompt_work(batch))
 
     def is_recorded(self, batch: Batch) -> bool:
         """Return whether `batch` is a recorded launch, on an engine that records steps."""
@@ -192,7 +192,7 @@ class Scheduler:
     def observe(self, batch: Batch, seconds: float) -> None:
         """Learn from the duration of a step."""
         if not (batch.swap_in or batch.swap_out or batch.copies):
-            self.policy.step_time_model.observe(len(batch.decodes), batch.prompt_tokens, seconds)
+            self.policy.step_time_model.observe(len(batch.decodes), self._prompt_work(batch), seconds)
 
     def take_events(self) -> list[Event]:
         """Return the events since the last call, in order."""
@@ -230,16 +230,22 @@ class Scheduler:
     def _count_as_computed(self, decodes: list[Sequence], chunks: list[Chunk], now: float) -> StepInFlight:
         """Count the step's tokens as computed; sequences with chunks do not wait any more."""
         chunked = []
+        is_slow = is_paced(decodes, chunks, self.config, self.policy)
         for chunk in chunks:
             sequence = self.slots[chunk.slot]
             assert sequence is not None, f"slot {chunk.slot} is empty"
-            if sequence.cause is not None:
-                self._events.status(sequence, sequence.phase, now)
+            cause = WaitReason.PACE if is_slow and not chunk.samples else None
+            if sequence.cause is not cause:
+                self._events.status(sequence, sequence.phase, now, cause)
             chunked.append((sequence, chunk))
         swapped_in, self._swapped_in = self._swapped_in, []
         flight, outgrown = count_as_computed(decodes, chunked, swapped_in, self.counters, self.config.tokens_per_page)
         self.needing_page += outgrown
         return flight
+
+    def _prompt_work(self, batch: Batch) -> float:
+        work = self.policy.step_time_model.work
+        return sum([work(chunk.start, chunk.length) for chunk in batch.chunks])
 
     def _least_seconds(self, sequence: Sequence) -> float:
         """Return `StepTimeModel.min_seconds_left`, given the current contents of the prefix cache."""

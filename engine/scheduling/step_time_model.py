@@ -11,10 +11,16 @@ The time of a single-row step is a low expectile of the observed times (Newey an
 lengthens a step, but the minimum may come from one unusually quiet moment. If no step has a single row, steps of many
 rows are scaled down to one, as far as the line can be extrapolated.
 
+Prompts are counted in units of work: the time of one token at the beginning of a prompt. A later token attends to all
+earlier ones, which takes `Costs.attention_ratio` of a unit for each of them; on a processor a token at position 4,000
+of a small model takes twice as long as the first one.
+
 Piggybacked work and the detection of unreachable deadlines depend on this model; generated text does not.
 """
 
 from __future__ import annotations
+
+import math
 
 from engine.scheduling.costs import Costs
 from engine.scheduling.sequence import Sequence
@@ -44,7 +50,7 @@ class StepTimeModel:
         self.single_row_seconds = (
             costs.decode_seconds
         )  # of a step with one decode row, mostly free of neighbours' noise
-        self.token_seconds = 1 / costs.prefill_tokens_per_second  # per prompt token in a step
+        self.token_seconds = 1 / costs.prefill_tokens_per_second  # per unit of prompt work in a step
         self._base = costs.decode_seconds - costs.row_seconds
         # Fading sums over the observed steps: count, rows, seconds, rows squared, rows times seconds.
         self._n = self._x = self._y = self._xx = self._xy = 0.0
@@ -52,7 +58,7 @@ class StepTimeModel:
             for rows in (1, 8):
                 self._add(rows, self.step_seconds(rows), STARTUP_STEPS / 2)
         self._outliers = [0, 0]  # consecutive outliers, of decode-only steps and of steps with prompts
-        # Over the steps with prompts: tokens squared, and tokens times seconds.
+        # Over the steps with prompts: work squared, and work times seconds.
         self._tt = STARTUP_STEPS * STARTUP_PROMPT_TOKENS**2
         self._ts = self._tt * self.token_seconds
 
@@ -60,13 +66,23 @@ class StepTimeModel:
         """Return the seconds of a step with `rows` decode rows."""
         return max(0.0, self._base + rows * self.row_seconds)
 
-    def prompt_seconds(self, tokens: int) -> float:
-        """Return the seconds that `tokens` prompt tokens add to a step."""
-        return tokens * self.token_seconds
+    def work(self, start: int, length: int) -> float:
+        """Return the work of `length` prompt tokens from position `start` on, at least `length`."""
+        return length * (1.0 + self._costs.attention_ratio * (start + length / 2))
 
-    def seconds(self, rows: int, tokens: int) -> float:
-        """Return the seconds of a step with `rows` decode rows and `tokens` prompt tokens."""
-        return self.step_seconds(rows) + self.prompt_seconds(tokens)
+    def tokens_within(self, work: float, start: int) -> int:
+        """Return how many prompt tokens from position `start` on take at most this work."""
+        half, linear = self._costs.attention_ratio / 2, 1.0 + self._costs.attention_ratio * start
+        # The positive root of half * n^2 + linear * n = work, in a form without cancellation.
+        return int(2 * work / (linear + math.sqrt(linear * linear + 4 * half * work)))
+
+    def prompt_seconds(self, work: float) -> float:
+        """Return the seconds that prompt work adds to a step."""
+        return work * self.token_seconds
+
+    def seconds(self, rows: int, work: float) -> float:
+        """Return the seconds of a step with `rows` decode rows and prompt work."""
+        return self.step_seconds(rows) + self.prompt_seconds(work)
 
     def min_seconds_left(self, sequence: Sequence, cached_tokens: int = 0) -> float:
         """Return a lower bound on the seconds that `sequence` still needs.
@@ -79,22 +95,22 @@ class StepTimeModel:
         step_time = min(self.single_row_seconds, self._costs.decode_seconds)
         return OPTIMISTIC_SHARE * (max(0, missing) * token_time + sequence.min_remaining_tokens * step_time)
 
-    def observe(self, rows: int, tokens: int, seconds: float) -> None:
-        """Learn from a step without page moves: `rows` decode rows and `tokens` prompt tokens took `seconds`."""
-        estimate = self.seconds(rows, tokens)
+    def observe(self, rows: int, work: float, seconds: float) -> None:
+        """Learn from a step without page moves: `rows` decode rows and prompt work took `seconds`."""
+        estimate = self.seconds(rows, work)
         if seconds <= 0.0:
             return
-        outliers, kind = self._outliers, bool(tokens)
+        outliers, kind = self._outliers, bool(work)
         outliers[kind] = outliers[kind] + 1 if estimate and seconds > OUTLIER_RATIO * estimate else 0
         if 0 < outliers[kind] <= MAX_OUTLIERS:
             return
-        if tokens:
+        if work:
             row_time = self.step_seconds(rows)
             extra = max(0.0, seconds - row_time)
             if rows and estimate < MAX_PROMPT_TIME_RATIO * row_time:
-                self._learn_rows(rows, max(0.0, seconds - self.prompt_seconds(tokens)))
-            self._tt = PROMPT_FORGETTING * self._tt + tokens * tokens
-            self._ts = PROMPT_FORGETTING * self._ts + tokens * extra
+                self._learn_rows(rows, max(0.0, seconds - self.prompt_seconds(work)))
+            self._tt = PROMPT_FORGETTING * self._tt + work * work
+            self._ts = PROMPT_FORGETTING * self._ts + work * extra
             self.token_seconds = self._ts / self._tt
         elif rows:
             self._learn_rows(rows, seconds)

@@ -91,6 +91,8 @@ class Orca(_SingleQueue):
         margin = reserved + pages_to_come(first, first.pages_needed) if view.running else 0
         return self.plan_for(view, first, margin=margin)
 
+    plans_time = False
+
     def prompt_tokens(self, decodes: int, piggyback_rows: int = 0, seconds: float = 0.0) -> int:
         """Return the configured budget, or as many tokens as the machine takes."""
         if self.config.max_num_batched_tokens is not None:

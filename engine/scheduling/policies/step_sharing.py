@@ -19,7 +19,7 @@ BATCH = ServiceClass.BATCH
 OVERDUE_SLOT_DIVISOR = 8
 PIGGYBACK_SHARE = 16  # one in this many rows of lower classes piggybacks at any cost
 PATIENT_SHARE = 0.25  # of the allowed slowdown that applies when a sequence is about to be overdue
-MIN_PIGGYBACK_TOKENS = 8  # prompt tokens of lower classes in each step
+MIN_PIGGYBACK_TOKENS = 8  # prompt work of lower classes in each step, unless its prompts have less in all
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class StepSharing(Policy):
     def _prompts(
         self, candidates: Candidates, rows: int, spare_seconds: float, now: float
     ) -> list[tuple[list[Sequence], int]]:
-        """Return groups of prompts in order, each with its maximum tokens, beside `rows` rows of lower classes."""
+        """Return groups of prompts in order, each with its maximum work, beside `rows` rows of lower classes."""
         num_rows, paced = candidates.num_higher + rows, candidates.num_paced
         overdue, highest = candidates.overdue_prompts, candidates.highest_prompts
         urgent_seconds = self._urgent_seconds(candidates.decodes[:paced], [*overdue, *highest], num_rows, now)
@@ -125,7 +125,7 @@ class StepSharing(Policy):
                 piggyback_tokens -= min(max_tokens, sum([s.num_uncomputed for s in overdue]))
         prompts.append((self._in_turn(highest), budget))
         if candidates.lower_prompts:
-            max_tokens = max(MIN_PIGGYBACK_TOKENS, int(piggyback_tokens))
+            max_tokens = max(min(MIN_PIGGYBACK_TOKENS, budget), int(piggyback_tokens))
             prompts.append((self._in_turn(candidates.lower_prompts), max_tokens))
         return prompts
 
@@ -134,7 +134,9 @@ class StepSharing(Policy):
         if not paced:
             return 0.0
         longest, urgency = self._targets.step_seconds(paced, prompts, self.step_time_model.token_seconds, now)
-        return urgency * max(0.0, longest - self.step_time_model.step_seconds(rows))
+        row_seconds = self.step_time_model.step_seconds(rows)
+        self._targets.report_missed(paced, rows, row_seconds, now)
+        return urgency * max(0.0, longest - row_seconds)
 
     def _lateness(self, overdue: list[Sequence], now: float) -> float:
         """Return how far the latest of `overdue` is past its bound: 0 at the bound, 1 at twice the bound."""

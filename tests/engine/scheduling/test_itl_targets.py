@@ -28,12 +28,25 @@ from engine.scheduling.itl_targets import (
 from engine.scheduling.policies.carousel import Carousel
 from engine.scheduling.sequence import Sequence
 from engine.simulation import StepCost, simulate
-from engine.types import Event, Request, SamplingParams, ServiceClass, TokenEvent
+from engine.types import (
+    Event,
+    Phase,
+    Request,
+    SamplingParams,
+    ServiceClass,
+    StatusEvent,
+    TokenEvent,
+    WaitReason,
+)
 
 INTERACTIVE, STANDARD, BATCH = ServiceClass.INTERACTIVE, ServiceClass.STANDARD, ServiceClass.BATCH
 TOKEN_SECONDS = 0.001
 # SmolLM2-135M in bfloat16 on two cores: 15 ms a step of 32 rows, 1 ms a prompt token.
 TWO_CORES = StepCost(step=0.006, decode=0.00025, prompt=TOKEN_SECONDS, context=4e-7)
+
+# The same model on two cores with AVX2 only, and on a processor that is ten times slower than the first.
+AVX2 = StepCost(step=0.035, decode=0.002, prompt=0.012, prompt_context=0.012 * 3e-4)
+TENFOLD = StepCost(step=0.06, decode=0.0025, prompt=0.01, prompt_context=0.01 * 3e-4)
 
 Latencies = dict[str, list[float]]  # seconds from arrival to each token, by request
 
@@ -123,6 +136,48 @@ def test_first_tokens_come_earlier_at_any_rate_and_gaps_stay_within_the_target(r
     assert quantile(first_tokens(now), 0.5) < quantile(first_tokens(before), 0.5)
     assert quantile(first_tokens(now), 0.99) <= 1.1 * quantile(first_tokens(before), 0.99)
     assert quantile(gaps(now), 0.99) <= DEFAULT_TARGET_ITL_SECONDS["target_itl_standard"]
+
+
+@pytest.mark.parametrize("cost", [AVX2, TENFOLD], ids=["AVX2", "tenfold"])
+@pytest.mark.parametrize("streams", [1, 8])
+def test_a_long_prompt_keeps_the_gaps_within_the_target_on_slow_processors(cost: StepCost, streams: int):
+    """Chunks shrink as far as that needs, and as the prompt grows; it is read all the same."""
+    arrivals = [(0.0, make_request(f"s{number}", 20, 3000)) for number in range(streams)]
+    times = latencies([*arrivals, (10.0, make_request("long", 6000, 2))], cost)
+    beside = [
+        later - earlier
+        for name in times
+        for earlier, later in pairwise(times[name])
+        if name != "long" and 11.0 < later < 10.0 + times["long"][0]
+    ]
+    target = DEFAULT_TARGET_ITL_SECONDS["target_itl_standard"]
+    assert quantile(beside, 0.5) <= target and quantile(beside, 0.99) <= 1.2 * target
+
+
+def test_a_target_out_of_reach_is_logged_and_lets_prompts_lengthen_steps_a_little(caplog):
+    """The rows of a step alone take twice the target; the prompt gets a fifth of their time."""
+    cost = StepCost(step=0.22, decode=0.02, prompt=0.008)
+    times = latencies([(0.0, make_request("s", 20, 300)), (5.0, make_request("long", 600, 2))], cost)
+    beside = [b - a for a, b in pairwise(times["s"]) if 6.0 < b < 5.0 + times["long"][0]]
+    assert quantile(beside, 0.99) <= 1.25 * 0.24
+    (warning,) = [record for record in caplog.records if "target-itl-standard 0.12" in record.getMessage()]
+    assert warning.getMessage().startswith("a step of 1 answers takes 0.2")
+
+
+def test_a_prompt_that_is_read_slowly_says_so():
+    """Its timeline has the reason while running answers leave it a few tokens a step."""
+    statuses: list[StatusEvent] = []
+    simulate(
+        EngineConfig(model="none").validate(),
+        AVX2,
+        [(0.0, make_request("s", 20, 300)), (5.0, make_request("long", 300, 2))],
+        lambda events, now: statuses.extend(event for event in events if isinstance(event, StatusEvent)),
+        num_pages=4000,
+        max_len=8192,
+    )
+    phases = [(event.phase, event.cause) for event in statuses if event.request_id == "long"]
+    assert (Phase.PREFILL, WaitReason.PACE) in phases
+    assert phases[-2:] == [(Phase.DECODE, None), (Phase.ENDED, None)]
 
 
 @pytest.mark.parametrize("service_class", [INTERACTIVE, STANDARD])

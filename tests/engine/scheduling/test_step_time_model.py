@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from engine.config import EngineConfig
 from engine.scheduling.costs import Costs
 from engine.scheduling.policies import make_policy
-from engine.scheduling.policy import MAX_STEP_SECONDS, MIN_PROMPT_TOKENS
+from engine.scheduling.policy import MAX_STEP_SECONDS
 from engine.scheduling.step_time_model import StepTimeModel
 
 
@@ -88,7 +88,7 @@ def test_the_step_time_limit_follows_measured_decode_steps():
     """The limit is three decode steps, and it admits more prompt tokens when a token turns out to be cheap."""
     policy = make_policy(EngineConfig(model="none").validate(), costs(0.020, 0.0))
     assert policy.step_seconds == MAX_STEP_SECONDS
-    assert policy.prompt_tokens(1) == MIN_PROMPT_TOKENS
+    assert policy.prompt_tokens(0) == 60 and policy.prompt_tokens(1) == 30
     for _ in range(3000):
         policy.step_time_model.observe(1, 0, 0.005)
         policy.step_time_model.observe(1, 100, 0.020)
@@ -198,3 +198,12 @@ def test_a_machine_that_became_much_slower_is_accepted_after_a_while():
         pace.observe(4, 50, seconds(4, 50))
     assert pace.step_seconds(4) == pytest.approx(seconds(4, 0), rel=0.1)
     assert pace.prompt_seconds(50) == pytest.approx(seconds(0, 50) - seconds(0, 0), rel=0.1)
+
+
+@given(start=st.integers(0, 10**6), work=st.floats(1.0, 1e5), ratio=st.sampled_from([0.0, 1e-9, 3e-4, 0.1]))
+def test_tokens_within_some_work_are_as_many_as_fit(start: int, work: float, ratio: float):
+    """One more would exceed it; without attention to earlier positions every token counts as one."""
+    model = StepTimeModel(Costs(1e4, 1e3, attention_ratio=ratio))
+    tokens = model.tokens_within(work, start)
+    assert model.work(start, tokens) <= work * (1 + 1e-9)
+    assert model.work(start, tokens + 1) >= work * (1 - 1e-9)
