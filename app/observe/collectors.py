@@ -68,6 +68,11 @@ class EngineCollector(Collector):
             "carousel:recomputed_tokens": ("Tokens computed again after a preemption.", counters.recomputed_tokens),
             "carousel:swapped_tokens": ("Tokens whose KV was moved to host memory.", counters.swapped_tokens),
             "carousel:deadlines_missed": ("Requests ended because their deadline could not be met.", counters.late),
+            "carousel:mask_seconds": (
+                "Processor time of masks of constrained tokens.",
+                counters.mask_microseconds / 1e6,
+            ),
+            "carousel:rows_without_mask": ("Rows that missed a step for their mask.", counters.rows_without_mask),
             "carousel:steps": ("Engine steps.", counters.steps),
             "carousel:busy_seconds": ("Time with a step in progress.", load.busy_seconds),
         }
