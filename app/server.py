@@ -93,6 +93,8 @@ def create_app(
             service.metering.start()
         await client.start()
         lag.start()
+        if service.before_accepting is not None:
+            await service.before_accepting()
         try:
             yield
         finally:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -65,7 +65,10 @@ class Service:
     energy: Energy
     metering: Metering | None
     started: int  # Unix time, shown to clients
-    draining: bool = False  # the server is stopping: new requests are refused
+    draining: bool = False  # the server is stopping: new requests are refused, unless it hands over
+    hands_over: bool = False  # new connections go to another server, and requests on old ones are served
+    has_successor: Callable[[], bool] = lambda: False
+    before_accepting: Callable[[], Awaitable[None]] | None = None  # called once the engine starts
     prompts: Prompts = field(init=False)
     grammars: GrammarChecker = field(init=False)
     idempotent: IdempotentRequests = field(init=False)
@@ -122,7 +125,7 @@ class Service:
 
     def _check(self, tenant: Tenant, requested: ServiceClass, tokens: int, choices: int, requests: int) -> None:
         _ = self.info
-        if self.draining:
+        if self.draining and not self.hands_over:
             raise ApiError(503, "the server is stopping", code="server_shutdown", headers={"Retry-After": "5"})
         if not tenant.may(requested):
             tiers = ", ".join(tenant.tiers)
@@ -302,6 +305,18 @@ class Service:
             await asyncio.sleep(0.05)
         for generation in self.registry.live():
             generation.fail("the server stopped before the answer was complete", "server_shutdown")
+
+    async def loaded(self) -> ModelInfo:
+        """Wait until requests are served, those with formats too. Raises `EngineUnavailable` with a one-line reason."""
+        info = await self.client.ready()
+        await self.grammars.started()
+        return info
+
+    def begin_drain(self) -> None:
+        """Refuse new requests, or leave them to a successor if there is one."""
+        if not self.draining:
+            self.hands_over = self.has_successor()
+            self.draining = True
 
     def replace_tenants(self, tenants: tuple[Tenant, ...], keys_file_tenants: tuple[Tenant, ...] = ()) -> None:
         """Replace the tenants whose keys are accepted; running answers continue. Raises `SettingsError` for a key that

@@ -33,6 +33,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # dict: f
 
     host: Annotated[str, Option(NETWORK, "address to listen on; 127.0.0.1 is this machine only")] = "127.0.0.1"
     port: Annotated[int, Option(NETWORK, "port to listen on; 0 takes a free one", bounds=(between(0, 65535),))] = 8000
+    reuse_port: Annotated[
+        bool,
+        Option(
+            NETWORK,
+            "share the port with a server that this one replaces: accept connections once the model is loaded, then "
+            "all new ones (Linux)",
+        ),
+    ] = False
     root_path: Annotated[
         str, Option(NETWORK, "path under which a proxy serves this server, such as /llm, stripped or not")
     ] = ""

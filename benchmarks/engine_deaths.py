@@ -12,13 +12,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import random
-import signal
 from itertools import pairwise
 from typing import Any
-
-import psutil
 
 from benchmarks.people_first import request_body
 from benchmarks.results import save, spread
@@ -66,8 +62,7 @@ async def play(server: Serving, kill_after: int | None) -> list[Answer]:
     reading = [asyncio.create_task(answer.read(server.host, server.port)) for answer in answers]
     while kill_after is not None and not all(task.done() for task in reading):
         if sum(len(answer.raw) for answer in answers) >= kill_after:
-            (engine,) = psutil.Process(server.process.pid).children()
-            os.kill(engine.pid, signal.SIGKILL)
+            server.engine.kill()
             break
         await asyncio.sleep(0.001)
     await asyncio.gather(*reading)

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import re
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
+
+import psutil  # type: ignore[import-untyped]
+
+
+def engine_processes(server: int) -> Iterator[psutil.Process]:
+    """Yield the engine processes of the server with a process ID, which also has a process that checks grammars."""
+    for child in psutil.Process(server).children():
+        with contextlib.suppress(psutil.Error):
+            if child.status() != psutil.STATUS_ZOMBIE and "engine.worker" in child.cmdline():
+                yield child
 
 
 class Serving:
@@ -56,6 +68,12 @@ class Serving:
         self._listener.join()
         assert self.process.stderr is not None
         self.process.stderr.close()
+
+    @property
+    def engine(self) -> psutil.Process:
+        """Return the engine process."""
+        (engine,) = engine_processes(self.process.pid)
+        return engine
 
     @property
     def url(self) -> str:

@@ -39,7 +39,7 @@ from benchmarks.bystanders import check_health
 from benchmarks.hostile import MB, Child, lag_bucket, lag_counts
 from benchmarks.hostile_clients import HOST
 from benchmarks.results import save
-from benchmarks.serving import Serving
+from benchmarks.serving import Serving, engine_processes
 from benchmarks.soak_plan import Plan, make_plan
 from benchmarks.soak_trend import Trend, quiet_points, trend
 from benchmarks.tally import percentile
@@ -77,8 +77,7 @@ class Target:
 
     def engine(self) -> psutil.Process | None:
         """Return the engine process, or None while there is none."""
-        alive = [child for child in self._api.children() if child.status() != psutil.STATUS_ZOMBIE]
-        return alive[0] if alive else None
+        return next(engine_processes(self._api.pid), None)
 
     def metrics(self) -> str:
         """Return the text of /metrics."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import settings
 
@@ -52,6 +54,15 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         os._exit(1)
 
 
+# Program that passes a descriptor to the command after it, as sd_listen_fds(3) expects it.
+PASS_SOCKET = """
+import os, sys
+os.dup2(int(sys.argv[1]), 3)
+os.environ.update(LISTEN_FDS="1", LISTEN_PID=str(os.getpid()))
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
 @dataclass
 class Server:
     """A real `carousel serve` process."""
@@ -65,6 +76,13 @@ class Server:
     def __post_init__(self) -> None:
         self._follower = threading.Thread(target=self._follow, daemon=True)
 
+    @property
+    def engine(self) -> psutil.Process:
+        """Return its engine process."""
+        children = psutil.Process(self.process.pid).children()
+        (engine,) = (child for child in children if "engine.worker" in child.cmdline())
+        return engine
+
     @classmethod
     def start(
         cls,
@@ -72,13 +90,18 @@ class Server:
         model: Path | str | None = "demo",
         timeout: float = 90.0,
         command: Sequence[str] = ("app", "serve"),
+        passed: socket.socket | None = None,
     ) -> Server:
         """Start a server on a free port and wait until it logs that it is ready.
 
-        model: None names none. command: module that serves, and its first arguments.
+        model: None names none. command: module that serves, and its first arguments. passed: a listening socket, which
+        the server gets as from a service manager.
         """
         arguments = [sys.executable, "-m", *command, *([str(model)] if model else []), "--port", "0", *options]
-        process = subprocess.Popen(arguments, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        descriptors = () if passed is None else (passed.fileno(),)
+        if passed is not None:
+            arguments = [sys.executable, "-c", PASS_SOCKET, str(passed.fileno()), *arguments]
+        process = subprocess.Popen(arguments, cwd=ROOT, stderr=subprocess.PIPE, text=True, pass_fds=descriptors)
         server = cls(process)
         server._follower.start()
         assert server._ready.wait(timeout) and server.url, "\n".join(server.log)

@@ -12,10 +12,15 @@ from types import FrameType
 import uvicorn
 
 from app.cli.key_reload import KeyReload
+from app.cli.listener import Listener
+from app.cli.service_manager import ServiceManager
+from app.http.connection import Connection
 from app.service import Service
 
 GOODBYE_SECONDS = 1.0  # for tasks without clients to end
 TICKS_PER_POLL = 10  # a second: uvicorn ticks every 0.1 s
+POLL_SECONDS = 0.1  # for a signal, while the model loads
+HAND_OVER_SECONDS = 0.2  # for connections on their way to this server when its successor took over
 HANG_UP_SECONDS = 2.0  # after the drain, for clients to receive the end of their answers; below uvicorn's own limit
 
 
@@ -27,13 +32,19 @@ class GracefulServer(uvicorn.Server):
         self,
         config: uvicorn.Config,
         service: Service,
-        drain_timeout: float,
         keys: KeyReload,
+        listener: Listener,
+        manager: ServiceManager,
     ) -> None:
         super().__init__(config)
-        self._service = service
-        self._drain_timeout = drain_timeout
+        self.service = service
+        self.listener = listener
         self._keys = keys
+        self._manager = manager
+        self._accepts = asyncio.Event()
+        service.has_successor = lambda: listener.has_successor
+        if listener.accepts_when_loaded:
+            service.before_accepting = self._wait_until_loaded
 
     @property
     def exit_status(self) -> int:
@@ -70,13 +81,31 @@ class GracefulServer(uvicorn.Server):
         """Stop after a request to drain; look at the keys file every second."""
         if counter % TICKS_PER_POLL == 0:
             self._keys.poll()
-        self.should_exit = self.should_exit or self._service.draining
+        self.should_exit = self.should_exit or self.service.draining
         return await super().on_tick(counter)
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to accept connections: at once, or when the model is loaded, see `Listener`."""
+        await super().startup(sockets)
+        if self.should_exit:  # uvicorn leaves it at that
+            await self.shutdown(sockets)
+            return
+        self.listener.take_over()
+        self._accepts.set()
+
+    async def accepts(self) -> None:
+        """Wait until connections are accepted."""
+        await self._accepts.wait()
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Drain, then stop. The listening socket stays open during the drain, so that new requests are refused with a
-        reason and WebSockets receive the end of their answers."""
-        await self._service.drain(self._drain_timeout, lambda: self.force_exit)
+        """Drain, then stop. Without a successor the listening socket stays open during the drain, so that new requests
+        are refused with a reason. WebSockets receive the end of their answers."""
+        timeout = self.service.settings.drain_timeout
+        self._manager.stopping(timeout)
+        self.service.begin_drain()
+        if self.service.hands_over:
+            await self._hand_over()
+        await self.service.drain(timeout, lambda: self.force_exit)
         hanging_up = asyncio.get_running_loop().call_later(HANG_UP_SECONDS, self._hang_up)
         await super().shutdown(sockets)
         hanging_up.cancel()
@@ -86,8 +115,27 @@ class GracefulServer(uvicorn.Server):
                 await asyncio.wait(self.server_state.tasks, timeout=GOODBYE_SECONDS)
             await self.lifespan.shutdown()
 
+    async def _wait_until_loaded(self) -> None:
+        """Wait until the model is loaded, loading has failed, or the server is to stop."""
+        loaded = asyncio.create_task(self.service.loaded())
+        while not (loaded.done() or self.should_exit):
+            await asyncio.wait((loaded,), timeout=POLL_SECONDS)
+        if loaded.done():
+            loaded.exception()  # is reported where loading is shown
+        else:
+            loaded.cancel()
+
+    async def _hand_over(self) -> None:
+        """Leave new connections to the successor, and close those without a request."""
+        await asyncio.sleep(HAND_OVER_SECONDS)
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, Connection):
+                connection.shutdown()  # after the answer in progress
+
     def _begin_drain(self) -> None:
-        self._service.draining = True
+        self.service.begin_drain()
 
     def _hang_up(self) -> None:
         for connection in list(self.server_state.connections):

@@ -8,7 +8,6 @@ import gc
 import logging
 import os
 import shutil
-import socket
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -25,13 +24,13 @@ from app.admission.tenants import Tenant
 from app.admission.thread_queue import limit_malloc_cache
 from app.cli.graceful import GracefulServer
 from app.cli.key_reload import KeyReload
+from app.cli.listener import BACKLOG, Listener
+from app.cli.service_manager import ServiceManager
 from app.engine_client.client import EngineClient, EngineUnavailable
 from app.http.connection import Connection
 from app.http.security import is_loopback
-from app.http.slow_client import TCP_USER_TIMEOUT_SECONDS, set_tcp_user_timeout
 from app.http.websocket import WebSocketProtocol
 from app.server import create_app
-from app.service import Service
 from app.settings import Settings, SettingsError
 from app.text.chat_template import InvalidTemplate
 from app.text.checkpoint_files import TokenizerError
@@ -44,7 +43,6 @@ log = logging.getLogger("carousel")
 MAX_FRAME_BYTES = 1 << 20  # of one WebSocket frame from a client
 GRACEFUL_SECONDS = 10  # after the drain
 MIN_OPEN_FILES = 2 * RESERVED_FILES  # half of these are for connections
-BACKLOG = 2048  # connections waiting to be accepted
 # Net allocations before the collector scans the youngest generation. With Python's default of 700, every third request
 # starts a scan, most of which finds objects of requests that are still being answered.
 ALLOCATIONS_BETWEEN_COLLECTIONS = 10_000
@@ -71,7 +69,7 @@ def run(
     connections = _connection_limits(settings, files)
     try:
         text = load_text(settings)
-        bound = _bind(settings.host, settings.port)
+        listener = Listener.create(settings.host, settings.port, reuse_port=settings.reuse_port, environment=os.environ)
     except (TokenizerError, InvalidTemplate, OSError) as error:
         logs.write_plain(f"carousel: {error}")
         return 1
@@ -103,9 +101,10 @@ def run(
         backlog=BACKLOG,
     )
     keys = KeyReload(app.state.service, read_configured)
-    server = GracefulServer(config, app.state.service, settings.drain_timeout, keys)
+    manager = ServiceManager(os.environ)
+    server = GracefulServer(config, app.state.service, keys, listener, manager)
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:  # uvloop's loop, if installed
-        return runner.run(_run(server, app.state.service, bound, settings, logs))
+        return runner.run(_run(server, manager, settings, logs))
 
 
 def spare_loaded_objects() -> None:
@@ -126,10 +125,8 @@ def load_text(settings: Settings) -> TextModel:
     )
 
 
-async def _run(
-    server: GracefulServer, service: Service, bound: socket.socket, settings: Settings, logs: LogHandler
-) -> int:
-    client = service.client
+async def _run(server: GracefulServer, manager: ServiceManager, settings: Settings, logs: LogHandler) -> int:
+    client, bound = server.service.client, server.listener.sock
     host, port = bound.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}{settings.root_path}"
     logs.write_plain(f"Carousel is starting on {url} with {settings.model_name}")
@@ -142,8 +139,8 @@ async def _run(
     if "*" in settings.allowed_origins and not settings.requires_keys:
         log.warning("any web page in a browser that can reach this server may use it; --allowed-origins restricts that")
     serving = asyncio.create_task(server.serve(sockets=[bound]))
-    service.grammars.start()
-    loading = asyncio.create_task(_show_loading(service, url, logs))
+    server.service.grammars.start()
+    loading = asyncio.create_task(_show_loading(server, manager, url, logs))
     await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
     failure = "" if serving.done() else loading.result()
     if failure and not server.should_exit:  # not if the server was stopped before it was ready
@@ -164,10 +161,10 @@ async def _run(
     return 1 if has_failed else server.exit_status
 
 
-async def _show_loading(service: Service, url: str, logs: LogHandler) -> str:
+async def _show_loading(server: GracefulServer, manager: ServiceManager, url: str, logs: LogHandler) -> str:
     """Show a progress bar on a terminal while the engine loads, then a line. Returns the reason if loading failed."""
-    client = service.client
-    ready = asyncio.create_task(client.ready())
+    client = server.service.client
+    ready = asyncio.create_task(server.service.loaded())
     columns = shutil.get_terminal_size().columns
     disable = logs.is_json or not sys.stderr.isatty()
     screen = cast(TextIO, _Screen(logs.writer))
@@ -184,17 +181,20 @@ async def _show_loading(service: Service, url: str, logs: LogHandler) -> str:
                     bar.reset()
                 bar.total = loading.total
                 bar.update(loading.done - bar.n)
+            manager.starting(f"Loading: {loading.stage} {loading.done} of {loading.total}")
             await asyncio.wait((ready,), timeout=0.1)
     try:
         info = ready.result()
     except EngineUnavailable as error:
         return str(error)
-    await service.grammars.started()
+    await server.accepts()
     tokens = info.num_pages * info.page_size
-    logs.write_plain(
-        f"Ready: {url}  ({info.parameters / 1e6:.1f}M parameters in {info.dtype} on {info.device}, "
-        f"{info.max_num_seqs} slots, KV for {tokens:,} tokens, context {info.max_model_len:,})"
+    description = (
+        f"{info.parameters / 1e6:.1f}M parameters in {info.dtype} on {info.device}, "
+        f"{info.max_num_seqs} slots, KV for {tokens:,} tokens, context {info.max_model_len:,}"
     )
+    logs.write_plain(f"Ready: {url}  ({description})")
+    manager.ready(f"Serving at {url}: {description}")
     return ""
 
 
@@ -234,18 +234,3 @@ def _connection_limits(settings: Settings, files: int) -> ConnectionLimits:
 def _proxies() -> str:
     """Return the addresses and networks of trusted proxies, from uvicorn's variable and default."""
     return os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1,::1")
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    """Return the listening socket, bound before anything expensive. Raises `OSError` that names the address."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    set_tcp_user_timeout(sock, TCP_USER_TIMEOUT_SECONDS)  # inherited by every connection
-    try:
-        sock.bind((host, port))
-        sock.listen(BACKLOG)  # only now is the address exclusively ours: two servers may bind at the same moment
-    except OSError as error:
-        sock.close()
-        raise OSError(f"cannot listen on {host}:{port}: {error.strerror}") from error
-    return sock

@@ -140,7 +140,7 @@ async def drain(request: Request) -> Response:
     """POST /drain: refuse new requests, let running answers finish, then end the process, as SIGTERM does."""
     service = get_service(request)
     authenticate_operator(request, service.settings)
-    service.draining = True
+    service.begin_drain()
     return JSONResponse({"status": "draining", "in_flight": len(service.registry.live())}, status_code=202)
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
-import psutil
 import pytest
 from playwright.sync_api import Browser, expect
 from websockets.sync.client import connect
@@ -32,12 +31,6 @@ def server() -> Iterator[Server]:
     running = Server.start("--max-num-seqs", "4", "--kernels", "torch")
     yield running
     running.stop()
-
-
-def engine_of(server: Server) -> psutil.Process:
-    children = psutil.Process(server.process.pid).children()
-    (engine,) = [child for child in children if "engine.worker" in child.cmdline()]  # not the checker of grammars
-    return engine
 
 
 def restarts(server: Server) -> float:
@@ -118,7 +111,7 @@ def run_all(server: Server, on_chunk: Callable[[], None]) -> list[str | list[str
 
 def test_a_deadline_ends_an_answer_while_the_engine_hangs(server: Server):
     """A stream ends with an error and a whole answer is refused at the deadline, and later requests are served."""
-    engine = engine_of(server)
+    engine = server.engine
     body = BODY | {"max_tokens": 100, "deadline_ms": 2500}  # which it would otherwise meet
     with httpx.Client(base_url=server.url, timeout=30) as http, ThreadPoolExecutor(1) as pool:
         with http.stream("POST", "/v1/chat/completions", json=body | {"stream": True}) as response:
@@ -147,7 +140,7 @@ def test_no_client_loses_text_when_the_engine_is_killed(server: Server):
     chunks = 0
 
     def kill() -> None:
-        engine = engine_of(server)
+        engine = server.engine
         os.kill(engine.pid, signal.SIGKILL)
         killed.append(engine.pid)
         with httpx.Client(base_url=server.url, timeout=60) as http:
@@ -169,7 +162,7 @@ def test_no_client_loses_text_when_the_engine_is_killed(server: Server):
     assert run_all(server, on_chunk) == undisturbed
     for thread in threads:
         thread.join(60)
-    assert len(set(killed)) == 2 and engine_of(server).pid not in killed
+    assert len(set(killed)) == 2 and server.engine.pid not in killed
     assert responses == [(503, "the engine died, and another one is loading")] * 2
     assert httpx.get(f"{server.url}/health").status_code == 200
     assert restarts(server) == before + 2 == sum("another one is started" in line for line in server.log)
@@ -185,7 +178,7 @@ def test_the_timeline_of_an_answer_shows_the_engine_restart(server: Server):
             for _ in range(5):
                 next(stream_events)
             began = time.monotonic()
-            os.kill(engine_of(server).pid, signal.SIGKILL)
+            os.kill(server.engine.pid, signal.SIGKILL)
             *_, (_, last) = stream_events
             seconds = time.monotonic() - began
         assert last == "[DONE]"
@@ -206,7 +199,7 @@ def test_the_pages_show_that_the_engine_restarts(server: Server, browser: Browse
     expect(live).to_have_attribute("data-state", "live", timeout=WAIT_MS)
     chat.open().send_long()
     chat.wait_started()
-    os.kill(engine_of(server).pid, signal.SIGKILL)
+    os.kill(server.engine.pid, signal.SIGKILL)
     expect(wait).to_contain_text("The engine is restarting", timeout=WAIT_MS)
     so_far = chat.text().inner_text()
     expect(live).to_contain_text("the engine is restarting", timeout=WAIT_MS)

@@ -8,7 +8,6 @@ import subprocess
 import sys
 
 import httpx
-import psutil
 import pytest
 
 from tests.conftest import ROOT, Server
@@ -37,7 +36,7 @@ def test_streams_end_with_an_error_and_the_process_with_status_1(options: tuple[
         server = Server(process)
         server._follower.start()
         assert server._ready.wait(60)
-        (engine,) = psutil.Process(process.pid).children()
+        engine = server.engine
         body = {**LONG, "ignore_eos": True}
         with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=60) as response:
             lines = response.iter_lines()

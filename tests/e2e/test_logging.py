@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import socket
@@ -12,7 +11,6 @@ import sys
 import time
 
 import httpx
-import psutil
 import pytest
 from websockets.sync.client import connect
 
@@ -82,8 +80,7 @@ def test_every_log_line_about_a_request_has_the_client_s_id():
                 received = [next(chunks), next(chunks), next(chunks)]
                 interactive = {**BODY, "service_tier": "priority"}
                 other.post("/v1/chat/completions", json=interactive, headers={"X-Request-Id": "person"}, timeout=60)
-                [engine] = psutil.Process(server.process.pid).children()
-                os.kill(engine.pid, signal.SIGKILL)
+                server.engine.kill()
                 received += chunks
                 stream = answer.headers["x-carousel-stream"]
     finally:

@@ -1,0 +1,151 @@
+"""Replacement of a running server by the next one on the same port: no connection is refused, no answer is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from app.cli.listener import Listener
+from tests.conftest import Server
+
+STREAMS = 8
+OPTIONS = ("--max-num-seqs", "16", "--max-model-len", "2048", "--drain-timeout", "90")
+LONG = {"messages": [{"role": "user", "content": "Tell me a story."}], "stream": True, "ignore_eos": True}
+SHORT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+
+
+def stream(url: str, begun: threading.Barrier) -> int:
+    """Return the number of generated tokens of an answer that is complete."""
+    body = {**LONG, "max_tokens": 400, "stream_options": {"include_usage": True}}
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=120) as response:
+        lines = (line[6:] for line in response.iter_lines() if line.startswith("data: "))
+        next(lines)
+        begun.wait(60)
+        *_, usage, last = lines
+    assert last == "[DONE]"
+    return int(json.loads(usage)["usage"]["completion_tokens"])
+
+
+class Visitors:
+    """Clients that open a connection for each of their requests, one after another, until `stop`."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._stopped = threading.Event()
+        self.statuses: list[int] = []
+        self._thread = threading.Thread(target=self._visit)
+        self._thread.start()
+
+    def _visit(self) -> None:
+        while not self._stopped.is_set():
+            answer = httpx.post(f"{self._url}/v1/chat/completions", json=SHORT, timeout=120)
+            self.statuses.append(answer.status_code)
+
+    def stop(self) -> list[int]:
+        """Return the statuses of all answers."""
+        self._stopped.set()
+        self._thread.join(120)
+        return self.statuses
+
+
+def end(server: Server) -> None:
+    """Kill a server that a failed test has left, and wait for it."""
+    server.process.kill()
+    server.process.wait()
+
+
+def replace_under_load(first: Server, start_second) -> None:
+    """Replace `first` while streams run and new connections come; check that nobody notices."""
+    begun = threading.Barrier(STREAMS + 1)
+    visitors = Visitors(first.url)
+    with ThreadPoolExecutor(STREAMS) as clients, httpx.Client(base_url=first.url, timeout=120) as kept:
+        answers = [clients.submit(stream, first.url, begun) for _ in range(STREAMS)]
+        assert kept.post("/v1/chat/completions", json=SHORT).status_code == 200
+        begun.wait(60)
+        second = start_second()
+        try:
+            first.process.send_signal(signal.SIGTERM)
+            assert [answer.result() for answer in answers] == [400] * STREAMS
+            assert first.process.wait(60) in (0, -signal.SIGTERM)
+            assert kept.post("/v1/chat/completions", json=SHORT).status_code == 200
+            assert set(visitors.stop()) == {200}
+            assert [line for line in (*first.log, *second.log) if line.startswith(("ERROR", "WARNING"))] == []
+        finally:
+            visitors.stop()
+            second.stop()
+
+
+def test_a_server_with_the_same_port_takes_over_new_connections():
+    """With --reuse-port the next server accepts when its model is loaded, and the previous one finishes its answers."""
+    first = Server.start(*OPTIONS, "--reuse-port")
+    port = first.url.rpartition(":")[2]
+    try:
+        replace_under_load(first, lambda: Server.start(*OPTIONS, "--reuse-port", "--port", port))
+    finally:
+        end(first)
+
+
+def test_a_passed_socket_outlives_its_server():
+    """A service manager keeps the socket; connections wait there while no server accepts."""
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as passed:
+        first = Server.start(*OPTIONS, passed=passed)
+        try:
+            replace_under_load(first, lambda: Server.start(*OPTIONS, passed=passed))
+        finally:
+            end(first)
+        with ThreadPoolExecutor(1) as client:
+            url = f"http://127.0.0.1:{passed.getsockname()[1]}"
+            waiting = client.submit(httpx.post, f"{url}/v1/chat/completions", json=SHORT, timeout=120)
+            third = Server.start(*OPTIONS, passed=passed)
+            assert waiting.result().status_code == 200
+            third.stop()
+
+
+def test_a_server_without_a_successor_refuses_new_requests_while_it_drains():
+    """With --reuse-port, but alone at its port, it says that it stops."""
+    server = Server.start(*OPTIONS, "--reuse-port")
+    begun = threading.Barrier(2)
+    try:
+        with ThreadPoolExecutor(1) as client:
+            answer = client.submit(stream, server.url, begun)
+            begun.wait(60)
+            server.process.send_signal(signal.SIGTERM)
+            refused = httpx.post(f"{server.url}/v1/chat/completions", json=SHORT, timeout=60)
+            while refused.status_code == 200:  # until the signal is handled
+                refused = httpx.post(f"{server.url}/v1/chat/completions", json=SHORT, timeout=60)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "server_shutdown")
+            assert answer.result() == 400
+    finally:
+        end(server)
+
+
+@pytest.mark.parametrize("count", ["2", "x"])
+def test_several_passed_sockets_are_refused_by_name(count: str):
+    """Only one is served."""
+    environment = {"LISTEN_FDS": count, "LISTEN_PID": str(os.getpid())}
+    with pytest.raises(OSError, match=f"LISTEN_FDS must be 1, one socket at which this server listens, got {count}"):
+        Listener.create("127.0.0.1", 0, reuse_port=False, environment=environment)
+
+
+def test_a_service_manager_learns_of_the_start_and_the_stop(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    """As with Type=notify: the server is ready when it serves, and has time to finish answers."""
+    path = tmp_path / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(path))
+        manager.settimeout(60)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(path))
+        server = Server.start(*OPTIONS)
+        messages = [manager.recv(4096).decode()]
+        while not messages[-1].startswith("READY=1"):
+            messages.append(manager.recv(4096).decode())
+        assert messages[0].startswith("STATUS=Loading: ") and "EXTEND_TIMEOUT_USEC=60000000" in messages[0]
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        server.stop()
+        assert manager.recv(4096).decode().startswith("STOPPING=1\n")
