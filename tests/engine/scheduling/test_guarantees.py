@@ -338,11 +338,11 @@ def test_admission_and_preemption_do_not_reset_the_waiting_time():
 
 @pytest.mark.parametrize(
     ("speed", "decodes", "tokens"),
-    [(10_000, 8, 300), (10_000, 0, 600), (1e9, 8, 2040), (1e9, 0, 2048), (10, 8, 32), (10, 0, 32), (1e9, 4096, 32)],
+    [(10_000, 8, 300), (10_000, 0, 600), (1e9, 8, 2040), (1e9, 0, 2048), (10, 8, 1), (10, 0, 32), (1e9, 4096, 1)],
 )
 def test_the_prompt_budget_fits_the_time_of_a_step(speed: float, decodes: int, tokens: int):
-    """Twice the time without decode rows, at least the tokens that are worth a pass over the weights, and at most a
-    useful number."""
+    """Twice the time without decode rows, and then at least the tokens that are worth a pass over the weights; at most
+    a useful number."""
     policy = make_policy(EngineConfig(model="fake").validate(), Costs(1e9, speed))
     assert policy.prompt_tokens(decodes) == tokens
 
