@@ -22,6 +22,7 @@ from app.resources import demo_model
 from app.text.model_folder import ModelNotFound, download_model, find_folder
 from app.text.packaged_model import DEFAULT_MODEL
 from tests import chromium, requirements
+from tests.profiles import DEFAULT_EXAMPLES, PROFILE, examples
 
 # Match the engine process; the variables must be set before torch is loaded.
 os.environ.update(ENGINE_ENVIRONMENT_DEFAULTS)
@@ -34,8 +35,8 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 # The duration of a hypothesis example depends on the load of the machine.
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
+settings.register_profile(PROFILE, deadline=None, max_examples=examples(DEFAULT_EXAMPLES))
+settings.load_profile(PROFILE)
 
 # Shells start background jobs with SIGINT ignored, and servers started from here would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)

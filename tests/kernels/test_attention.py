@@ -18,6 +18,7 @@ from kernels.triton import decode_attention, decode_tasks
 from kernels.triton.skinny_gemm import MAX_ALWAYS_ROWS
 from tests.kernels.conftest import DEVICE, half_precision
 from tests.kernels.paged import make_paged, naive_attention, naive_rows
+from tests.profiles import examples
 
 # kv heads, group, head size, page size, window, context lengths. They include odd sizes, page borders, and both sides
 # of a split, which has 64 positions for few rows and 256 for more.
@@ -191,7 +192,7 @@ def test_a_wider_table_changes_no_bit(triton_kernels: Kernels, device: torch.dev
     st.sampled_from([0, 70, 300]),
     st.sampled_from([4, 64]),
 )
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(20), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_split_is_listed_once(
     triton_kernels: Kernels, device: torch.device, contexts: list[int], window: int, listed: int
 ) -> None:

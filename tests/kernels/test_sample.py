@@ -20,6 +20,7 @@ from kernels.slots import SamplingTensors, SlotRecord, as_bytes
 from kernels.triton import filters
 from tests.kernels.conftest import cpu_kernels
 from tests.kernels.threshold_kernel import searched, tallies, threshold
+from tests.profiles import examples
 
 SUPPRESSED_CHECKS = [HealthCheck.function_scoped_fixture]  # back ends have no state that could outlive a test
 
@@ -72,7 +73,7 @@ FILTERS = {
 }
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(logits=LOGITS, **FILTERS)
 @example(logits=[0.0] * 10, temperature=1.0, top_k=0, top_p=0.5, min_p=0.0)
 @example(logits=[1.0, 0.0, 0.0, 0.0], temperature=1.0, top_k=2, top_p=1.0, min_p=0.0)
@@ -91,7 +92,7 @@ def test_filters_keep_the_same_columns_as_a_sorted_list(
 WITHIN = st.sampled_from([0.3, 0.75, 1.3, 2.9]).map(lambda n: torch.tensor(n).item())
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(logits=LOGITS, forbidden=st.integers(0, 3), top_n_sigma=WITHIN, **FILTERS)
 @example(logits=[1.0] * 7, forbidden=0, top_n_sigma=1.0, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 def test_top_n_sigma_is_the_first_filter_and_ignores_forbidden_tokens(
@@ -147,7 +148,7 @@ def test_the_kept_set_of_top_n_sigma_does_not_depend_on_the_temperature(referenc
     assert len(kept) == 1 and 1 < sum(kept.pop()) < 3000
 
 
-@settings(max_examples=12, suppress_health_check=SUPPRESSED_CHECKS)
+@settings(max_examples=examples(12), suppress_health_check=SUPPRESSED_CHECKS)
 @given(logits=LOGITS, **FILTERS)
 def test_only_kept_tokens_are_sampled(
     kernels: Kernels,

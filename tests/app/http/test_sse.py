@@ -18,6 +18,7 @@ from app.streams.stream_log import Delta, StreamLog, Usage
 from app.streams.tail import DIRECT_WRITE
 from engine.types import Phase, StatusEvent
 from tests.app.text.test_text_model import byte_level
+from tests.profiles import examples
 
 
 @given(st.text())
@@ -96,7 +97,7 @@ class Socket:
     st.booleans(),
     st.sampled_from([0.0005, 15.0]),
 )
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_every_record_is_sent_once_in_order_across_stalls(script, extensions, ping_seconds):
     """This holds with stalls between records and within a write, with pings, and without the direct write."""
 

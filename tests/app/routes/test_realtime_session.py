@@ -24,6 +24,7 @@ from app.routes.realtime_session import MAX_BURST, Session
 from app.streams.stream_log import ChoiceFinished, Delta, StreamLog, Usage
 from app.streams.tail import DIRECT_WRITE, stream_chunks
 from engine.types import Phase, StatusEvent
+from tests.profiles import examples
 
 
 class Socket:
@@ -49,7 +50,7 @@ def response() -> RealtimeResponse:
 
 
 @given(st.lists(st.one_of(st.text(max_size=3), st.sampled_from([0, 1, 2, 3])), max_size=40))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_every_delta_is_sent_once_in_order_across_stalls(script):
     """The socket stalls and drains at any time, event ids are unique, and the response records its text."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from app.streams.stream_log import Delta, Item, LogEntry, StreamLog, Usage
@@ -45,7 +45,6 @@ class LogReader:
     writes=st.lists(st.integers(1, 5), max_size=12),
     readers=st.lists(st.tuples(st.booleans(), st.lists(st.integers(1, 8), max_size=4)), min_size=1, max_size=4),
 )
-@settings(max_examples=100)
 def test_every_reader_sees_every_record_once_in_order_across_visits(writes, readers):
     """Readers follow while the log grows, leave, and resume after the last record they saw."""
 

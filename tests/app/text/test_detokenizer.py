@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from app.text.detokenizer import Detokenizer, StopMatcher
 from tests.app.text_models import MODEL, PIECES
+from tests.profiles import examples
 
 ANY_IDS = st.lists(st.integers(0, MODEL.tokenizer.get_vocab_size() - 1), max_size=40)
 
@@ -23,7 +24,7 @@ def test_a_text_survives_being_cut_into_tokens(text: str):
 
 
 @given(ANY_IDS)
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_streamed_text_is_the_text_of_all_tokens(ids: list[int]):
     """The chunks add up to the whole even for bytes that form no characters, and no emitted text is taken back."""
     detokenizer = Detokenizer(MODEL)
@@ -49,7 +50,7 @@ def ids_of(*parts: str) -> list[int]:
 
 
 @given(st.lists(st.sampled_from(["<s>", "▁the", "▁engine", "s", *"~é漢😀"]), max_size=24), st.data())
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_a_continued_text_is_the_rest_of_the_whole(parts: list[str], data: st.DataObject):
     """This includes the space between both parts, and characters that are cut between them."""
     ids = ids_of(*parts)
@@ -86,7 +87,7 @@ def test_an_independent_text_begins_without_a_space():
     st.lists(st.text(alphabet="ab", min_size=1, max_size=5), min_size=1, max_size=4),
     st.lists(st.integers(0, 5), min_size=1, max_size=60),
 )
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 def test_a_stop_string_is_found_in_any_chunks(text: str, stops: list[str], sizes: list[int]):
     """The emitted text ends before the first stop string and contains no part of one."""
     matcher, shown, met, at = StopMatcher(stops), "", None, 0

@@ -13,6 +13,7 @@ from engine.execution.slots import SlotState
 from engine.scheduling.batch import Batch, Join
 from engine.types import SamplingParams
 from kernels.load import load
+from tests.profiles import examples
 
 V = 50
 CPU = torch.device("cpu")
@@ -60,7 +61,7 @@ row = st.tuples(st.lists(st.integers(0, V - 1), min_size=1, max_size=20), st.flo
 
 
 @given(rows=st.lists(row, min_size=1, max_size=5), seed=st.integers(0, 1000))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_every_row_is_edited_independently(rows, seed):
     """Greedy tokens of a whole batch, four steps long, equal the naive edit of each row."""
     cases = [(list(tokens), max(1, int(share * len(tokens))), p) for tokens, share, p in rows]

@@ -16,6 +16,7 @@ from engine.execution.models import load_model
 from engine.execution.models.config import DecoderConfig
 from engine.execution.models.errors import ModelConfigError, ModelError
 from engine.execution.models.rope import check_rope_table, inverse_frequencies
+from tests.profiles import examples
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -197,7 +198,7 @@ def test_a_table_larger_than_memory_is_refused_before_it_is_created():
 DEMO = json.loads((demo_model() / "config.json").read_text())
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(changes=st.dictionaries(st.sampled_from(sorted(DEMO.keys() - {"architectures"})), JSON, min_size=1, max_size=2))
 def test_a_checkpoint_with_any_value_in_its_configuration_is_loaded_or_refused(
     tmp_path_factory, changes: dict[str, Any]

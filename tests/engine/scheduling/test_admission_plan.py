@@ -14,6 +14,7 @@ from engine.scheduling.kv_manager import KVManager
 from engine.scheduling.policies import POLICIES, make_policy
 from engine.scheduling.sequence import Sequence, State
 from engine.types import PreemptionMode, Request, SamplingParams, ServiceClass, WaitReason
+from tests.profiles import examples
 
 I, S, B = ServiceClass.INTERACTIVE, ServiceClass.STANDARD, ServiceClass.BATCH  # noqa: E741
 PAGE_SIZE, MAX_LEN = 4, 64
@@ -180,7 +181,7 @@ LENGTHS = st.integers(1, 24)
 ARRIVALS = st.lists(st.tuples(st.sampled_from(ServiceClass), LENGTHS, st.sampled_from(["a", "b"])), max_size=6)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     policy=st.sampled_from(list(POLICIES)),
     slots=st.integers(1, 5),

@@ -10,8 +10,9 @@ import pytest
 from engine.scheduling.policies import POLICIES
 from engine.types import PreemptionMode, ServiceClass
 from tests.engine.scheduling.history import History
+from tests.profiles import examples
 
-CASES, BLOCKS = 10_000, 20
+CASES, BLOCKS = examples(10_000), 20
 
 
 def run_random_history(rng: random.Random) -> None:
@@ -73,7 +74,7 @@ def run_random_history(rng: random.Random) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", range(BLOCKS))
-def test_ten_thousand_histories_keep_every_guarantee(block: int):
+def test_thousands_of_histories_keep_every_guarantee(block: int):
     """Integrity holds after each step, and every request finishes with its text. Sequences whose logits are NaN end
     there with an error, and no others do."""
     for case in range(block * CASES // BLOCKS, (block + 1) * CASES // BLOCKS):

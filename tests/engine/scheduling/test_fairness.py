@@ -14,6 +14,7 @@ from engine.scheduling.fairness import MAX_EXAMINED, OUTPUT_WEIGHT, PROMPT_WEIGH
 from engine.scheduling.sequence import Sequence
 from engine.types import Phase, PreemptionMode, Request, SamplingParams, ServiceClass, WaitReason
 from tests.engine.scheduling.history import History
+from tests.profiles import examples
 
 B = ServiceClass.BATCH
 SLOTS = 4
@@ -44,7 +45,7 @@ def served(history: History, tenant: dict[str, str], prompts: dict[str, int]) ->
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     seed=st.integers(0, 2**32),
     slots=st.integers(1, 4),
@@ -212,7 +213,7 @@ def test_a_tenant_s_burst_does_not_wait_for_a_flood_to_catch_up():
 ACTIONS = st.tuples(st.sampled_from("ppprsvc"), st.integers(0, 5), st.integers(1, 50))
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(actions=st.lists(ACTIONS, max_size=80), slack=st.sampled_from([0.0, 20.0, 200.0]))
 def test_the_head_of_the_line_follows_the_rules(actions, slack):
     """The head equals that of a brute-force search: least service first, except for tenants with too few slots, within

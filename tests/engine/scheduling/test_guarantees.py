@@ -27,6 +27,7 @@ from engine.types import (
 from tests.engine.scheduling.history import STEP_SECONDS, History
 from tests.engine.scheduling.test_scheduler_machine import model_info
 from tests.fakes import MemoryRunner, text_alone
+from tests.profiles import examples
 
 I, S, B = ServiceClass.INTERACTIVE, ServiceClass.STANDARD, ServiceClass.BATCH  # noqa: E741
 
@@ -370,7 +371,7 @@ def test_a_long_prompt_is_chunked_by_the_budget_while_streams_continue():
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     seed=st.integers(0, 2**32),
     slots=st.integers(1, 8),

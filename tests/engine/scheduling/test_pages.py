@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from engine.errors import IntegrityError
 from engine.scheduling.pages import HostPool, PagePool, chain_next, chain_start
+from tests.profiles import examples
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -81,7 +82,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPool = PoolMachine.TestCase
-TestPool.settings = settings(max_examples=150, stateful_step_count=40)
+TestPool.settings = settings(max_examples=examples(150), stateful_step_count=40)
 
 
 def test_the_least_recently_released_page_is_evicted_first():

@@ -33,6 +33,7 @@ from engine.types import (
     TokenEvent,
 )
 from tests.fakes import MemoryRunner, text_alone
+from tests.profiles import examples
 
 PAGE_SIZE = 4
 
@@ -233,5 +234,5 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 TestSchedulerMachine = SchedulerMachine.TestCase
 TestSchedulerMachine.settings = settings(
-    max_examples=150, stateful_step_count=40, suppress_health_check=list(HealthCheck)
+    max_examples=examples(150), stateful_step_count=40, suppress_health_check=list(HealthCheck)
 )

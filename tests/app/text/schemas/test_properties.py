@@ -14,9 +14,10 @@ from app.text.schemas.normal_form import normal_form
 from engine.errors import InvalidParameter
 from tests.app.text.schemas.cases import Case, cases
 from tests.app.text.schemas.texts import TOKENIZER, grammar, is_accepted, random_text
+from tests.profiles import examples
 
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
-PROFILE = settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=SLOW)
+PROFILE = settings(max_examples=examples(300), deadline=None, derandomize=True, suppress_health_check=SLOW)
 
 
 @PROFILE

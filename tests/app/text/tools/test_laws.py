@@ -19,10 +19,11 @@ from app.text.tools.definitions import Tool, ToolUse
 from app.text.tools.formats import FORMATS
 from tests.app.text.tools.random_calls import FRAGMENTS, is_json, pieces_of, random_tokens, tools
 from tests.app.text.tools.test_grammar import FIRST_SPECIAL, compile_grammar, get_format
+from tests.profiles import examples
 
 NAMES = [each.name for each in FORMATS]
 # `make laws` sets more: 420 for each of 48 combinations of law, family and kind of markers are 20,160.
-EXAMPLES = int(os.environ.get("LAW_EXAMPLES", "12"))
+EXAMPLES = int(os.environ.get("LAW_EXAMPLES", examples(12)))
 MAX_CUTS = 24
 LAW = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 SPECIAL = pytest.mark.parametrize("has_special", [False, True], ids=["text", "special"])
