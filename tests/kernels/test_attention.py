@@ -143,6 +143,7 @@ def test_tiles_of_a_table_equal_chunks(
     assert bool((out[:before] == 7.0).all()) and bool((out[before + total :] == 7.0).all())
 
 
+@pytest.mark.usefixtures("separate_rows")
 @pytest.mark.parametrize("window", [0, 100])
 def test_a_query_has_the_same_bits_in_every_tile(triton_kernels: Kernels, device: torch.device, window: int) -> None:
     """Bits do not depend on blocks that are hidden from neighbouring rows, or come after all of them."""

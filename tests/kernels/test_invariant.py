@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
 import pytest
 import torch
-from triton.runtime import interpreter
 
 from kernels.load import load
 from kernels.paging import PagedKV
@@ -22,18 +18,7 @@ HALF = half_precision()
 ROWS = (1, 2, 3, 17, 63, 64, 65, 100)
 
 
-@pytest.fixture(autouse=True)
-def multiply_rows_separately(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Multiply each row separately in the interpreter. A matrix unit sums a row alike in all positions, but numpy does
-    not on every processor (OpenBLAS on an EPYC)."""
-    if torch.cuda.is_available():
-        return
-
-    def create_dot(_: Any, a: Any, b: Any, to: Any, *__: Any) -> interpreter.TensorHandle:
-        products = np.stack([np.matmul(row, b.data, dtype=to.data.dtype) for row in a.data])
-        return interpreter.TensorHandle(products + to.data, to.dtype.scalar)
-
-    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
+pytestmark = pytest.mark.usefixtures("separate_rows")
 
 
 def make_layer(
