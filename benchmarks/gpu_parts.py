@@ -93,7 +93,7 @@ def check_parts(python: str, out: Path, on_gpu: bool, more: Sequence[str]) -> li
         ),
         Part("smoke", (*run, "benchmarks.gpu_smoke", "--device", device, *more), 60),
         Part("cpu-kernels", (*run, "kernels.cpu"), 30),
-        Part("tests", (*run, "pytest", *TEST_OPTIONS, *_workers(python), *tests), 125),
+        Part("tests", (*run, "pytest", *TEST_OPTIONS, *_workers(python, 8 if on_gpu else 2), *tests), 125),
         Part("server", (*run, "benchmarks.gpu_server", "--shape", "demo", "--device", device, *more), 60),
     ]
     return parts if on_gpu else [part for part in parts if part.name != "cpu-kernels"]
@@ -124,10 +124,10 @@ def longest(parts: Sequence[Part]) -> float:
     return around + max([in_turn, *(part.limit + KILL_SECONDS for part in parts if part.beside)])
 
 
-def _workers(python: str) -> tuple[str, ...]:
+def _workers(python: str, number: int) -> tuple[str, ...]:
     """Return the pytest option for parallel test processes if pytest-xdist is installed."""
     has_xdist = subprocess.run([python, "-c", "import xdist"], check=False, capture_output=True).returncode == 0
-    return ("-n", "8") if has_xdist else ()
+    return ("-n", str(number)) if has_xdist else ()
 
 
 def run_part(part: Part, out: Path) -> None:
