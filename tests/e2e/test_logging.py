@@ -71,7 +71,7 @@ def test_a_debug_log_has_neither_keys_nor_the_text_of_conversations():
 def test_every_log_line_about_a_request_has_the_client_s_id():
     """These are the access line with its bytes, the engine's preemption, and the API's report of the engine crash."""
     server = Server.start("--max-num-seqs", "1", "--kernels", "torch", "--log-level", "debug")
-    body = {**BODY, "ignore_eos": True, "max_tokens": 900, "service_tier": "flex", "stream": True}
+    body = {**BODY, "ignore_eos": True, "max_tokens": 300, "service_tier": "flex", "stream": True}
     try:
         with httpx.Client(base_url=server.url, timeout=60) as http, httpx.Client(base_url=server.url) as other:
             headers = {"X-Request-Id": "bulk%d 7"}

@@ -17,7 +17,7 @@ from app.cli.usage import read
 from tests.conftest import Server
 
 BODY = {"messages": [{"role": "user", "content": "Tell me a story about a fox."}], "max_tokens": 8, "ignore_eos": True}
-LONG_BODY = {**BODY, "max_tokens": 2000, "min_tokens": 2000, "stream": True}
+LONG_BODY = {**BODY, "max_tokens": 600, "min_tokens": 600, "stream": True}
 
 
 @pytest.fixture
