@@ -15,14 +15,14 @@ from pathlib import Path
 
 import psutil
 import pytest
-from hypothesis import settings
+from hypothesis import is_hypothesis_test, settings
 
 from app.engine_client.engine_process import ENGINE_ENVIRONMENT_DEFAULTS
 from app.resources import demo_model
 from app.text.model_folder import ModelNotFound, download_model, find_folder
 from app.text.packaged_model import DEFAULT_MODEL
 from tests import chromium, requirements
-from tests.profiles import DEFAULT_EXAMPLES, PROFILE, examples
+from tests.profiles import DEFAULT_EXAMPLES, NIGHTLY, PROFILE, examples
 
 # Match the engine process; the variables must be set before torch is loaded.
 os.environ.update(ENGINE_ENVIRONMENT_DEFAULTS)
@@ -43,8 +43,41 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parent.parent
 
+# Tests that need servers, engine processes, browsers or compilers. All others are quick.
+HEAVY_PATHS = [
+    ROOT / "tests" / path
+    for path in (
+        "e2e", "benchmarks", "kernels", "engine/models", "models",
+        "app/engine_client/test_client.py", "app/test_llm.py",
+    )
+]  # fmt: skip
+HEAVY_MARKS = {"slow", "emulated", "device", "model", "clients"}
+
 # Error texts of torch and Triton after which a process can no longer compute on the device.
 DEVICE_LOST = re.compile(r"CUDA error|Triton Error \[CUDA\]")
+
+
+def is_quick(item: pytest.Item) -> bool:
+    """Return whether a test needs no server, engine process, browser or compiler."""
+    is_heavy = any(item.path.is_relative_to(path) for path in HEAVY_PATHS)
+    return not is_heavy and all(mark.name not in HEAVY_MARKS for mark in item.iter_markers())
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are selected by their markers
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark quick tests, exclude tests from coverage, and deselect those of the other profile.
+
+    Coverage is measured in quick tests without random cases. It multiplies the time of the others by up to four, and
+    their lines are not counted.
+    """
+    for item in items:
+        if is_quick(item):
+            item.add_marker("quick")
+        if not is_quick(item) or is_hypothesis_test(getattr(item, "obj", None)):
+            item.add_marker("no_cover")
+    if PROFILE != NIGHTLY:
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("nightly")])
+        items[:] = [item for item in items if not item.get_closest_marker("nightly")]
 
 
 @pytest.hookimpl(trylast=True)  # after the hook that sends reports to the xdist controller

@@ -19,6 +19,7 @@ from engine.scheduling.sequence import Sequence
 from engine.types import PreemptionMode, ReasoningLimit, TokenEvent
 from tests.engine.same import Texts, alone, make_engine, requests, run
 from tests.kernels.conftest import cpu_kernels
+from tests.profiles import nightly
 
 STREAMS = 64
 TOKENS = 40
@@ -115,7 +116,7 @@ def test_the_solo_texts_satisfy_their_constraints(text: TextModel, stream_reques
 
 @pytest.mark.slow
 @pytest.mark.parametrize("caching", [True, False])
-@pytest.mark.parametrize("chunk", [7, 64, None])
+@pytest.mark.parametrize("chunk", [7, pytest.param(64, marks=nightly), None])
 def test_64_concurrent_streams_generate_the_same_texts_as_alone(
     demo: Path, stream_requests, solo: Texts, caching: bool, chunk: int | None
 ):
@@ -188,8 +189,17 @@ def test_an_engine_that_takes_over_changes_no_text(demo: Path, stream_requests, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mechanisms", [[PreemptionMode.SWAP], [PreemptionMode.RECOMPUTE], list(PreemptionMode)])
-@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize(
+    ("mechanisms", "caching"),
+    [
+        ([PreemptionMode.SWAP], True),
+        ([PreemptionMode.RECOMPUTE], True),
+        (list(PreemptionMode), False),
+        pytest.param([PreemptionMode.SWAP], False, marks=nightly),
+        pytest.param([PreemptionMode.RECOMPUTE], False, marks=nightly),
+        pytest.param(list(PreemptionMode), True, marks=nightly),
+    ],
+)
 def test_preemption_at_every_step_changes_no_text(demo: Path, stream_requests, solo: Texts, mechanisms, caching: bool):
     """Every running request is preempted before every step. A request that has computed nothing since its admission,
     because its pages are being swapped in, is preempted every third time."""

@@ -14,11 +14,13 @@ import re
 import subprocess
 import tempfile
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import triton
 from triton import knobs
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDABackend
 from triton.compiler import ASTSource
 
 from kernels import query_tiles
@@ -37,6 +39,7 @@ from kernels.triton import (
     skinny_gemm,
 )
 from kernels.triton.device_limits import SHARED_BYTES
+from tests.profiles import NIGHTLY, PROFILE
 
 MODEL, FLOAT, INT, LONG = "model", "*fp32", "*i32", "*i64"  # MODEL: a pointer to the compiled dtype
 CACHES = {"k_cache": MODEL, "v_cache": MODEL}
@@ -48,19 +51,26 @@ STAGES = 3  # Triton's default
 
 HEADS_AND_PAGES = ((64, 64), (128, 32), (64, 32), (128, 64))  # head size, and tokens of a page
 
+# Attention is compiled for less shared memory than 227 KiB: for the largest heads on the smallest GPU, or for all.
+HEAD_DIMS = (128, 256) if PROFILE == NIGHTLY else (256,)
+CAPABILITIES = tuple(SHARED_BYTES) if PROFILE == NIGHTLY else (min(SHARED_BYTES, key=SHARED_BYTES.__getitem__),)
+
 # Outputs and inputs of Llama-3.2-1B's and Qwen3-0.6B's matrices, and whether they are gated.
 MATRICES = (
     (3072, 2048, False),
-    (2048, 2048, False),
     (8192, 2048, True),
-    (2048, 8192, False),
-    (128256, 2048, False),
-    (4096, 1024, False),
-    (1024, 2048, False),
-    (3072, 1024, True),
     (1024, 3072, False),
     (151936, 1024, False),
 )
+if PROFILE == NIGHTLY:
+    MATRICES += (
+        (2048, 2048, False),
+        (2048, 8192, False),
+        (128256, 2048, False),
+        (4096, 1024, False),
+        (1024, 2048, False),
+        (3072, 1024, True),
+    )
 
 # A kernel, the types of its arguments, its constants, and options of its launch.
 Case = tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]
@@ -274,7 +284,7 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
 
 
 def compile_one(case: Case, dtype: str, capability: int = 90) -> Any:
-    """Compile a case as a launch does; pointers and specialised integers are multiples of 16 here."""
+    """Compile a case to PTX as a launch does; pointers and specialised integers are multiples of 16 here."""
     kernel, types, constants, options = case
     names = kernel.arg_names
     signature = {name: types.get(name, "constexpr").replace(MODEL, dtype) for name in names}
@@ -305,41 +315,57 @@ def waits_before_writing(ptx: str) -> bool | None:
     return waited[0] < written[0]
 
 
-def spilled(ptx: str) -> int:
-    """Return the bytes that a thread spills, as reported by the assembler."""
-    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+def assemble(ptx: str) -> tuple[int, int]:
+    """Return the bytes of machine code, and the bytes that a thread spills, as reported by the assembler."""
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file, tempfile.NamedTemporaryFile() as built:
         file.write(ptx)
         file.flush()
-        command = [knobs.nvidia.ptxas.path, "-v", "--gpu-name=sm_90a", file.name, "-o", "/dev/null"]
+        command = [knobs.nvidia.ptxas.path, "-v", "--gpu-name=sm_90a", file.name, "-o", built.name]
         output = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    return sum(map(int, re.findall(r"(\d+) bytes spill stores", output)))
+        size = Path(built.name).stat().st_size
+    return size, sum(map(int, re.findall(r"(\d+) bytes spill stores", output)))
 
 
-def main() -> None:
-    """Compile each case; an error in one ends the program."""
+def compile_all() -> dict[str, dict[str, Any]]:
+    """Return the results of each kernel."""
     results: dict[str, dict[str, Any]] = {}
     for dtype in ("*bf16", FLOAT):
         seen: set[str] = set()
-        for dim, page_size in HEADS_AND_PAGES[: None if dtype != FLOAT else 2]:
+        for dim, page_size in HEADS_AND_PAGES[: None if dtype != FLOAT and PROFILE == NIGHTLY else 2]:
             for case in cases(dtype, dim, page_size):
                 if (key := repr(case)) in seen:  # a kernel that depends on neither heads nor pages
                     continue
                 seen.add(key)
                 compiled = compile_one(case, dtype)
-                size, shared = len(compiled.asm["cubin"]), compiled.metadata.shared
+                (size, spilled), shared = assemble(compiled.asm["ptx"]), compiled.metadata.shared
                 result = results.setdefault(
                     case[0].__name__, {"size": size, "shared": shared, "specialised": specialised(case)}
                 )
                 result |= {"size": min(size, result["size"]), "shared": max(shared, result["shared"])}
-                result["spilled"] = max(spilled(compiled.asm["ptx"]), result.get("spilled", 0))
+                result["spilled"] = max(spilled, result.get("spilled", 0))
                 result.setdefault("waits", []).append(waits_before_writing(compiled.asm["ptx"]))
-    over = [
+    return results
+
+
+def too_large() -> list[dict[str, Any]]:
+    """Return the cases of attention that need more shared memory than a GPU has."""
+    return [
         {"kernel": case[0].__name__, "dtype": dtype, "head_dim": dim, "capability": capability, "shared": shared}
-        for dtype, dim, capability in product(("*bf16", FLOAT), (128, 256), SHARED_BYTES)
+        for dtype, dim, capability in product(("*bf16", FLOAT), HEAD_DIMS, CAPABILITIES)
         for case in attention(dtype, dim, 64, capability)
         if (shared := compile_one(case, dtype, capability).metadata.shared) > SHARED_BYTES[capability]
     ]
-    print(json.dumps({"kernels": results, "over": over}))
+
+
+def main() -> None:
+    """Compile each case; an error in one ends the program.
+
+    Triton does not run its assembler, since `assemble` does, and keeps nothing, since its results lack machine code.
+    """
+    CUDABackend.make_cubin = lambda *given: b""
+    with tempfile.TemporaryDirectory() as cache:
+        knobs.cache.dir = cache
+        print(json.dumps({"kernels": compile_all(), "over": too_large()}))
 
 
 if __name__ == "__main__":

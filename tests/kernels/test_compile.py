@@ -13,7 +13,11 @@ import pytest
 
 from kernels.triton import decode_attention
 from kernels.triton.device_limits import SHARED_BYTES
+from tests.kernels.compile_all import CAPABILITIES, HEAD_DIMS
+from tests.shared_results import once_per_run
 from tests.subprocess_pytest import run
+
+pytestmark = pytest.mark.emulated
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = [
@@ -67,11 +71,15 @@ FIXED = {
 }
 
 
-@pytest.fixture(scope="module")
-def results() -> dict[str, Any]:
+def compile_all() -> str:
     """Return the output of `compile_all` from a process where Triton's interpreter is disabled."""
-    command = [sys.executable, "-m", "tests.kernels.compile_all"]
-    printed: dict[str, Any] = json.loads(run(command, TRITON_INTERPRET="0", TRITON_DEFAULT_FP_FUSION="1"))
+    return run([sys.executable, "-m", "tests.kernels.compile_all"], TRITON_INTERPRET="0", TRITON_DEFAULT_FP_FUSION="1")
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return the results of all kernels."""
+    printed: dict[str, Any] = json.loads(once_per_run(tmp_path_factory.getbasetemp(), "compiled.json", compile_all))
     return printed
 
 
@@ -122,7 +130,7 @@ def test_attention_fits_into_shared_memory_of_every_supported_gpu(results: dict[
     too_large = {(one["dtype"], one["capability"], one["head_dim"]) for one in results["over"]}
     refused = {
         (dtype, capability, head_dim)
-        for dtype, (capability, shared), head_dim in product(sizes, SHARED_BYTES.items(), (128, 256))
-        if head_dim > decode_attention.max_head_dim(sizes[dtype], shared)
+        for dtype, capability, head_dim in product(sizes, CAPABILITIES, HEAD_DIMS)
+        if head_dim > decode_attention.max_head_dim(sizes[dtype], SHARED_BYTES[capability])
     }
     assert too_large == refused == {("*fp32", 89, 256)}

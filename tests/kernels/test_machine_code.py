@@ -7,11 +7,12 @@ bfloat16. `tests.ptx` does.
 from __future__ import annotations
 
 import re
-from functools import cache
+from pathlib import Path
 
 import pytest
 
 from tests.kernels.test_compile import KERNELS
+from tests.shared_results import once_per_run
 from tests.subprocess_pytest import count_passed, run_pytest
 
 pytestmark = pytest.mark.emulated
@@ -86,20 +87,23 @@ SELECTED = {
 }
 
 
-@cache
-def run(part: str) -> str:
+def run(part: str, base: Path) -> str:
     """Return pytest's output for one group. CUDA devices are hidden, because the emulator needs CPU memory."""
     tests = [f"tests/{file}::test_{name}" for file, names in SELECTED[part].items() for name in names]
-    return run_pytest(["-p", "tests.ptx.plugin", *tests], CUDA_VISIBLE_DEVICES="", TRITON_INTERPRET=None)
+    arguments = ["-p", "tests.ptx.plugin", *tests]
+    return once_per_run(
+        base, f"{part}.txt", lambda: run_pytest(arguments, CUDA_VISIBLE_DEVICES="", TRITON_INTERPRET=None)
+    )
 
 
 @pytest.mark.parametrize("part", SELECTED)
-def test_kernels_as_machine_code_pass_their_tests(part: str):
+def test_kernels_as_machine_code_pass_their_tests(part: str, tmp_path_factory: pytest.TempPathFactory):
     """All selected tests pass and none is skipped."""
-    assert count_passed(run(part)) >= sum(map(len, SELECTED[part].values()))
+    assert count_passed(run(part, tmp_path_factory.getbasetemp())) >= sum(map(len, SELECTED[part].values()))
 
 
-def test_every_kernel_runs_as_machine_code():
+def test_every_kernel_runs_as_machine_code(tmp_path_factory: pytest.TempPathFactory):
     """The tests above run every kernel of a step."""
-    ran = [name for part in SELECTED for name in " ".join(re.findall(r"ran as PTX: (.*)", run(part))).split()]
+    outputs = [run(part, tmp_path_factory.getbasetemp()) for part in SELECTED]
+    ran = [name for output in outputs for name in " ".join(re.findall(r"ran as PTX: (.*)", output)).split()]
     assert set(KERNELS) <= set(ran)

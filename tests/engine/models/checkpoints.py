@@ -12,9 +12,11 @@ import transformers
 from torch import Tensor
 
 from engine.execution.models import Model, load_model
+from tests.profiles import examples
 
 VOCAB = 300
 PROMPT = 77  # not a multiple of any page or chunk size in use
+TEXT_TOKENS = examples(200)
 
 SMALL = {
     "vocab_size": VOCAB,
@@ -143,13 +145,13 @@ class Checkpoint:
 
     @functools.cached_property
     def text(self) -> list[int]:
-        """200 greedy tokens after the prompt, by transformers' generate."""
+        """Greedy tokens after the prompt, by transformers' generate."""
         ids = torch.tensor([self.prompt])
         out = self.reference.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=200, do_sample=False, pad_token_id=0
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=TEXT_TOKENS, do_sample=False, pad_token_id=0
         )
         text: list[int] = out[0, PROMPT:].tolist()
-        assert len(text) == 200
+        assert len(text) == TEXT_TOKENS
         return text
 
 

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from engine.types import EndEvent, FinishReason, Request
 from tests.engine.models.checkpoints import DECODERS, FALLBACKS, VOCAB, save
 from tests.engine.same import alone, make_engine, requests, run
+from tests.profiles import NIGHTLY, PROFILE, nightly
 
 NAN_TOKEN = 7  # the token whose embedding is NaN
 PAGES = 60
@@ -46,8 +47,10 @@ def with_nan_output(one: Request) -> Request:
 
 
 @pytest.mark.parametrize("steps", ["one by one", "recorded and ahead"])
-@pytest.mark.parametrize("chunk", [9, None])
-@pytest.mark.parametrize("page_size", [8, 32])
+@pytest.mark.parametrize(
+    ("page_size", "chunk"),
+    [(8, 9), (32, None), pytest.param(8, None, marks=nightly), pytest.param(32, 9, marks=nightly)],
+)
 @pytest.mark.parametrize("kernels", ["auto", "torch"])
 def test_a_request_with_nan_ends_with_an_error_and_others_are_not_affected(
     model: Path, kernels: str, page_size: int, chunk: int | None, steps: str, request: pytest.FixtureRequest
@@ -79,7 +82,7 @@ def test_pages_after_a_window_are_not_shared_either(model: Path, kernels: str):
     """The end of a long chunk may be finite again; its pages are not cached all the same, and it has no output."""
     engine = make_engine(model, kernels=kernels, page_size=8)
     [long] = requests([prompt(200)], 12)
-    for at in range(30, 50):
+    for at in range(30, 50, 1 if PROFILE == NIGHTLY else 3):
         short = replace(long, prompt=long.prompt[: at + 2])
         expected = alone(engine, [short])
         engine.scheduler.kv_manager.pool.forget_cached()

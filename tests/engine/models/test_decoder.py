@@ -12,7 +12,7 @@ from engine.execution.models import load_model
 from engine.execution.models.decoder import Decoder
 from kernels.interface import Kernels
 from kernels.reference.backend import ReferenceKernels
-from tests.engine.models.checkpoints import DECODERS, Checkpoint, Checkpoints, save
+from tests.engine.models.checkpoints import DECODERS, TEXT_TOKENS, Checkpoint, Checkpoints, save
 from tests.engine.models.driver import Driver, Row
 
 EVERY = pytest.mark.parametrize("checkpoint", DECODERS, indirect=True)
@@ -37,10 +37,10 @@ def test_logits_agree_with_transformers(checkpoint: Checkpoint, kernels: Kernels
 
 @EVERY
 def test_greedy_text_is_that_of_transformers(checkpoint: Checkpoint, kernels: Kernels):
-    """200 token IDs equal generate's, with the prompt prefilled whole or in chunks of odd sizes."""
+    """Token IDs equal generate's, with the prompt prefilled whole or in chunks of odd sizes."""
     model = checkpoint.load()
     for chunk in (1000, 7):
-        assert Driver(model, kernels).generate(checkpoint.prompt, 200, chunk) == checkpoint.text
+        assert Driver(model, kernels).generate(checkpoint.prompt, TEXT_TOKENS, chunk) == checkpoint.text
 
 
 @pytest.mark.parametrize("checkpoint", ["llama", "mistral-window", "qwen3"], indirect=True)

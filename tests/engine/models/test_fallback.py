@@ -17,7 +17,7 @@ from engine.execution.models import ModelConfigError, ModelError, WeightsError, 
 from engine.execution.models.fallback_check import check_against_own_attention, refuse_config
 from engine.execution.models.transformers_model import TransformersModel
 from kernels.interface import Kernels
-from tests.engine.models.checkpoints import FALLBACKS, REFUSED, Checkpoint, Checkpoints, save
+from tests.engine.models.checkpoints import FALLBACKS, REFUSED, TEXT_TOKENS, Checkpoint, Checkpoints, save
 from tests.engine.models.driver import Driver, Row
 
 EVERY = pytest.mark.parametrize("checkpoint", FALLBACKS, indirect=True)
@@ -43,10 +43,10 @@ def test_logits_agree_with_transformers(checkpoint: Checkpoint, kernels: Kernels
 
 @EVERY
 def test_greedy_text_is_that_of_transformers(checkpoint: Checkpoint, kernels: Kernels):
-    """200 token IDs equal generate's, with the prompt prefilled whole or in chunks."""
+    """Token IDs equal generate's, with the prompt prefilled whole or in chunks."""
     model = checkpoint.load()
     for chunk in (1000, 30):
-        assert Driver(model, kernels).generate(checkpoint.prompt, 200, chunk) == checkpoint.text
+        assert Driver(model, kernels).generate(checkpoint.prompt, TEXT_TOKENS, chunk) == checkpoint.text
 
 
 @pytest.mark.parametrize("checkpoint", ["olmo2"], indirect=True)

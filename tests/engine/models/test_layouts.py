@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, Gemma3Config, Gemma3ForConditiona
 from engine.types import Request, TokenEvent
 from tests.engine.models.checkpoints import DECODERS, FALLBACKS, LLAMA3, SMALL, VOCAB, YARN, save
 from tests.engine.same import alone, make_engine, requests, run
+from tests.profiles import nightly
 
 LENGTHS = (1, 2, 7, 19, 23, 38, 61, 90)
 NEW_TOKENS = 6
@@ -118,7 +119,7 @@ def test_a_checkpoint_as_transformers_writes_it(tmp_path: Path, name: str):
     compare_with_transformers(tmp_path)
 
 
-@pytest.mark.parametrize("name", TIED)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=nightly) if name in OTHERS else name for name in TIED])
 def test_a_head_with_other_values_than_the_table_it_is_tied_to_is_used(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ):
