@@ -12,10 +12,13 @@ STRICT ?=
 JOBS ?= 2
 # Marker expression that selects tests of `make test` and `make unit`, such as SELECT="not emulated".
 SELECT ?=
-# Tests without servers, engine processes, browsers and compilers.
-QUICK := tests --ignore=tests/e2e --ignore=tests/benchmarks --ignore=tests/kernels --ignore=tests/engine/models \
-  --ignore=tests/models --ignore=tests/app/engine_client/test_client.py --ignore=tests/app/test_llm.py \
-  -m "not slow and not emulated and not device and not model and not clients"
+# COVERAGE=1: also measure the share of lines of app/ and engine/ that the quick tests run, and refuse less than `fail_under`.
+COVERAGE ?=
+# Each worker begins with half of the tests, and takes over some of the other's when it has none left.
+PYTEST = CAROUSEL_STRICT=$(STRICT) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal \
+  $(if $(COVERAGE),--cov --cov-report=term)
+# Hundreds of processes of the same code are started; without bytecode each of them would compile all of it.
+export PYTHONDONTWRITEBYTECODE :=
 # For `make sanitize`: compile the kernels with sanitizers; their runtime must be loaded first.
 SANITIZE := KERNELS_CXXFLAGS="-O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined" \
   ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0
@@ -23,7 +26,7 @@ SANITIZE := KERNELS_CXXFLAGS="-O1 -g1 -fno-omit-frame-pointer -fsanitize=address
 # Written by npm when it has installed the packages of package-lock.json.
 JS_STAMP := node_modules/.package-lock.json
 
-.PHONY: serve model test install lint types js unit quick coverage emulated sanitize browser docs bench soak laws formats harness peers clients gpu-check gpu-figures gpu-wheels constraints clean help
+.PHONY: serve model test install lint types js unit quick coverage nightly planted emulated sanitize browser docs bench soak laws formats harness peers clients gpu-check gpu-figures gpu-wheels constraints clean help
 
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -62,16 +65,22 @@ $(JS_STAMP): package.json package-lock.json
 	@touch $@
 
 unit: install  ## every test
-	@CAROUSEL_STRICT=$(STRICT) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(if $(SELECT),-m "$(SELECT)")
+	@$(PYTEST) $(if $(SELECT),-m "$(SELECT)")
 
 quick: install  ## the tests that need no server, browser or compiler
-	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile $(QUICK)
+	@$(PYTEST) -q -m quick
 
-coverage: install  ## the same tests, and the share of lines of app/ and engine/ that they run
-	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --cov --cov-report=term $(QUICK)
+coverage:  ## the same tests, and the share of lines of app/ and engine/ that they run
+	@$(MAKE) --no-print-directory quick COVERAGE=1
+
+nightly: install browser  ## every test with all random cases and the largest sizes; an hour
+	@SUITE_PROFILE=nightly $(PYTEST) --durations 40 $(if $(SELECT),-m "$(SELECT)")
+
+planted: install  ## plant known bugs one by one, each of which a test of the suite must find; ARGS="pages stops" plants some
+	@$(BIN)/python -m tests.planted_bugs $(ARGS)
 
 emulated: install  ## GPU kernels and their launches on emulators
-	@CAROUSEL_STRICT=$(STRICT) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m emulated
+	@$(PYTEST) -m emulated
 
 sanitize: install  ## the C++ kernels' tests with AddressSanitizer and UndefinedBehaviorSanitizer; needs g++
 	@$(SANITIZE) CXX=g++ $(BIN)/python -m kernels.cpu
@@ -101,7 +110,7 @@ bench: install  ## the CPU benchmarks; results go to benchmarks/results/
 	@$(BIN)/python -m benchmarks.start
 
 laws: install  ## laws of the grammars and parsers of tool calls, 20,000 random cases; half an hour
-	@LAW_EXAMPLES=420 $(BIN)/python -m pytest -q -n $(JOBS) --timeout 14400 tests/app/text/tools/test_laws.py
+	@LAW_EXAMPLES=420 $(PYTEST) -q --timeout 14400 tests/app/text/tools/test_laws.py
 
 soak: install  ## 30 minutes of kills, leaving clients and floods beside clients whose answers are checked; ARGS="--minutes 240"
 	@$(BIN)/python -m benchmarks.soak $(ARGS)
