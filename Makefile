@@ -77,7 +77,7 @@ nightly: install browser  ## every test with all random cases and the largest si
 	@SUITE_PROFILE=nightly $(PYTEST) --durations 40 $(if $(SELECT),-m "$(SELECT)")
 
 planted: install  ## plant known bugs one by one, each of which a test of the suite must find; ARGS="pages stops" plants some
-	@$(BIN)/python -m tests.planted_bugs $(ARGS)
+	@$(BIN)/python -m tests.planted $(ARGS)
 
 emulated: install  ## GPU kernels and their launches on emulators
 	@$(PYTEST) -m emulated

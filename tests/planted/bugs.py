@@ -1,0 +1,165 @@
+"""The bugs: one for each part of the system whose faults are silent, such as wrong text or a leak."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Bug(NamedTuple):
+    """A replacement in one file, and the tests of which at least one must fail. `old` occurs once in the file."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+SCHEDULING = (
+    "tests/engine/scheduling/test_scheduler_machine.py",
+    "tests/engine/scheduling/test_chaos.py",
+)
+KERNELS = "tests/kernels/test_"
+
+BUGS = (
+    Bug(
+        "scheduler-length",
+        "engine/scheduling/scheduler.py",
+        "if len(tokens) >= sequence.max_len or token_id in sequence.stop_ids:",
+        "if len(tokens) > sequence.max_len or token_id in sequence.stop_ids:",
+        SCHEDULING,
+    ),
+    Bug(
+        "scheduler-stale-pages",
+        "engine/scheduling/scheduler.py",
+        "        if sequence.page_table is table:\n            self.kv_manager.publish(sequence, computed)",
+        "        if sequence.page_table:\n            self.kv_manager.publish(sequence, computed)",
+        SCHEDULING,
+    ),
+    Bug(
+        "scheduler-recompute",
+        "engine/scheduling/scheduler.py",
+        "        else:\n            sequence.num_computed = 0\n",
+        "        else:\n            sequence.num_computed = min(sequence.num_computed, 1)\n",
+        SCHEDULING,
+    ),
+    Bug(
+        "pages-shared-write",
+        "engine/scheduling/kv_manager.py",
+        "if sequence.num_computed < len(reused) * size:",
+        "if sequence.num_computed < len(reused) * size - 1:",
+        SCHEDULING,
+    ),
+    Bug(
+        "pages-eviction",
+        "engine/scheduling/pages.py",
+        "page, _ = self._cached.popitem(last=False)",
+        "page, _ = self._cached.popitem(last=True)",
+        ("tests/engine/scheduling/test_pages.py",),
+    ),
+    Bug(
+        "sampler-nucleus",
+        "kernels/reference/sample.py",
+        "needed = (mass[:, :-1] < top_p.unsqueeze(1) * mass[:, -1:]).sum(dim=-1)",
+        "needed = (mass < top_p.unsqueeze(1) * mass[:, -1:]).sum(dim=-1) - 1",
+        (f"{KERNELS}sample.py",),
+    ),
+    Bug(
+        "cpu-noise-bound",
+        "kernels/cpu/source/sample.cpp",
+        "constexpr float MAX_NOISE = 23.0f;",
+        "constexpr float MAX_NOISE = 6.0f;",
+        (f"{KERNELS}sample.py",),
+    ),
+    Bug(
+        "cpu-norm-epsilon",
+        "kernels/cpu/source/norm.cpp",
+        "total[lane] / float(size) + eps);",
+        "total[lane] / float(size));",
+        (f"{KERNELS}cpu.py",),
+    ),
+    Bug(
+        "triton-prefill-window",
+        "kernels/triton/prefill_attention.py",
+        "(positions[None, :] > query_positions[:, None] - window)",
+        "(positions[None, :] >= query_positions[:, None] - window)",
+        (f"{KERNELS}attention.py",),
+    ),
+    Bug(
+        "triton-mask-bits",
+        "kernels/triton/mask.py",
+        "words + slot * tl.cdiv(V, 32) + columns // 32",
+        "words + slot * (V // 32) + columns // 32",
+        (f"{KERNELS}mask_logits.py",),
+    ),
+    Bug(
+        "streams-sequence",
+        "app/streams/stream_log.py",
+        "enumerate(records, after + 1)",
+        "enumerate(records, after)",
+        ("tests/app/streams",),
+    ),
+    Bug(
+        "streams-behind",
+        "app/streams/tail.py",
+        "if not self._log.is_closed and not self._reader.is_behind:",
+        "if not self._log.is_closed:",
+        ("tests/app/streams", "tests/app/http/test_sse.py"),
+    ),
+    Bug(
+        "detokenizer-pending",
+        "app/text/detokenizer.py",
+        "pending = min(3, len(text)",
+        "pending = min(2, len(text)",
+        ("tests/app/text/test_detokenizer.py",),
+    ),
+    Bug(
+        "stop-overlap",
+        "app/text/detokenizer.py",
+        "range(min(len(stop) - 1, len(self._held)), 0, -1)",
+        "range(min(len(stop) - 2, len(self._held)), 0, -1)",
+        ("tests/app/text/test_detokenizer.py",),
+    ),
+    Bug(
+        "protocol-finish-reason",
+        "app/protocols/answers.py",
+        'return "stop" if reason == "abort" else reason',
+        "return reason",
+        ("tests/app/protocols", "tests/app/routes", "tests/app/generation"),
+    ),
+    Bug(
+        "admission-bound",
+        "app/admission/queues.py",
+        "if requests < max_requests and not too_long:",
+        "if requests <= max_requests and not too_long:",
+        ("tests/app/admission/test_queues.py",),
+    ),
+    Bug(
+        "schema-range",
+        "app/text/schemas/numbers.py",
+        '_of_equal_length(low[at + 1 :], "9" * rest))',
+        '_of_equal_length(low[at + 1 :], "8" * rest))',
+        ("tests/app/text/schemas",),
+    ),
+    Bug(
+        "schema-exclusive",
+        "app/text/schemas/merging.py",
+        'math.floor(node.pop("exclusiveMinimum")) + 1',
+        'math.ceil(node.pop("exclusiveMinimum"))',
+        ("tests/app/text/schemas",),
+    ),
+    Bug(
+        "tools-space-before-call",
+        "app/text/tools/call_parser.py",
+        "if self._is_plain and text and not text[-1].isspace() and self._plain.fullmatch(text):",
+        "if self._is_plain and text and self._plain.fullmatch(text):",
+        ("tests/app/text/tools/test_corpus.py", "tests/app/text/tools/test_any_text.py"),
+    ),
+    Bug(
+        "page-sse-comment",
+        "static/js/sse.js",
+        "if (colon === 0) return",
+        "if (colon === 1) return",
+        ("tests/e2e/test_page_units.py",),
+    ),
+)
