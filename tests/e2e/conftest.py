@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, expect
 
 from tests.conftest import Server
-from tests.e2e.page import DEFAULTS, Chat
+from tests.e2e.page import ANSWER_MS, DEFAULTS, Chat
+
+expect.set_options(timeout=ANSWER_MS)  # the default of 5 s is too short beside other work
 
 
 @pytest.fixture
@@ -21,6 +23,7 @@ def new_page(browser: Browser) -> Iterator[Callable[..., Page]]:
     def make(**options: Any) -> Page:
         context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
         contexts.append(context)
+        context.set_default_timeout(ANSWER_MS)
         context.add_init_script(DEFAULTS)
         page = context.new_page()
         page.on("pageerror", lambda error: faults.append(str(error)))

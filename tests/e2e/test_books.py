@@ -14,8 +14,9 @@ import pytest
 from websockets.asyncio.client import connect
 
 from tests.conftest import Server
+from tests.profiles import examples
 
-CLIENTS = 500
+CLIENTS = examples(500)
 CONCURRENT_CLIENTS = 24
 CERTIFICATES = ssl.create_default_context()  # not needed here, but each client would load all certificates anew
 
@@ -110,7 +111,7 @@ async def settle(url: str, before: dict[str, float]) -> None:
 
 
 @pytest.mark.slow
-async def test_500_clients_leave_no_resources_in_use(own_server):
+async def test_hundreds_of_clients_leave_no_resources_in_use(own_server):
     """No slot, page, host page or descriptor is leaked, and no process has grown."""
     url, pid = own_server.url, own_server.process.pid
     before = await asyncio.to_thread(outstanding, url)

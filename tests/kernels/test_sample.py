@@ -222,16 +222,16 @@ def test_half_precision_logits_are_sampled_as_in_float32(kernels: Kernels, devic
     "given_filters",
     [
         {"top_p": 0.5},
-        {"top_p": 0.0},
+        pytest.param({"top_p": 0.0}, marks=nightly),
         {"top_p": 0.99999},
-        {"top_k": 1},
+        pytest.param({"top_k": 1}, marks=nightly),
         {"top_k": 17},
         {"top_k": WIDE + 76},
         {"top_k": 900, "top_p": 0.8},
-        {"min_p": 0.05, "top_p": 0.7},
+        pytest.param({"min_p": 0.05, "top_p": 0.7}, marks=nightly),
         {"min_p": 0.5, "top_k": 30, "top_p": 0.95, "temperature": 1.7},
-        {"min_p": 0.3, "temperature": 0.6},
-        {"top_n_sigma": 1.2},
+        pytest.param({"min_p": 0.3, "temperature": 0.6}, marks=nightly),
+        pytest.param({"top_n_sigma": 1.2}, marks=nightly),
         {"top_n_sigma": 2.0, "top_k": 900, "top_p": 0.9},
     ],
     ids=str,
@@ -432,7 +432,7 @@ ignore_nan_warnings = pytest.mark.filterwarnings(
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 @pytest.mark.parametrize(
     "columns",
-    [pytest.param(slice(None), marks=nightly), slice(0, 1), slice(4999, 5000)],
+    [pytest.param(slice(None), marks=nightly), slice(0, 1), slice(2099, 2100)],
     ids=["all", "first", "last"],
 )
 @pytest.mark.parametrize("filters", [{}, {"top_p": 0.9, "top_k": 20, "min_p": 0.01}], ids=["plain", "filtered"])
@@ -442,7 +442,7 @@ def test_a_row_with_nan_is_broken_and_no_other_is(
 ):
     """A row with one NaN anywhere, of either sign, has no token, and other rows are not affected."""
     torch.manual_seed(0)
-    logits = torch.randn(3, 5000, device=device)
+    logits = torch.randn(3, 2100, device=device)
     given = parameters(3, device, temperature=temperature, position=torch.arange(3), **filters)
     expected = kernels.sample(logits, given)
     logits[1, columns] = math.copysign(math.nan, sign)
