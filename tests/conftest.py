@@ -29,6 +29,8 @@ os.environ.update(ENGINE_ENVIRONMENT_DEFAULTS)
 
 import torch
 
+from tests.limits import HANG_SECONDS
+
 # Triton reads this variable at its first import, and many modules import it (transformers, inductor). Without a CUDA
 # device, kernels must run in Triton's interpreter regardless of which test runs first.
 if not torch.cuda.is_available():
@@ -159,8 +161,8 @@ class Server:
     def stop(self) -> int:
         """Terminate the server, wait for it and return its exit status."""
         self.process.terminate()
-        status = self.process.wait(30)
-        self._follower.join(10)
+        status = self.process.wait(HANG_SECONDS)
+        self._follower.join(HANG_SECONDS)
         return status
 
 

@@ -15,6 +15,7 @@ import torch
 from benchmarks import gpu_parts
 from benchmarks.gpu_parts import LIMIT_SECONDS, Part
 from tests import conftest
+from tests.limits import HANG_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 PRINT = "import sys; print(sys.argv[1], flush=True); sys.exit(int(sys.argv[2]))"
@@ -45,7 +46,7 @@ def test_a_part_that_fails_or_hangs_does_not_affect_others(tmp_path: Path, monke
     assert (tmp_path / "works.log").read_text() == "of use\n" and (tmp_path / "hangs.log").read_text() == "hangs\n"
     assert reports[0][1:] == [3, None, None], "each outcome is saved immediately"
     stat = Path(f"/proc/{child.read_text()}/stat")
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + HANG_SECONDS
     while stat.exists() and stat.read_text().split()[2] != "Z" and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not stat.exists() or stat.read_text().split()[2] == "Z"
@@ -75,7 +76,9 @@ def test_make_passes_arguments_on():
     """Both targets pass arguments on unchanged."""
     for call in gpu_parts.CALLS:
         command = ["make", "-n", f"gpu-{call}", "ARGS=--no-early-launch", "OUT=some/where", "GPU_PYTHON=py"]
-        printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
+        printed = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECONDS, check=True
+        ).stdout
         assert f"py -m benchmarks.gpu_parts {call} --out 'some/where' --no-early-launch" in printed
 
 
@@ -85,7 +88,9 @@ def test_both_calls_run_on_a_cpu(call: str, tmp_path: Path):
     """They use tiny shapes and interpreted kernels, so that mistakes are found without a device."""
     command = [sys.executable, "-m", "benchmarks.gpu_parts", call, "--device", "cpu", "--out", str(tmp_path)]
     environment = os.environ | {"TRITON_INTERPRET": "1", "TRITON_CACHE_DIR": str(tmp_path / "cache")}
-    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    ended = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=HANG_SECONDS, check=False
+    )
     assert ended.returncode == 0, ended.stdout[-5000:] + ended.stderr[-2000:]
     report = json.loads((tmp_path / f"gpu_{call}.json").read_text())
     assert [one["status"] for one in report["parts"]] == [0] * len(report["parts"])

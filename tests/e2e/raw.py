@@ -9,12 +9,13 @@ from collections.abc import Callable
 import httpx
 
 from tests.conftest import Server
+from tests.limits import HANG_SECONDS
 
 
 def open_socket(server: Server) -> socket.socket:
     """Return a new connection to a server."""
     url = httpx.URL(server.url)
-    return socket.create_connection((url.host, url.port), timeout=30)
+    return socket.create_connection((url.host, url.port), timeout=HANG_SECONDS)
 
 
 def read_all(connection: socket.socket) -> bytes:
@@ -27,7 +28,7 @@ def read_all(connection: socket.socket) -> bytes:
 
 def wait_until(condition: Callable[[], bool]) -> None:
     """Wait for `condition`; fail after 30 s."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + HANG_SECONDS
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)

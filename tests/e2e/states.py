@@ -19,6 +19,7 @@ from playwright.sync_api import Page, Route, expect, sync_playwright
 from benchmarks.serving import Serving
 from tests import chromium
 from tests.e2e.page import ANSWER_MS, DEFAULTS, Chat, answer_with, begin_with, call_delta, delta, reasoning_delta
+from tests.limits import HANG_SECONDS
 
 DESK: dict[str, Any] = {"viewport": {"width": 1280, "height": 800}}
 PHONE: dict[str, Any] = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
@@ -336,7 +337,7 @@ ENGINE: dict[str, Callable[[dict[str, Any]], None]] = {
 
 def open_engine(page: Page, url: str, state: str) -> None:
     """Show the engine page with a real snapshot that is modified to be in `state`."""
-    with httpx.stream("GET", f"{url}/v1/engine/events", timeout=60) as answer:
+    with httpx.stream("GET", f"{url}/v1/engine/events", timeout=HANG_SECONDS) as answer:
         view = next(json.loads(line[6:]) for line in answer.iter_lines() if line.startswith('data: {"t"'))
     ENGINE[state](view)
     before = {**view, "paused": []}

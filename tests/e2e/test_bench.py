@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT, Server
+from tests.limits import HANG_SECONDS
 
 
 def bench(*arguments: str, out: Path) -> subprocess.CompletedProcess[str]:
     """Run `carousel bench` to its end; it must not print a traceback."""
     command = [sys.executable, "-m", "app", "bench", *arguments, "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS, cwd=ROOT, check=False)
     assert "Traceback" not in done.stderr, done.stderr
     return done
 
@@ -108,8 +109,8 @@ def test_a_server_that_is_killed_leaves_a_report(tmp_path: Path):
         time.sleep(1.5)  # a third of the run
     finally:
         killed_server.process.kill()
-        killed_server.process.wait(30)
-    _, errors = running.communicate(timeout=60)
+        killed_server.process.wait(HANG_SECONDS)
+    _, errors = running.communicate(timeout=HANG_SECONDS)
     assert "Traceback" not in errors, errors
     overall = read_files(tmp_path)[0]["all"]
     assert overall["requests"] == 60
@@ -126,7 +127,7 @@ def test_ctrl_c_writes_a_report_of_the_requests_so_far(server: Server, tmp_path:
     wait_until_started(tmp_path, running)
     time.sleep(1)
     running.send_signal(signal.SIGINT)
-    output, errors = running.communicate(timeout=60)
+    output, errors = running.communicate(timeout=HANG_SECONDS)
     assert running.returncode == 130, errors
     assert "Traceback" not in errors
     summary, requests = read_files(tmp_path)
@@ -154,7 +155,7 @@ def test_a_folder_that_cannot_be_written_is_named_before_anything_is_sent(server
 
 def wait_until_started(out: Path, running: subprocess.Popen[str]) -> None:
     """Wait until requests are sent, which is when the file is created."""
-    end = time.monotonic() + 60
+    end = time.monotonic() + HANG_SECONDS
     while not (out / "requests.jsonl").exists():
         if running.poll() is not None or time.monotonic() > end:
             pytest.fail("the run did not start")

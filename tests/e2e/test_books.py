@@ -14,6 +14,7 @@ import pytest
 from websockets.asyncio.client import connect
 
 from tests.conftest import Server
+from tests.limits import HANG_SECONDS
 from tests.profiles import examples
 
 CLIENTS = examples(500)
@@ -77,7 +78,7 @@ async def client(url: str, rng: random.Random) -> None:
         await asyncio.sleep(delay / 5)
         writer.close()
         return
-    async with httpx.AsyncClient(base_url=url, timeout=60, verify=CERTIFICATES) as http:
+    async with httpx.AsyncClient(base_url=url, timeout=HANG_SECONDS, verify=CERTIFICATES) as http:
         if action == "bad":
             assert (await http.post("/v1/chat/completions", json=body | {"n": -1})).status_code == 400
             return
@@ -105,7 +106,7 @@ async def run_clients(url: str, count: int, seed: int) -> None:
 
 async def settle(url: str, before: dict[str, float]) -> None:
     """Wait until nothing runs; fail after 20 s."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(HANG_SECONDS):
         while await asyncio.to_thread(outstanding, url) != before:
             await asyncio.sleep(0.05)
 

@@ -15,6 +15,7 @@ from websockets.asyncio.client import connect
 
 from tests.conftest import Server
 from tests.e2e.test_realtime import Raw
+from tests.limits import HANG_SECONDS
 
 SIZE = 640  # tokens of tokenizer.json; the next id is <|end|>, which is only in tokenizer_config.json
 CHAIN = [10, 11, 12, SIZE, 13]  # the answer to every prompt
@@ -80,7 +81,7 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def post(server: Server, path: str, **body: object) -> dict:
-    answer = httpx.post(server.url + path, json=body, timeout=60)
+    answer = httpx.post(server.url + path, json=body, timeout=HANG_SECONDS)
     assert answer.status_code == 200, answer.text
     return answer.json()
 

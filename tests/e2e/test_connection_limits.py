@@ -19,6 +19,7 @@ from app.admission.websocket_limits import MAX_FLOODS
 from benchmarks.hostile_clients import CYCLE_BYTES, PING, frame, handshake
 from tests.conftest import ROOT, Server
 from tests.e2e.raw import open_socket, read_all, wait_until
+from tests.limits import HANG_SECONDS
 
 OPEN_FILES = 192
 TENANTS = """
@@ -119,7 +120,7 @@ def test_a_key_s_own_idle_timeout_closes_its_sessions(limited: Server):
     """The option's own timeout is an hour."""
     with realtime(limited, "bert") as session, pytest.raises(ConnectionClosed) as closed:
         while True:
-            session.recv(timeout=60)
+            session.recv(timeout=HANG_SECONDS)
     assert closed.value.rcvd is not None
     assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1000, "The session was idle for 1 s.")
 
@@ -134,7 +135,7 @@ def test_a_client_whose_sockets_flood_is_refused_for_a_while(limited: Server):
             for _ in range(60):
                 session.ping()
             while True:
-                session.recv(timeout=60)
+                session.recv(timeout=HANG_SECONDS)
         assert closed.value.rcvd is not None and closed.value.rcvd.code == 1008
     wait_until(lambda: not can_connect(limited, "bert"))  # the end of a session is counted after its client sees it
     assert refused(limited, "bert") == (429, "websocket_floods_exceeded")
@@ -149,7 +150,7 @@ def small() -> Iterator[Server]:
     process = subprocess.Popen(["bash", "-c", command], cwd=ROOT, stderr=subprocess.PIPE, text=True)
     server = Server(process)
     server._follower.start()
-    assert server._ready.wait(90) and server.url
+    assert server._ready.wait(HANG_SECONDS) and server.url
     yield server
     server.stop()
 
@@ -174,7 +175,9 @@ def test_connections_beyond_the_limit_of_open_files_get_503(small: Server):
 def test_more_connections_than_open_files_are_refused_at_the_start():
     """The exit status is 2, with one line."""
     command = f"ulimit -n {OPEN_FILES}; exec {sys.executable} -m app serve demo --port 0 --max-connections 129"
-    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECONDS, check=False
+    )
     reason = "`ulimit -n` allows 192 open files, of which 64 are reserved"
     assert done.returncode == 2
     assert done.stderr.splitlines() == [f"carousel: max_connections must be at most 128, not 129: {reason}"]
@@ -188,11 +191,11 @@ def test_after_floods_loopback_without_keys_still_opens_sockets(small: Server):
             for _ in range(60):
                 session.ping()
             while True:
-                session.recv(timeout=60)
+                session.recv(timeout=HANG_SECONDS)
     with closing(open_socket(small)) as leaving:
         leaving.sendall(handshake(httpx.URL(small.url).port or 0))
     with connect(url) as session:
-        assert json.loads(session.recv(timeout=60))["type"] == "session.created"
+        assert json.loads(session.recv(timeout=HANG_SECONDS))["type"] == "session.created"
     assert not any("Traceback" in line for line in small.log)
 
 

@@ -14,6 +14,7 @@ import pytest
 from app.http.connection import MAX_HEAD_BYTES
 from tests.conftest import Server
 from tests.e2e.raw import open_socket, read_all
+from tests.limits import HANG_SECONDS
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 UPGRADE = (
@@ -71,8 +72,8 @@ def test_a_disconnect_frees_the_slots_despite_trailing_data(server: Server, stre
     log_length, before = len(server.log), generated(server)
     with closing(open_socket(server)) as connection:
         connection.sendall(chat_request(1900, n=16, stream=stream) + trailing)
-        assert wait_until(lambda: slots_taken(server), 30)
-    assert wait_until(lambda: not slots_taken(server), 60)
+        assert wait_until(lambda: slots_taken(server), HANG_SECONDS)
+    assert wait_until(lambda: not slots_taken(server), HANG_SECONDS)
     assert generated(server) - before < 16 * 1900 / 2
     assert server.log[log_length:] == []
 
@@ -94,7 +95,7 @@ def test_a_client_that_reads_late_loses_nothing(server: Server):
     for pause in (5.0, 0.0):
         with socket.socket() as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            connection.settimeout(30)
+            connection.settimeout(HANG_SECONDS)
             connection.connect((url.host, url.port))
             connection.sendall(question)
             time.sleep(pause)
@@ -145,9 +146,9 @@ def test_a_half_closed_connection_counts_as_disconnected(server: Server):
     with closing(open_socket(server)) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.sendall(chat_request(1900, stream=True, n=6, logprobs=True, top_logprobs=20))  # 19 MB
-        assert wait_until(lambda: generated(server) - before > 4000, 60)  # of which sockets buffer four
+        assert wait_until(lambda: generated(server) - before > 4000, HANG_SECONDS)  # of which sockets buffer four
         connection.shutdown(socket.SHUT_WR)
-        assert wait_until(lambda: not slots_taken(server), 60)
+        assert wait_until(lambda: not slots_taken(server), HANG_SECONDS)
     assert generated(server) - before < 6 * 1900
 
 

@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from app.routes.pages import EXAMPLES
 from app.text.packaged_model import DEFAULT_MODEL
 from tests.conftest import ROOT, Server
+from tests.limits import HANG_SECONDS
 
 # Serves as the command line does, with fetched models in the folder that is the first argument.
 PROGRAM = """
@@ -144,7 +145,7 @@ def test_the_bundled_model_is_served_if_the_chat_model_cannot_be_fetched(tmp_pat
     server = Server(process)
     server._follower.start()
     try:
-        assert server._ready.wait(60) and server.url
+        assert server._ready.wait(HANG_SECONDS) and server.url
         assert httpx.get(f"{server.url}/v1/models").json()["data"][0]["id"] == "carousel-demo"
     finally:
         server.stop()

@@ -19,6 +19,7 @@ from websockets.sync.client import connect
 from tests.conftest import Server
 from tests.e2e.test_page_chat import Chat
 from tests.e2e.test_resume import events
+from tests.limits import HANG_SECONDS
 
 BODY = {"messages": [{"role": "user", "content": "Tell me a story about a fox."}], "ignore_eos": True, "seed": 11}
 TOKENS = 300
@@ -42,7 +43,7 @@ def restarts(server: Server) -> float:
 
 def stream_text(server: Server, on_chunk: Callable[[], None]) -> str:
     text = ""
-    with httpx.Client(base_url=server.url, timeout=60) as http:
+    with httpx.Client(base_url=server.url, timeout=HANG_SECONDS) as http:
         body = BODY | {"stream": True, "max_tokens": TOKENS}
         with http.stream("POST", "/v1/chat/completions", json=body) as response:
             for _, data in events(response):
@@ -55,7 +56,7 @@ def stream_text(server: Server, on_chunk: Callable[[], None]) -> str:
 
 
 def complete_texts(server: Server, on_chunk: Callable[[], None]) -> list[str]:
-    with httpx.Client(base_url=server.url, timeout=60) as http:
+    with httpx.Client(base_url=server.url, timeout=HANG_SECONDS) as http:
         body = BODY | {"n": 2, "max_tokens": TOKENS, "service_tier": "flex"}
         answer = http.post("/v1/chat/completions", json=body).raise_for_status().json()
     return [choice["message"]["content"] for choice in answer["choices"]]
@@ -68,7 +69,7 @@ def realtime_text(server: Server, on_chunk: Callable[[], None]) -> str:
         socket.send(json.dumps({"type": "conversation.item.create", "item": item}))
         response = {"seed": 5, "max_output_tokens": TOKENS}
         socket.send(json.dumps({"type": "response.create", "response": response}))
-        while (event := json.loads(socket.recv(60)))["type"] != "response.done":
+        while (event := json.loads(socket.recv(HANG_SECONDS)))["type"] != "response.done":
             assert event["type"] != "error", event
             text += event["delta"] if event["type"] == "response.output_text.delta" else ""
     assert event["response"]["status"] in ("completed", "incomplete"), event
@@ -80,7 +81,7 @@ def constrained_text(server: Server, on_chunk: Callable[[], None]) -> str:
     schema = {"type": "array", "items": {"enum": ["fox", "hen", "owl"]}, "minItems": 1000}
     form = {"type": "json_schema", "json_schema": {"name": "animals", "schema": schema}}
     body = {"messages": BODY["messages"], "seed": 7, "max_tokens": TOKENS, "response_format": form}
-    with httpx.Client(base_url=server.url, timeout=60) as http:
+    with httpx.Client(base_url=server.url, timeout=HANG_SECONDS) as http:
         answer = http.post("/v1/chat/completions", json=body).raise_for_status().json()
     text = str(answer["choices"][0]["message"]["content"])
     assert re.match(r'\[\s*"(fox|hen|owl)"', text)
@@ -93,7 +94,7 @@ def forced_calls(server: Server, on_chunk: Callable[[], None]) -> list[str]:
     parameters = {"type": "object", "properties": {"animals": animals}, "required": ["animals"]}
     tools = [{"type": "function", "function": {"name": "pick", "parameters": parameters}}]
     body = {"messages": BODY["messages"], "seed": 11, "tools": tools, "tool_choice": "required"}
-    with httpx.Client(base_url=server.url, timeout=60) as http:
+    with httpx.Client(base_url=server.url, timeout=HANG_SECONDS) as http:
         answer = http.post("/v1/chat/completions", json=body | {"parallel_tool_calls": True}).raise_for_status().json()
     [choice] = answer["choices"]
     assert choice["finish_reason"] == "tool_calls"
@@ -113,7 +114,7 @@ def test_a_deadline_ends_an_answer_while_the_engine_hangs(server: Server):
     """A stream ends with an error and a whole answer is refused at the deadline, and later requests are served."""
     engine = server.engine
     body = BODY | {"max_tokens": 100, "deadline_ms": 2500}  # which it would otherwise meet
-    with httpx.Client(base_url=server.url, timeout=30) as http, ThreadPoolExecutor(1) as pool:
+    with httpx.Client(base_url=server.url, timeout=HANG_SECONDS) as http, ThreadPoolExecutor(1) as pool:
         with http.stream("POST", "/v1/chat/completions", json=body | {"stream": True}) as response:
             stream_events = events(response)
             for _, data in stream_events:
@@ -121,7 +122,7 @@ def test_a_deadline_ends_an_answer_while_the_engine_hangs(server: Server):
                     break
             engine.suspend()
             try:
-                complete = pool.submit(httpx.post, f"{server.url}/v1/chat/completions", json=body, timeout=30)
+                complete = pool.submit(httpx.post, f"{server.url}/v1/chat/completions", json=body, timeout=HANG_SECONDS)
                 *_, (_, last) = stream_events
                 assert json.loads(last)["error"]["code"] == "deadline_exceeded"
                 error = complete.result().json()["error"]
@@ -143,7 +144,7 @@ def test_no_client_loses_text_when_the_engine_is_killed(server: Server):
         engine = server.engine
         os.kill(engine.pid, signal.SIGKILL)
         killed.append(engine.pid)
-        with httpx.Client(base_url=server.url, timeout=60) as http:
+        with httpx.Client(base_url=server.url, timeout=HANG_SECONDS) as http:
             while True:
                 health = http.get("/health")
                 if health.status_code == 503:
@@ -161,7 +162,7 @@ def test_no_client_loses_text_when_the_engine_is_killed(server: Server):
 
     assert run_all(server, on_chunk) == undisturbed
     for thread in threads:
-        thread.join(60)
+        thread.join(HANG_SECONDS)
     assert len(set(killed)) == 2 and server.engine.pid not in killed
     assert responses == [(503, "the engine died, and another one is loading")] * 2
     assert httpx.get(f"{server.url}/health").status_code == 200
@@ -171,7 +172,7 @@ def test_no_client_loses_text_when_the_engine_is_killed(server: Server):
 
 def test_the_timeline_of_an_answer_shows_the_engine_restart(server: Server):
     """The interval has the time that the restart took."""
-    with httpx.Client(base_url=server.url, timeout=60) as http:
+    with httpx.Client(base_url=server.url, timeout=HANG_SECONDS) as http:
         body = BODY | {"stream": True, "max_tokens": 60}
         with http.stream("POST", "/v1/chat/completions", json=body) as response:
             stream_events = events(response)

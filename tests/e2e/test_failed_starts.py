@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from tests.conftest import ROOT, Server
+from tests.limits import HANG_SECONDS
 
 # Serves with one real engine; every further engine process fails at once.
 PROGRAM = """
@@ -35,10 +36,10 @@ def test_streams_end_with_an_error_and_the_process_with_status_1(options: tuple[
     try:
         server = Server(process)
         server._follower.start()
-        assert server._ready.wait(60)
+        assert server._ready.wait(HANG_SECONDS)
         engine = server.engine
         body = {**LONG, "ignore_eos": True}
-        with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=60) as response:
+        with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=HANG_SECONDS) as response:
             lines = response.iter_lines()
             while not next(lines).startswith("data: "):
                 pass
@@ -46,8 +47,8 @@ def test_streams_end_with_an_error_and_the_process_with_status_1(options: tuple[
             data = [line for line in lines if line.startswith("data: ")]
         assert "engine_unavailable" in data[-1]
         if not options:
-            assert process.wait(30) == 1
-            server._follower.join(10)
+            assert process.wait(HANG_SECONDS) == 1
+            server._follower.join(HANG_SECONDS)
             assert server.log[-1] == "carousel: stopping with status 1, because no engine can be started"
             return
         ready = httpx.get(f"{server.url}/readyz")

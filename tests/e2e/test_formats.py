@@ -9,6 +9,8 @@ import httpx
 import jsonschema
 import pytest
 
+from tests.limits import HANG_SECONDS
+
 MESSAGES = [{"role": "user", "content": "Write a table of three planets."}]
 SCHEMA = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -41,7 +43,7 @@ TOOLS = [
 
 
 def post(server: Any, path: str, **fields: Any) -> dict[str, Any]:
-    answer: dict[str, Any] = httpx.post(f"{server.url}/v1/{path}", json=fields, timeout=60).json()
+    answer: dict[str, Any] = httpx.post(f"{server.url}/v1/{path}", json=fields, timeout=HANG_SECONDS).json()
     return answer
 
 
@@ -54,7 +56,7 @@ def streamed(server: Any, **fields: Any) -> tuple[dict[str, Any], str]:
     message: dict[str, Any] = {"content": "", "tool_calls": []}
     finish = ""
     body = {"messages": MESSAGES, "max_tokens": 120, "stream": True} | fields
-    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=60) as response:
+    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=HANG_SECONDS) as response:
         for line in response.iter_lines():
             if not line.startswith("data: {"):
                 continue
@@ -182,7 +184,7 @@ def test_several_prompts_are_answered_as_each_alone(server):
     assert [together["usage"][key] for key in ("prompt_tokens", "completion_tokens")] == totals
     joined = [""] * 4
     body = {"prompt": prompts[:2], **fields, "stream": True}
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=HANG_SECONDS) as response:
         for line in response.iter_lines():
             if line.startswith("data: {"):
                 choice = json.loads(line[6:])["choices"][0]

@@ -16,6 +16,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from tests.conftest import ROOT, Server
 from tests.e2e.raw import wait_until
+from tests.limits import HANG_SECONDS
 
 BODY = {"messages": [{"role": "user", "content": "Tell me a story."}], "ignore_eos": True, "stream": True}
 
@@ -38,7 +39,9 @@ def server_with_keys(path: Path) -> Iterator[Server]:
 def run_keys(path: Path, *arguments: str) -> str:
     """Run `carousel keys` and return its standard output."""
     command = [sys.executable, "-m", "app", "keys", *arguments, "--keys-file", str(path)]
-    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
+    return subprocess.run(
+        command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=HANG_SECONDS
+    ).stdout.strip()
 
 
 def replace(path: Path, text: str) -> None:
@@ -54,7 +57,7 @@ def headers(key: str) -> dict[str, str]:
 
 def status(server: Server, key: str | None) -> int:
     # Responses to a series of wrong keys are delayed by up to 5 s, which is also the default timeout.
-    return httpx.get(f"{server.url}/v1/models", headers=headers(key) if key else {}, timeout=60).status_code
+    return httpx.get(f"{server.url}/v1/models", headers=headers(key) if key else {}, timeout=HANG_SECONDS).status_code
 
 
 def revoke(server: Server, path: Path, name: str) -> None:
@@ -70,7 +73,7 @@ def revoke(server: Server, path: Path, name: str) -> None:
 
 def event(socket: ClientConnection, kind: str) -> dict:
     """Return the next event of `kind`."""
-    while (found := json.loads(socket.recv(timeout=60)))["type"] != kind:
+    while (found := json.loads(socket.recv(timeout=HANG_SECONDS)))["type"] != kind:
         pass
     return found
 
@@ -93,8 +96,8 @@ def test_a_key_works_soon_after_it_is_added_and_until_it_is_revoked(server_with_
     url = f"{server_with_keys.url}/v1/chat/completions"
     feed = f"{server_with_keys.url}/v1/engine/events"
     with (
-        httpx.stream("GET", feed, headers=headers(second), timeout=120) as watching,
-        httpx.stream("POST", url, json=body, headers=headers(second), timeout=120) as response,
+        httpx.stream("GET", feed, headers=headers(second), timeout=HANG_SECONDS) as watching,
+        httpx.stream("POST", url, json=body, headers=headers(second), timeout=HANG_SECONDS) as response,
     ):
         lines = response.iter_lines()
         while not next(lines).startswith("data: "):
@@ -118,7 +121,7 @@ def test_a_session_of_a_revoked_key_is_closed_at_its_next_event(server_with_keys
         revoke(server_with_keys, path, "bob")
         socket.send('{"type": "response.create"}')
         with pytest.raises(ConnectionClosed) as closed:
-            socket.recv(timeout=60)
+            socket.recv(timeout=HANG_SECONDS)
     assert closed.value.rcvd is not None
     assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1008, "The API key of this session was revoked.")
 
@@ -137,7 +140,7 @@ def test_a_session_has_the_current_limits_of_its_key(server_with_keys: Server, p
 
         def is_refused() -> bool:
             socket.send('{"type": "response.create", "response": {"max_output_tokens": 1}}')
-            while (found := json.loads(socket.recv(timeout=60)))["type"] not in ("response.done", "error"):
+            while (found := json.loads(socket.recv(timeout=HANG_SECONDS)))["type"] not in ("response.done", "error"):
                 pass
             return found["type"] == "error" and found["error"]["code"] == "tokens_per_minute_exceeded"
 

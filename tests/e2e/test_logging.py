@@ -15,6 +15,7 @@ import pytest
 from websockets.sync.client import connect
 
 from tests.conftest import ROOT, Server
+from tests.limits import HANG_SECONDS
 
 BODY = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 2}
 
@@ -26,7 +27,7 @@ def test_a_standard_error_that_is_not_read_does_not_block_the_server():
     command = [sys.executable, "-m", "app", "serve", "demo", "--port", str(port), "--log-level", "debug"]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, pipesize=4096)
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=HANG_SECONDS) as http:
             while True:
                 try:
                     if http.get("/health").status_code == 200:
@@ -41,7 +42,7 @@ def test_a_standard_error_that_is_not_read_does_not_block_the_server():
                 metrics = http.get("/metrics").text
             assert http.post("/v1/chat/completions", json=BODY).status_code == 200
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == -signal.SIGTERM
+        assert process.wait(HANG_SECONDS) == -signal.SIGTERM
     finally:
         process.kill()
         process.wait()
@@ -54,13 +55,13 @@ def test_a_debug_log_has_neither_keys_nor_the_text_of_conversations():
     server = Server.start("--log-level", "debug", "--api-key", "sk-hidden")
     headers = {"Authorization": "Bearer sk-hidden"}
     try:
-        answer = httpx.post(f"{server.url}/v1/chat/completions", json=BODY, headers=headers, timeout=60)
+        answer = httpx.post(f"{server.url}/v1/chat/completions", json=BODY, headers=headers, timeout=HANG_SECONDS)
         assert answer.status_code == 200
         with connect(server.url.replace("http", "ws") + "/v1/realtime", additional_headers=headers) as socket_:
             content = [{"type": "input_text", "text": "a private matter"}]
             item = {"type": "message", "role": "user", "content": content}
             socket_.send(json.dumps({"type": "conversation.item.create", "item": item}))
-            while "a private matter" not in socket_.recv(20):  # the server's event about the new item
+            while "a private matter" not in socket_.recv(HANG_SECONDS):  # the server's event about the new item
                 pass
     finally:
         server.stop()
@@ -73,13 +74,18 @@ def test_every_log_line_about_a_request_has_the_client_s_id():
     server = Server.start("--max-num-seqs", "1", "--kernels", "torch", "--log-level", "debug")
     body = {**BODY, "ignore_eos": True, "max_tokens": 300, "service_tier": "flex", "stream": True}
     try:
-        with httpx.Client(base_url=server.url, timeout=60) as http, httpx.Client(base_url=server.url) as other:
+        with (
+            httpx.Client(base_url=server.url, timeout=HANG_SECONDS) as http,
+            httpx.Client(base_url=server.url) as other,
+        ):
             headers = {"X-Request-Id": "bulk%d 7"}
             with http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer:
                 chunks = answer.iter_raw()
                 received = [next(chunks), next(chunks), next(chunks)]
                 interactive = {**BODY, "service_tier": "priority"}
-                other.post("/v1/chat/completions", json=interactive, headers={"X-Request-Id": "person"}, timeout=60)
+                other.post(
+                    "/v1/chat/completions", json=interactive, headers={"X-Request-Id": "person"}, timeout=HANG_SECONDS
+                )
                 server.engine.kill()
                 received += chunks
                 stream = answer.headers["x-carousel-stream"]
@@ -104,7 +110,7 @@ def test_a_handshake_refused_by_the_library_has_a_request_id(server: Server, giv
         b"GET /v1/realtime HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
         b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 12\r\n%b\r\n" % given
     )
-    with socket.create_connection((host, int(port)), timeout=20) as connection:
+    with socket.create_connection((host, int(port)), timeout=HANG_SECONDS) as connection:
         connection.sendall(head)
         answer = b""
         while chunk := connection.recv(4096):

@@ -15,6 +15,7 @@ import pytest
 
 from app.cli.usage import read
 from tests.conftest import Server
+from tests.limits import HANG_SECONDS
 
 BODY = {"messages": [{"role": "user", "content": "Tell me a story about a fox."}], "max_tokens": 8, "ignore_eos": True}
 LONG_BODY = {**BODY, "max_tokens": 600, "min_tokens": 600, "stream": True}
@@ -34,7 +35,7 @@ def server(path: Path):
     yield started
     started.process.kill()
     started.process.wait()
-    assert psutil.wait_procs(engine, timeout=20)[1] == []
+    assert psutil.wait_procs(engine, timeout=HANG_SECONDS)[1] == []
 
 
 def outcomes(path: Path) -> dict[str, int]:
@@ -48,16 +49,16 @@ def wait_for_first_token(lines) -> None:
 
 def test_a_killed_server_keeps_its_committed_rows(server: Server, path: Path):
     """Committed rows stay, the file is valid, and the next server appends to it."""
-    with httpx.Client(base_url=server.url, timeout=60) as http:
+    with httpx.Client(base_url=server.url, timeout=HANG_SECONDS) as http:
         usages = [http.post("/v1/chat/completions", json=BODY).json()["usage"] for _ in range(5)]
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + HANG_SECONDS
         while outcomes(path) != {"length": 5}:
             assert time.monotonic() < deadline, outcomes(path)
             time.sleep(0.01)
         with http.stream("POST", "/v1/chat/completions", json=LONG_BODY) as response:
             wait_for_first_token(response.iter_lines())
             server.process.send_signal(signal.SIGKILL)
-            server.process.wait(30)
+            server.process.wait(HANG_SECONDS)
     assert outcomes(path) == {"length": 5}
     with contextlib.closing(sqlite3.connect(path)) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
@@ -66,7 +67,7 @@ def test_a_killed_server_keeps_its_committed_rows(server: Server, path: Path):
     assert sums.output_tokens == sum(usage["completion_tokens"] for usage in usages) == 40
     again = Server.start("--max-num-seqs", "4", "--max-model-len", "2048", "--metering", str(path))
     try:
-        assert httpx.post(f"{again.url}/v1/chat/completions", json=BODY, timeout=60).status_code == 200
+        assert httpx.post(f"{again.url}/v1/chat/completions", json=BODY, timeout=HANG_SECONDS).status_code == 200
     finally:
         again.stop()
     assert outcomes(path) == {"length": 6}
@@ -75,7 +76,7 @@ def test_a_killed_server_keeps_its_committed_rows(server: Server, path: Path):
 @pytest.mark.parametrize("signals", [1, 2])
 def test_a_shutdown_writes_every_row(server: Server, path: Path, signals: int):
     """Running answers are included, also those that end with an error, and a second signal loses no row."""
-    with httpx.Client(base_url=server.url, timeout=60) as http:
+    with httpx.Client(base_url=server.url, timeout=HANG_SECONDS) as http:
         for _ in range(3):
             http.post("/v1/chat/completions", json=BODY)
         with http.stream("POST", "/v1/chat/completions", json=LONG_BODY) as response:
@@ -87,7 +88,7 @@ def test_a_shutdown_writes_every_row(server: Server, path: Path, signals: int):
                     time.sleep(0.01)
                 server.process.send_signal(signal.SIGTERM)
             last = [line[6:] for line in lines if line.startswith("data: ")][-1]
-    server.process.wait(30)
+    server.process.wait(HANG_SECONDS)
     ended = "length" if last == "[DONE]" else "error"
     assert ended == "length" or json.loads(last)["error"]["code"] == "server_shutdown"
     assert outcomes(path) == ({"length": 4} if ended == "length" else {"error": 1, "length": 3})

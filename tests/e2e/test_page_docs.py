@@ -14,6 +14,7 @@ from app.protocols.openapi.operations import OPERATIONS
 from tests.conftest import Server
 from tests.e2e.states import DESK, PHONE
 from tests.e2e.test_page_access import faults
+from tests.limits import HANG_SECONDS
 
 BODIES = [
     pytest.param(path, name, id=f"{path} {name}")
@@ -33,7 +34,7 @@ def test_examples_are_answered_as_described(server: Server, described: dict[str,
     """The schema of the answer accepts the server's answer; a streamed one has the declared media type."""
     operation = described["paths"][path]["post"]
     body = operation["requestBody"]["content"]["application/json"]["examples"][name]["value"]
-    answer = httpx.post(server.url + path, json=body, timeout=60)
+    answer = httpx.post(server.url + path, json=body, timeout=HANG_SECONDS)
     assert answer.status_code == 200, answer.text
     content = operation["responses"]["200"]["content"]
     media_type = answer.headers["content-type"].partition(";")[0]

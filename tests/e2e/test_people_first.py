@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from tests.conftest import Server
+from tests.limits import HANG_SECONDS
 
 BULK = 12
 
@@ -43,7 +44,7 @@ async def test_an_interactive_request_is_served_while_bulk_work_has_every_slot_a
     bulk = [ask(f"Tell me a story about number {i}.", "flex", 50, i) for i in range(BULK)]
     interactive = ask("Hello!", "priority", 12, 99)
     texts: list[list[str]] = [[] for _ in bulk]
-    async with httpx.AsyncClient(base_url=small_server.url, timeout=120) as http:
+    async with httpx.AsyncClient(base_url=small_server.url, timeout=HANG_SECONDS) as http:
         alone = [await complete(http, body) for body in bulk]
         interactive_alone = await complete(http, interactive)
         was_preempted = False
@@ -56,7 +57,7 @@ async def test_an_interactive_request_is_served_while_bulk_work_has_every_slot_a
             asyncio.create_task(send_repeatedly(body, answers)) for body, answers in zip(bulk, texts, strict=True)
         ]
         # A slot can be free between two bulk sequences, and a request that arrives then preempts none.
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(HANG_SECONDS):
             while not was_preempted:
                 while not await is_full(http):
                     await asyncio.sleep(0.005)
@@ -85,7 +86,7 @@ async def test_a_preempted_stream_names_the_class_of_the_beneficiary(small_serve
     def preempted_by_interactive() -> list[dict]:
         return [status for statuses in streams for status in statuses if status.get("by") == "interactive"]
 
-    async with httpx.AsyncClient(base_url=small_server.url, timeout=120) as http:
+    async with httpx.AsyncClient(base_url=small_server.url, timeout=HANG_SECONDS) as http:
 
         async def send_repeatedly(seed: int) -> None:
             body = ask(f"Tell me a story about number {seed}.", "flex", 50, seed) | {"stream": True}
@@ -99,7 +100,7 @@ async def test_a_preempted_stream_names_the_class_of_the_beneficiary(small_serve
                             statuses.append(json.loads(line.removeprefix(": carousel ")))
 
         running = [asyncio.create_task(send_repeatedly(seed)) for seed in range(BULK)]
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(HANG_SECONDS):
             while not preempted_by_interactive():
                 await complete(http, ask("Hello!", "priority", 4, 1))
         await asyncio.gather(*running)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import requirements
+from tests.limits import HANG_SECONDS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 README = (ROOT / "README.md").read_text()
@@ -23,7 +24,7 @@ def blocks(language: str, server) -> list[str]:
 
 def run(command: list[str]) -> str:
     """Return the output of `command`, which must succeed."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -13,6 +13,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tests.e2e.test_resume import http, wait_until_idle  # noqa: F401  (a fixture)
+from tests.limits import HANG_SECONDS
 
 LONG = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Tell me a story about a fox."}]}
 
@@ -29,7 +30,7 @@ class Raw:
 
     async def until(self, kind: str) -> dict:
         """Return the next event of `kind`; earlier events are in `seen`."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(HANG_SECONDS):
             while True:
                 event = json.loads(await self.socket.recv())
                 self.seen.append(event)
@@ -302,7 +303,7 @@ async def test_a_client_that_sends_too_much_still_receives_the_close_code(slow_s
         writer.write(b"\x81\xff" + size.to_bytes(8, "big") + bytes(4 + size))  # one masked text frame
         await writer.drain()
         writer.write_eof()
-        frames = await asyncio.wait_for(reader.read(), 30)
+        frames = await asyncio.wait_for(reader.read(), HANG_SECONDS)
     finally:
         writer.close()
     close_frame = frames.index(b"\x88")  # a close frame, then its length, then its code
@@ -361,7 +362,7 @@ async def test_frames_in_the_packet_of_the_handshake_are_not_lost(slow_server):
     )
     writer.write(head.encode() + frame)
     try:
-        answer = await asyncio.wait_for(reader.readuntil(b'"seed":7'), 10)
+        answer = await asyncio.wait_for(reader.readuntil(b'"seed":7'), HANG_SECONDS)
     finally:
         writer.close()
     assert answer.startswith(b"HTTP/1.1 101") and b"session.updated" in answer

@@ -9,6 +9,8 @@ import time
 import httpx
 import pytest
 
+from tests.limits import HANG_SECONDS
+
 BODY = {"messages": [{"role": "user", "content": "Tell me a story about a fox."}], "stream": True, "ignore_eos": True}
 
 WITH_IDS = {"X-Carousel-Resume": "0"}  # with ids, and without grace time after a disconnect
@@ -43,7 +45,7 @@ def wait_until_idle(http: httpx.Client, seconds: float = 10.0) -> None:
 
 @pytest.fixture
 def http(slow_server):
-    with httpx.Client(base_url=slow_server.url, timeout=60) as client:
+    with httpx.Client(base_url=slow_server.url, timeout=HANG_SECONDS) as client:
         wait_until_idle(client)
         yield client
 

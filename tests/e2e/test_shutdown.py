@@ -20,6 +20,7 @@ from websockets.sync.client import connect
 from websockets.uri import parse_uri
 
 from tests.conftest import ROOT, Server
+from tests.limits import HANG_SECONDS
 
 LONG = {
     "messages": [{"role": "user", "content": "Tell me a story."}],
@@ -35,7 +36,7 @@ def test_streams_complete_or_end_with_an_error():
     children = psutil.Process(server.process.pid).children()
     assert len(children) == 2, "an engine, and the process that checks grammars"
     try:
-        with httpx.Client(base_url=server.url, timeout=60) as http:
+        with httpx.Client(base_url=server.url, timeout=HANG_SECONDS) as http:
             endless = {**LONG, "max_tokens": 2000, "min_tokens": 2000}
             short = {**LONG, "max_tokens": 60}
             with (
@@ -54,8 +55,8 @@ def test_streams_complete_or_end_with_an_error():
         last = data[-1]
         assert last == "[DONE]" or json.loads(last)["error"]["code"] == "server_shutdown"
         # uvicorn raises the signal again at the end, so that a supervisor sees its cause.
-        assert server.process.wait(30) in (0, -signal.SIGTERM)
-        assert psutil.wait_procs(children, timeout=10)[1] == []
+        assert server.process.wait(HANG_SECONDS) in (0, -signal.SIGTERM)
+        assert psutil.wait_procs(children, timeout=HANG_SECONDS)[1] == []
         assert [line for line in server.log if "ERROR" in line] == []
     finally:
         server.process.kill()
@@ -70,7 +71,7 @@ def test_running_answers_are_finished_for_any_shutdown_trigger(trigger: str, mon
     children = psutil.Process(server.process.pid).children()
     try:
         body = {**LONG, "max_tokens": 500, "min_tokens": 500}
-        with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=60) as response:
+        with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=HANG_SECONDS) as response:
             lines = response.iter_lines()
             while not next(lines).startswith("data: "):
                 pass
@@ -87,10 +88,10 @@ def test_running_answers_are_finished_for_any_shutdown_trigger(trigger: str, mon
                 assert httpx.get(f"{server.url}/livez").status_code == 200
             data = [line[6:] for line in lines if line.startswith("data: ")]
         assert data[-1] == "[DONE]"
-        status = server.process.wait(30)
+        status = server.process.wait(HANG_SECONDS)
         assert status == (-signal.SIGTERM if trigger == "all processes" else 0)
-        assert psutil.wait_procs(children, timeout=10)[1] == []
-        server._follower.join(10)
+        assert psutil.wait_procs(children, timeout=HANG_SECONDS)[1] == []
+        server._follower.join(HANG_SECONDS)
         assert server.log[-1].startswith("Ready: ")
     finally:
         server.process.kill()
@@ -123,15 +124,15 @@ def test_a_websocket_gets_the_end_of_its_answer_and_new_requests_are_refused(ser
         socket.send(json.dumps({"type": "response.create"}))
         kinds = []
         while "response.output_text.delta" not in kinds:
-            kinds.append(json.loads(socket.recv(20))["type"])
+            kinds.append(json.loads(socket.recv(HANG_SECONDS))["type"])
         server.process.send_signal(signal.SIGTERM)
         while http.get("/health").status_code == 200:
             time.sleep(0.01)
         assert http.get("/health").json()["error"]["code"] == "server_shutdown"
         assert http.post("/v1/chat/completions", json=LONG).json()["error"]["code"] == "server_shutdown"
         while kinds[-1] != "response.done":
-            kinds.append(json.loads(socket.recv(20))["type"])
-    server.process.wait(30)
+            kinds.append(json.loads(socket.recv(HANG_SECONDS))["type"])
+    server.process.wait(HANG_SECONDS)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -147,7 +148,7 @@ def test_a_signal_before_the_server_is_ready_reports_no_failure(number: signal.S
                 httpx.get(f"{url}/health")
                 break
         starting.send_signal(number)
-        assert starting.wait(30) == (-signal.SIGTERM if number == signal.SIGTERM else 128 + signal.SIGINT)
+        assert starting.wait(HANG_SECONDS) == (-signal.SIGTERM if number == signal.SIGTERM else 128 + signal.SIGINT)
         assert "carousel:" not in starting.stderr.read()
 
 
@@ -156,7 +157,7 @@ def test_a_second_signal_does_not_wait_for_answers(server: Server, number: signa
     """The stream ends with its error long before the drain timeout, and the log has no traceback."""
     endless = {**LONG, "max_tokens": 2000, "min_tokens": 2000, "service_tier": "flex"}
     with (
-        httpx.Client(base_url=server.url, timeout=60) as http,
+        httpx.Client(base_url=server.url, timeout=HANG_SECONDS) as http,
         http.stream("POST", "/v1/chat/completions", json=endless) as response,
     ):
         lines = response.iter_lines()
@@ -168,8 +169,8 @@ def test_a_second_signal_does_not_wait_for_answers(server: Server, number: signa
         server.process.send_signal(number)
         data = [line[6:] for line in lines if line.startswith("data: ")]
     assert json.loads(data[-1])["error"]["code"] == "server_shutdown"
-    server.process.wait(30)
-    server._follower.join(10)
+    server.process.wait(HANG_SECONDS)
+    server._follower.join(HANG_SECONDS)
     assert server.log[2:] == []
 
 
@@ -216,13 +217,13 @@ def test_an_answer_without_a_reader_does_not_delay_the_shutdown(server: Server):
     """Its reader has disconnected and the grace time runs, but the server does not wait for it."""
     endless = {**LONG, "max_tokens": 2000, "min_tokens": 2000}
     with (
-        httpx.Client(base_url=server.url, timeout=60) as http,
+        httpx.Client(base_url=server.url, timeout=HANG_SECONDS) as http,
         http.stream("POST", "/v1/chat/completions", json=endless, headers={"X-Carousel-Resume": "60"}) as response,
     ):
         stream = response.headers["x-carousel-stream"]
         next(response.iter_lines())
     server.process.send_signal(signal.SIGTERM)
-    server.process.wait(30)
+    server.process.wait(HANG_SECONDS)
     assert stream and not any("Traceback" in line for line in server.log)
 
 
@@ -231,14 +232,14 @@ def test_the_drain_timeout_bounds_the_time_for_running_answers():
     server = Server.start("--kernels", "torch", "--max-model-len", "2048", "--drain-timeout", "0")
     endless = {**LONG, "max_tokens": 2000, "min_tokens": 2000}
     try:
-        with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=endless, timeout=60) as response:
+        with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=endless, timeout=HANG_SECONDS) as response:
             lines = response.iter_lines()
             while not next(lines).startswith("data: "):
                 pass
             server.process.send_signal(signal.SIGUSR1)
             data = [line[6:] for line in lines if line.startswith("data: ")]
         assert json.loads(data[-1])["error"]["code"] == "server_shutdown"
-        assert server.process.wait(30) == 0
+        assert server.process.wait(HANG_SECONDS) == 0
     finally:
         server.process.kill()
         server.process.wait()
@@ -267,7 +268,7 @@ def test_sighup_reloads_keys_and_keeps_the_old_ones_on_failure(tmp_path: Path):
         body = {**LONG, "max_tokens": 200, "min_tokens": 200}
         headers = {"Authorization": "Bearer old"}
         url = f"{server.url}/v1/chat/completions"
-        with httpx.stream("POST", url, json=body, headers=headers, timeout=60) as response:
+        with httpx.stream("POST", url, json=body, headers=headers, timeout=HANG_SECONDS) as response:
             lines = response.iter_lines()
             while not next(lines).startswith("data: "):
                 pass
@@ -295,7 +296,7 @@ def test_under_nohup_sighup_neither_reloads_keys_nor_stops_the_server():
     try:
         server = Server(process)
         server._follower.start()
-        assert server._ready.wait(60)
+        assert server._ready.wait(HANG_SECONDS)
         process.send_signal(signal.SIGHUP)
         assert httpx.get(f"{server.url}/livez").status_code == 200
         assert server.stop() == -signal.SIGTERM

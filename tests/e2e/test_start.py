@@ -15,6 +15,8 @@ import httpx
 import pytest
 from safetensors.torch import load_file, save_file
 
+from tests.limits import HANG_SECONDS
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
@@ -24,7 +26,7 @@ def serve(*options: str) -> tuple[int, list[str]]:
         [sys.executable, "-m", "app", "serve", *options],
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=HANG_SECONDS,
         cwd=ROOT,
         check=False,
     )
@@ -56,7 +58,7 @@ def test_a_server_works_without_usable_standard_streams(streams: str):
     command = f"exec {sys.executable} -m app serve demo --port {port} {streams}"
     with subprocess.Popen(["bash", "-c", command], cwd=ROOT) as serving:
         try:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + HANG_SECONDS
             while serving.poll() is None and time.monotonic() < deadline:
                 with contextlib.suppress(httpx.ConnectError):
                     if httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200:
@@ -160,7 +162,9 @@ def test_an_absurd_value_in_config_json_is_named(model_copy: Path, key: str, val
 def test_too_few_open_files_are_named():
     """The error comes before anything is loaded."""
     command = f"ulimit -n 16; exec {sys.executable} -m app serve demo --port 0"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=90, cwd=ROOT, check=False)
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, timeout=HANG_SECONDS, cwd=ROOT, check=False
+    )
     assert done.returncode == 1
     assert done.stderr.splitlines() == ["carousel: `ulimit -n` allows 16 open files; at least 128 are needed"]
 

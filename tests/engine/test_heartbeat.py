@@ -16,6 +16,7 @@ from engine.heartbeat import Heartbeat
 from engine.types import Request, SamplingParams
 from kernels.load import load
 from tests.conftest import ROOT
+from tests.limits import HANG_SECONDS
 
 
 def test_another_process_counts_and_this_one_reads():
@@ -23,7 +24,7 @@ def test_another_process_counts_and_this_one_reads():
     heartbeat = Heartbeat()
     code = "import sys; from engine.heartbeat import Heartbeat; h = Heartbeat(int(sys.argv[1])); h.beat(); h.beat()"
     command = [sys.executable, "-c", code, str(heartbeat.fileno())]
-    subprocess.run(command, pass_fds=[heartbeat.fileno()], check=True, timeout=60, cwd=ROOT)
+    subprocess.run(command, pass_fds=[heartbeat.fileno()], check=True, timeout=HANG_SECONDS, cwd=ROOT)
     heartbeat.close()
     heartbeat.close()
     assert heartbeat.count == 2

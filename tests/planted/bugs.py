@@ -125,7 +125,7 @@ BUGS = (
         "app/protocols/answers.py",
         'return "stop" if reason == "abort" else reason',
         "return reason",
-        ("tests/app/protocols", "tests/app/routes", "tests/app/generation"),
+        ("tests/app/protocols", "tests/app/routes/test_http.py", "tests/app/generation"),
     ),
     Bug(
         "admission-bound",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from app.admission.event_pacer import EventPacer
+from tests.limits import HANG_SECONDS
 
 
 async def test_a_burst_passes_at_once_and_more_events_wait():
@@ -17,7 +18,7 @@ async def test_a_burst_passes_at_once_and_more_events_wait():
     late = asyncio.ensure_future(pacer.wait_turn())
     await asyncio.sleep(0)
     assert not late.done()
-    await asyncio.wait_for(late, 5)
+    await asyncio.wait_for(late, HANG_SECONDS)
 
 
 async def test_a_socket_that_floods_takes_turns_with_the_others():
@@ -29,7 +30,7 @@ async def test_a_socket_that_floods_takes_turns_with_the_others():
             await pacer.wait_turn()
             order.append(name)
 
-    await asyncio.wait_for(asyncio.gather(socket("flood", 20), socket("other", 5)), 5)
+    await asyncio.wait_for(asyncio.gather(socket("flood", 20), socket("other", 5)), HANG_SECONDS)
     assert "flood flood" not in " ".join(order[1:10])
 
 
@@ -40,5 +41,5 @@ async def test_an_event_whose_connection_is_lost_takes_no_turn():
     lost, next_one = asyncio.ensure_future(pacer.wait_turn()), asyncio.ensure_future(pacer.wait_turn())
     await asyncio.sleep(0)
     lost.cancel()
-    await asyncio.wait_for(next_one, 5)
+    await asyncio.wait_for(next_one, HANG_SECONDS)
     assert lost.cancelled()

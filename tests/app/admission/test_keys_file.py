@@ -24,6 +24,7 @@ from app.cli.keys_editor import KEY_PREFIX, add_key
 from app.options import parse
 from app.settings import SettingsError
 from tests.conftest import ROOT
+from tests.limits import HANG_SECONDS
 
 DIGEST = key_digest("k")
 HAND_WRITTEN = f"""\
@@ -267,7 +268,7 @@ def test_a_writer_waits_for_another_one(path: Path):
         second.start()
         second.join(0.5)  # without a lock it is done by then
         tables["alice"] = {"key_sha256": DIGEST}
-    second.join(30)
+    second.join(HANG_SECONDS)
     assert {tenant.name for tenant in read_keys_file(path, ())} == {"alice", "bob"}
 
 
@@ -276,7 +277,7 @@ def test_concurrent_writers_lose_no_key(path: Path):
     command = [sys.executable, "-m", "app", "keys", "add", "--keys-file", str(path)]
     names = [f"t{number}" for number in range(6)]
     processes = [subprocess.Popen([*command, name], cwd=ROOT, stdout=subprocess.PIPE, text=True) for name in names]
-    printed = [process.communicate(timeout=60)[0].strip() for process in processes]
+    printed = [process.communicate(timeout=HANG_SECONDS)[0].strip() for process in processes]
     found = {tenant.name: tenant.digest for tenant in read_keys_file(path, ())}
     assert found == {name: key_digest(key) for name, key in zip(names, printed, strict=True)}
 
@@ -304,7 +305,7 @@ def test_a_killed_writer_leaves_the_old_file_whole(path: Path):
         "Path.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         "add_key(Path(sys.argv[1]), 'bob')"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(path)], cwd=ROOT, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code, str(path)], cwd=ROOT, timeout=HANG_SECONDS, check=False)
     assert done.returncode == -9
     assert path.read_text() == HAND_WRITTEN
     add_key(path, "bob")  # the lock ended with the process

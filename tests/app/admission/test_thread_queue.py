@@ -10,6 +10,7 @@ import pytest
 from app.admission import thread_queue as turnstiles
 from app.admission.thread_queue import RELEASE_BYTES, ThreadQueue
 from engine.types import ServiceClass
+from tests.limits import HANG_SECONDS
 
 HOURS = 1e5  # in seconds
 
@@ -19,9 +20,9 @@ async def test_the_next_function_waits_after_much_work():
     limited, unlimited, ran = ThreadQueue(1, max_cpu_share=0.5), ThreadQueue(1), []
     for turnstile in (limited, unlimited):
         await turnstile.run(lambda: None, cpu_seconds_spent=HOURS)
-    await asyncio.wait_for(unlimited.run(lambda: ran.append("unlimited")), 5)
+    await asyncio.wait_for(unlimited.run(lambda: ran.append("unlimited")), HANG_SECONDS)
     waiting = asyncio.ensure_future(limited.run(lambda: ran.append("limited"), ServiceClass.INTERACTIVE))
-    await asyncio.wait_for(unlimited.run(lambda: None), 5)
+    await asyncio.wait_for(unlimited.run(lambda: None), HANG_SECONDS)
     assert ran == ["unlimited"] and limited.pending == 1
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
@@ -46,7 +47,7 @@ async def test_a_pause_ends_by_itself():
     """Waiting functions then run one after another, in order."""
     turnstile, ran = ThreadQueue(1, max_cpu_share=0.5), []
     await turnstile.run(lambda: None, cpu_seconds_spent=0.075)
-    await asyncio.wait_for(asyncio.gather(*(turnstile.run(lambda i=i: ran.append(i)) for i in range(3))), 10)
+    await asyncio.wait_for(asyncio.gather(*(turnstile.run(lambda i=i: ran.append(i)) for i in range(3))), HANG_SECONDS)
     assert ran == [0, 1, 2]
 
 
@@ -67,5 +68,5 @@ async def test_memory_is_returned_after_large_inputs_and_after_many_smaller_ones
     await turnstile.run(lambda: None, size=RELEASE_BYTES // 4 - 1)
     assert turnstile._releasing is None
     await asyncio.gather(*(turnstile.run(lambda: None, size=size) for size in sizes))
-    await asyncio.wait_for(released.wait(), 10)
+    await asyncio.wait_for(released.wait(), HANG_SECONDS)
     assert pending == [0] and turnstile._read == 0

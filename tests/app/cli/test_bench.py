@@ -37,6 +37,7 @@ from app.cli.bench.command import write
 from app.cli.bench.measure import Record, Slo
 from app.cli.bench.traffic import TargetServer, Traffic, cut_to_context, goes_to_b, jobs, query_server
 from app.cli.bench.workloads import WORKLOADS, Scale, WorkloadRequest, prompt_ids, workload
+from tests.limits import HANG_SECONDS
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -274,7 +275,7 @@ def chunked(body: bytes, size: int) -> bytes:
 
 async def fetch(target: Target) -> Answer:
     answer, ticks = Answer(), iter(range(1_000_000))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(HANG_SECONDS):
         await stream_completion(target, {"prompt": [1]}, "key", lambda: float(next(ticks)), answer)
     return answer
 
@@ -409,7 +410,7 @@ async def test_a_server_that_goes_away_leaves_failed_requests_and_no_traceback()
             {"a": TargetServer(target, "m", None, SERVED.ids)}, run_options.key_of, run_options.max_concurrency
         )
         ended: list[Record] = []
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_SECONDS):
             await traffic.drive(jobs(run_options, traffic._servers), ended.append)
     assert [one.outcome for one in traffic.records] == 3 * ["done"] + 6 * ["failed"]
     assert ended == traffic.records
@@ -434,7 +435,7 @@ async def test_stopping_records_requests_in_flight_and_sends_no_more():
             {"a": TargetServer(target, "m", None, SERVED.ids)}, run_options.key_of, run_options.max_concurrency
         )
         driving = asyncio.create_task(traffic.drive(jobs(run_options, traffic._servers), lambda record: None))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_SECONDS):
             await started.wait()
             driving.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -460,7 +461,7 @@ async def test_concurrency_is_limited():
         traffic = Traffic(
             {"a": TargetServer(target, "m", None, SERVED.ids)}, run_options.key_of, run_options.max_concurrency
         )
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_SECONDS):
             await traffic.drive(jobs(run_options, traffic._servers), lambda record: None)
     assert len(traffic.records) == 12
     assert highest == 3

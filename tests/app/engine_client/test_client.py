@@ -42,6 +42,7 @@ from engine.scheduling.scheduler import Scheduler
 from engine.types import EndEvent, Event, FinishReason, Request, SamplingParams, StatusEvent, TokenEvent, WaitReason
 from tests.engine.scheduling.test_scheduler_machine import model_info
 from tests.fakes import CrashInjector, MemoryRunner, text_alone
+from tests.limits import HANG_SECONDS
 
 PAGES = 4096  # enough pages for an answer that no test waits for
 
@@ -71,7 +72,7 @@ CONFIG = EngineConfig(model="fake", max_num_seqs=4, page_size=4)
 async def client():
     engine_client = EngineClient(CONFIG, fake_engine)
     await engine_client.start()
-    await asyncio.wait_for(engine_client.ready(), 10)
+    await asyncio.wait_for(engine_client.ready(), HANG_SECONDS)
     yield engine_client
     await engine_client.stop()
 
@@ -94,7 +95,7 @@ async def follow(client: EngineClient, wanted: Request, on_event: Callable[[Even
             done.set()
 
     client.submit(wanted, sink)
-    await asyncio.wait_for(done.wait(), 10)
+    await asyncio.wait_for(done.wait(), HANG_SECONDS)
     return events
 
 
@@ -103,7 +104,7 @@ async def test_an_engine_that_waits_for_its_device_has_the_same_output():
     costs = Costs(1e9, 1e3, 0.01, 0.01)
     client = EngineClient(CONFIG, partial(fake_engine, costs=costs, runs_ahead=True))
     await client.start()
-    await asyncio.wait_for(client.ready(), 10)
+    await asyncio.wait_for(client.ready(), HANG_SECONDS)
     aborted = request("gone", PAGES)
     client.submit(aborted, lambda event: None)
     results = await asyncio.gather(*(follow(client, request(f"r{i}", 3 + i % 5)) for i in range(40)))
@@ -111,7 +112,7 @@ async def test_an_engine_that_waits_for_its_device_has_the_same_output():
         tokens = [event.token_id for event in events if isinstance(event, TokenEvent)]
         assert tokens == text_alone([1, 2], 0, 3 + i % 5)
     client.abort(aborted.id)
-    await asyncio.wait_for(follow(client, request("last")), 10)
+    await asyncio.wait_for(follow(client, request("last")), HANG_SECONDS)
     await client.stop()
 
 
@@ -130,7 +131,7 @@ async def test_the_event_loop_runs_between_a_few_events_of_a_step(monkeypatch: p
     monkeypatch.setattr("app.engine_client.engine_process.MAX_EVENTS_PER_TURN", 8)
     client = EngineClient(msgspec.structs.replace(CONFIG, max_num_seqs=64), fake_engine)
     await client.start()
-    await asyncio.wait_for(client.ready(), 10)
+    await asyncio.wait_for(client.ready(), HANG_SECONDS)
     loop, in_a_row, longest, widest = asyncio.get_running_loop(), 0, 0, 0
     streams: dict[str, list[int]] = {f"r{i}": [] for i in range(64)}
 
@@ -194,7 +195,7 @@ async def test_an_engine_that_cannot_be_built_reports_the_reason():
     client = EngineClient(CONFIG, impossible)
     await client.start()
     with pytest.raises(EngineUnavailable, match="num_pages: there is no memory"):
-        await asyncio.wait_for(client.ready(), 10)
+        await asyncio.wait_for(client.ready(), HANG_SECONDS)
     assert client.phase is EngineState.FAILED
     await client.stop()
 
@@ -208,7 +209,7 @@ async def test_an_unexpected_error_of_the_build_is_reported_too(caplog: pytest.L
     client = EngineClient(CONFIG, impossible)
     await client.start()
     with pytest.raises(EngineUnavailable, match=r"TypeError: float\(\) argument"):
-        await asyncio.wait_for(client.ready(), 10)
+        await asyncio.wait_for(client.ready(), HANG_SECONDS)
     assert "could not be built" in caplog.text
     await client.stop()
 
@@ -218,7 +219,7 @@ async def client_with_crashes(crash_injector: CrashInjector, **more) -> AsyncIte
     """Yield a client whose engines crash as `crash_injector` determines."""
     client = EngineClient(CONFIG, partial(fake_engine, crash_injector=crash_injector, **more))
     await client.start()
-    await asyncio.wait_for(client.ready(), 10)
+    await asyncio.wait_for(client.ready(), HANG_SECONDS)
     yield client
     await client.stop()
 
@@ -262,16 +263,16 @@ async def test_submit_and_abort_work_while_the_engine_restarts(immediate_restart
     may_start.set()
 
     def build(config, progress) -> Engine:
-        assert may_start.wait(10)
+        assert may_start.wait(HANG_SECONDS)
         return fake_engine(config, progress, crash_injector=crash_injector)
 
     client, events = EngineClient(CONFIG, build), []
     await client.start()
-    await asyncio.wait_for(client.ready(), 10)
+    await asyncio.wait_for(client.ready(), HANG_SECONDS)
     may_start.clear()
     first = asyncio.create_task(follow(client, request("first", 20)))
     client.submit(request("aborted", 5000, n=2), events.append)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_SECONDS):
         while client.phase is not EngineState.RESTARTING:
             await asyncio.sleep(0.001)
     client.abort("aborted", 1)
@@ -298,7 +299,7 @@ async def test_an_abort_that_the_crashed_engine_did_not_receive_is_kept(immediat
                 client.abort("aborted")
 
         client.submit(request("aborted", 16_000), abort_after_three)
-        await asyncio.wait_for(follow(client, request("other")), 10)
+        await asyncio.wait_for(follow(client, request("other")), HANG_SECONDS)
         assert isinstance(events[-1], EndEvent) and events[-1].finish is FinishReason.ABORT
         assert len(tokens_of(events)) == 3 and client.in_flight == 0
 
@@ -340,7 +341,7 @@ async def test_a_crashing_request_is_found_wherever_it_crashes(immediate_restart
 
     client = EngineClient(CONFIG, build)
     await client.start()
-    await asyncio.wait_for(client.ready(), 10)
+    await asyncio.wait_for(client.ready(), HANG_SECONDS)
     requests = [request(f"r{i}", 40 + 20 * i) for i in range(4)]
     following = [asyncio.create_task(follow(client, each)) for each in requests]
     await asyncio.sleep(0)
@@ -391,7 +392,7 @@ async def test_engines_that_crash_while_idle_are_not_restarted_for_ever(immediat
 
     client = EngineClient(CONFIG, build)
     await client.start()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(HANG_SECONDS):
         while client.phase is not EngineState.FAILED:
             await asyncio.sleep(0.01)
     assert engines_started == MAX_FAILED_STARTS
@@ -418,7 +419,7 @@ async def test_the_next_engine_has_as_many_pages(immediate_restart):
     crash_injector = CrashInjector(steps=[3])
     client = EngineClient(CONFIG, build)
     await client.start()
-    await asyncio.wait_for(client.ready(), 10)
+    await asyncio.wait_for(client.ready(), HANG_SECONDS)
     await follow(client, request("a", 20))
     assert built_with == [None, PAGES]
     await client.stop()
@@ -433,7 +434,7 @@ async def test_messages_before_the_connection_are_dropped():
         process.send(WatchSnapshots(True))
         await asyncio.sleep(0)
     process._channel._receive = lambda message: iter((received.append(message),))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_SECONDS):
         while not any(isinstance(message, Ready) for message in received):
             await asyncio.sleep(0.01)
     await process.close(1.0)
@@ -452,7 +453,7 @@ async def test_a_failed_rebuild_of_the_engine_is_retried(immediate_restart):
 
     client = EngineClient(CONFIG, build)
     await client.start()
-    await asyncio.wait_for(client.ready(), 10)
+    await asyncio.wait_for(client.ready(), HANG_SECONDS)
     assert tokens_of(await follow(client, request("patient", 20))) == text_alone([1, 2], 0, 20)
     assert tries == 4 and client.restarts == 3
     await client.stop()
@@ -472,7 +473,7 @@ async def test_pending_events_of_a_lost_engine_are_dropped(monkeypatch: pytest.M
     ours, theirs = socket.socketpair()
     await asyncio.get_running_loop().create_connection(lambda: channel, sock=ours)
     theirs.send(encode(StepResult(tuple(TokenEvent("r", 0, token) for token in range(4)), load)))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_SECONDS):
         while not received:
             await asyncio.sleep(0)
     channel.data_received(struct.pack("<I", 2**31))
@@ -491,7 +492,7 @@ async def test_an_engine_without_a_heartbeat_is_replaced(immediate_restart, monk
     class HangingInjector(CrashInjector):
         def step(self, batch, tokens) -> None:
             if self.engines_started == 1 and 666 in tokens[0]:
-                hung.wait(20)
+                hung.wait(HANG_SECONDS)
 
     def build(config, progress) -> Engine:
         engine = fake_engine(config, progress, crash_injector=crash_injector)
@@ -507,7 +508,7 @@ async def test_an_engine_without_a_heartbeat_is_replaced(immediate_restart, monk
     crash_injector = HangingInjector()
     client = EngineClient(config, build, watchdog=1.0)
     await client.start()
-    await asyncio.wait_for(client.ready(), 10)
+    await asyncio.wait_for(client.ready(), HANG_SECONDS)
     assert tokens_of(await follow(client, request("waits for a batch"))) == text_alone([1, 2], 0, 5)
     await asyncio.sleep(1.2)
     assert tokens_of(await follow(client, request("computes for long"))) == text_alone([1, 2], 0, 5)
@@ -527,7 +528,7 @@ async def test_watchers_see_the_next_engine(immediate_restart):
     async with client_with_crashes(crash_injector) as client:
         client.watch(lambda snapshot, load: seen.append(client.restarts))
         await follow(client, request("a", 30))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_SECONDS):
             while 1 not in seen:
                 await asyncio.sleep(0.01)
 
@@ -536,7 +537,7 @@ async def test_a_killed_engine_process_is_replaced_and_the_text_continues(demo):
     """A real process is killed twice during an answer, and both choices and their log-probabilities stay the same."""
     client = EngineClient(EngineConfig(model=str(demo), max_num_seqs=4))
     await client.start()
-    await asyncio.wait_for(client.ready(), 120)
+    await asyncio.wait_for(client.ready(), HANG_SECONDS)
     sampling = SamplingParams(max_tokens=120, temperature=0.9, seed=7, frequency_penalty=0.3, logprobs=2)
     wanted = Request(id="a", prompt=(5, 9, 2), sampling=sampling, n=2)
     undisturbed = [e for e in await follow(client, wanted) if isinstance(e, TokenEvent)]
@@ -551,7 +552,7 @@ async def test_a_killed_engine_process_is_replaced_and_the_text_continues(demo):
                 done.set()
 
     client.submit(wanted, sink)
-    await asyncio.wait_for(done.wait(), 60)
+    await asyncio.wait_for(done.wait(), HANG_SECONDS)
     assert client.restarts == 2
     for choice in range(2):
         assert [e for e in events if e.choice == choice] == [e for e in undisturbed if e.choice == choice]
@@ -617,10 +618,10 @@ async def test_a_client_fails_when_no_engine_can_be_started_any_more(no_backoff)
     """Requests end with an error, and `failed` returns the reason."""
     client = EngineClient(CONFIG, FailingBuilder())
     await client.start()
-    await asyncio.wait_for(client.ready(), 10)
+    await asyncio.wait_for(client.ready(), HANG_SECONDS)
     events = await follow(client, request("waits"))
     assert events[-1].code == "engine_unavailable"
-    assert "no memory" in await asyncio.wait_for(client.failed(), 10)
+    assert "no memory" in await asyncio.wait_for(client.failed(), HANG_SECONDS)
     assert client.phase is EngineState.FAILED
     await client.stop()
 
@@ -630,7 +631,7 @@ async def test_a_restart_interval_keeps_starting_engines(no_backoff):
     build = FailingBuilder()
     client = EngineClient(CONFIG, build, restart_interval=0.01)
     await client.start()
-    await asyncio.wait_for(client.ready(), 10)
+    await asyncio.wait_for(client.ready(), HANG_SECONDS)
     events = await follow(client, request("waits"))
     assert events[-1].code == "engine_unavailable"
     assert client.phase is EngineState.RETRYING and not client.accepts_requests
@@ -640,7 +641,7 @@ async def test_a_restart_interval_keeps_starting_engines(no_backoff):
     while build.built < tries + 3:
         await asyncio.sleep(0.01)
     build.is_repaired = True
-    await asyncio.wait_for(client.ready(), 10)
+    await asyncio.wait_for(client.ready(), HANG_SECONDS)
     assert len(await follow(client, request("served"))) > 1
     await client.stop()
 
@@ -658,7 +659,7 @@ class HangingOnce:
     def step(self, batch, tokens) -> None:
         if self.engines_started == 1 and 666 in tokens[0]:
             self.is_hung.set()
-            self.end.wait(20)
+            self.end.wait(HANG_SECONDS)
 
 
 @pytest.fixture
@@ -675,7 +676,7 @@ async def test_a_long_step_with_progress_is_tolerated_and_one_without_is_replace
     hanging = HangingOnce()
     client = EngineClient(CONFIG, partial(fake_engine, crash_injector=hanging), watchdog=1.0)
     await client.start()
-    await asyncio.wait_for(client.ready(), 10)
+    await asyncio.wait_for(client.ready(), HANG_SECONDS)
     following = asyncio.create_task(follow(client, replace(request("a"), prompt=(1, 666))))
     await asyncio.to_thread(hanging.is_hung.wait, 10)
     loop = asyncio.get_running_loop()
@@ -698,7 +699,7 @@ async def test_an_engine_process_that_is_stopped_is_found_and_replaced(demo, sho
     """A real process is stopped with SIGSTOP, busy or idle, and the text continues unchanged."""
     client = EngineClient(EngineConfig(model=str(demo), max_num_seqs=4), watchdog=1.0)
     await client.start()
-    await asyncio.wait_for(client.ready(), 120)
+    await asyncio.wait_for(client.ready(), HANG_SECONDS)
     wanted = Request(id="a", prompt=(5, 9, 2), sampling=SamplingParams(max_tokens=200, temperature=0.9, seed=7))
     undisturbed = tokens_of(await follow(client, wanted))
     stopped = client.process.pid
@@ -712,12 +713,12 @@ async def test_an_engine_process_that_is_stopped_is_found_and_replaced(demo, sho
 
     if not is_busy:
         os.kill(stopped, signal.SIGSTOP)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(HANG_SECONDS):
             while not client.is_stalled:
                 await asyncio.sleep(0.01)
             while client.restarts == 0 or client.phase is not EngineState.READY:
                 await asyncio.sleep(0.01)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANG_SECONDS):
         events, done = [], asyncio.Event()
         client.submit(wanted, lambda event: (events.append(event), stop(event), client.in_flight or done.set()))
         await done.wait()
@@ -730,9 +731,9 @@ async def test_an_idle_engine_answers_echo_requests_and_is_not_replaced(short_wa
     """The idle time is longer than the watchdog's."""
     client = EngineClient(CONFIG, fake_engine, watchdog=0.5)
     await client.start()
-    await asyncio.wait_for(client.ready(), 10)
+    await asyncio.wait_for(client.ready(), HANG_SECONDS)
     before = client._engine.heartbeat.count
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(HANG_SECONDS):
         while client._engine.heartbeat.count < before + 10:  # echo requests, each a turn of the worker's loop
             assert not client.is_stalled
             await asyncio.sleep(0.01)

@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 import app.http.connection
 from app.http.connection import Connection, write
+from tests.limits import HANG_SECONDS
 
 LOOPS = [asyncio.new_event_loop]
 try:
@@ -51,7 +52,7 @@ def test_data_that_a_full_socket_rejects_is_not_buffered(loop: Callable[[], asyn
         buffered = transport.get_write_buffer_size()
         assert buffered > 0 and not write(transport, b"more") and transport.get_write_buffer_size() == buffered
         received = bytearray()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_SECONDS):
             while len(received) < len(expected):
                 received += await asyncio.get_running_loop().sock_recv(theirs, 1 << 20)
         assert received == expected
@@ -103,7 +104,7 @@ async def test_incomplete_requests_time_out(monkeypatch: pytest.MonkeyPatch, sen
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_SECONDS):
             reader, writer = await asyncio.open_connection(*listening.getsockname())
             *first, last = sent.split(b"PAUSE")
             for piece in first:
@@ -148,7 +149,7 @@ async def test_the_progress_of_a_slow_reader_is_visible():
     reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
     reader.setblocking(False)
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_SECONDS):
             await loop.sock_connect(reader, listening.getsockname())
             await loop.sock_sendall(reader, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
             full = await settled()

@@ -20,6 +20,7 @@ from app.http.connection import Connection
 from app.http.slow_client import set_tcp_user_timeout
 from app.http.websocket import WebSocketProtocol
 from tests.app.http.test_connection import LOOPS
+from tests.limits import HANG_SECONDS
 
 CHUNK = b"data: %b\n\n" % (b"a" * 2000)
 MAX_CHUNKS = 20_000  # chunks, more than any socket buffers
@@ -98,7 +99,7 @@ def run_client(
         reader.setblocking(False)
         head = b"GET %b HTTP/1.1\r\nHost: localhost\r\n%b\r\n" % (path.encode(), UPGRADE if path == "/socket" else b"")
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(HANG_SECONDS):
                 await asyncio.get_running_loop().sock_connect(reader, listening.getsockname())
                 await asyncio.get_running_loop().sock_sendall(reader, head)
                 await client(streaming_app, server, reader)

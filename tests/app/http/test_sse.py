@@ -18,6 +18,7 @@ from app.streams.stream_log import Delta, StreamLog, Usage
 from app.streams.tail import DIRECT_WRITE
 from engine.types import Phase, StatusEvent
 from tests.app.text.test_text_model import byte_level
+from tests.limits import HANG_SECONDS
 from tests.profiles import examples
 
 
@@ -119,7 +120,7 @@ def test_every_record_is_sent_once_in_order_across_stalls(script, extensions, pi
                     answer.append_deltas(action)
         socket.has_room.set()
         answer.end()
-        await asyncio.wait_for(serving, 10)
+        await asyncio.wait_for(serving, HANG_SECONDS)
         assert socket.seqs() == sorted(set(socket.seqs()))
         assert [f"<{i}>" in socket.sent.decode() for i in range(len(answer.log.records) - 1)].count(False) == 0
         assert socket.sent.endswith(b"data: [DONE]\n\n")
@@ -139,14 +140,14 @@ async def test_a_token_is_sent_before_announce_returns():
     answer.append_deltas(1)
     assert "<1>" in socket.sent.decode()
     answer.end()
-    await asyncio.wait_for(serving, 10)
+    await asyncio.wait_for(serving, HANG_SECONDS)
 
 
 async def test_a_head_request_is_no_reader():
     """It neither cancels the answer at its end nor keeps an answer without readers running."""
     answer, socket = FakeGeneration(), Socket()
     socket.scope["method"] = "HEAD"
-    await asyncio.wait_for(socket.serve(answer), 5)
+    await asyncio.wait_for(socket.serve(answer), HANG_SECONDS)
     assert (answer.left, socket.sent) == (0, b"")
 
 
@@ -161,7 +162,7 @@ async def test_a_reader_that_leaves_ends_its_stream_at_once(is_full: bool):
         answer.append_deltas(1)
         await asyncio.sleep(0.01)
     socket.leave()
-    await asyncio.wait_for(serving, 5)
+    await asyncio.wait_for(serving, HANG_SECONDS)
     assert (answer.left, answer.log.readers, answer.log.listeners) == (1, 0, ())
 
 
@@ -170,12 +171,12 @@ async def test_a_silent_stream_is_pinged(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sse, "PING_SECONDS", 0.02)
     answer, socket = FakeGeneration(), Socket()
     serving = asyncio.create_task(socket.serve(answer))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_SECONDS):
         while socket.sent.count(b": ping\n\n") < 3:
             await asyncio.sleep(0.01)
     answer.append_deltas(1)
     answer.end()
-    await asyncio.wait_for(serving, 10)
+    await asyncio.wait_for(serving, HANG_SECONDS)
     assert "<0>" in socket.sent.decode() and socket.sent.endswith(b"data: [DONE]\n\n")
 
 
@@ -219,7 +220,7 @@ async def test_a_record_that_cannot_be_encoded_ends_only_its_own_stream(monkeypa
     monkeypatch.setattr(ChatEncoder, "encode", fail)
     answer.append_deltas(1)
     with pytest.raises(ValueError, match="no words"):
-        await asyncio.wait_for(serving, 10)
+        await asyncio.wait_for(serving, HANG_SECONDS)
     assert answer.left == 1
 
 

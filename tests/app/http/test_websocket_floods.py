@@ -22,6 +22,7 @@ from app.http.websocket import (
     WebSocketProtocol,
 )
 from tests.app.routes.test_realtime_session import Transport
+from tests.limits import HANG_SECONDS
 
 READ_BYTES = 256 << 10  # bytes that a transport delivers in one call
 READS_PER_TURN = 32
@@ -155,7 +156,7 @@ async def test_a_refusal_differs_from_a_close_code_of_the_client(data: bytes, is
     await peer.open()
     peer.send(data)
     peer.may_receive.release()
-    message = await asyncio.wait_for(peer.messages.get(), 5)
+    message = await asyncio.wait_for(peer.messages.get(), HANG_SECONDS)
     assert message["code"] == FLOOD_CLOSE_CODE
     assert peer.server.scope["extensions"].get(CLOSE_CODE_EXTENSION) == (
         {"code": FLOOD_CLOSE_CODE} if is_refused else None
@@ -186,7 +187,7 @@ async def test_a_message_of_many_fragments_is_assembled(peer: Peer):
     fragments = frame(Opcode.TEXT, b"a", fin=False) + frame(Opcode.CONT, b"b", fin=False) * (MAX_FRAGMENTS - 2)
     peer.send(fragments + frame(Opcode.CONT, b"c"))
     peer.may_receive.release()
-    message = await asyncio.wait_for(peer.messages.get(), 5)
+    message = await asyncio.wait_for(peer.messages.get(), HANG_SECONDS)
     assert message["text"] == "a" + "b" * (MAX_FRAGMENTS - 2) + "c"
 
 
@@ -199,7 +200,7 @@ async def test_parsing_stops_while_the_application_does_not_receive(peer: Peer):
     texts = []
     for _ in range(count):
         peer.may_receive.release()
-        texts.append((await asyncio.wait_for(peer.messages.get(), 5))["text"])
+        texts.append((await asyncio.wait_for(peer.messages.get(), HANG_SECONDS))["text"])
     assert texts == [f"{number:06d}" for number in range(count)]
     await run_loop(3)
     assert not peer.transport.is_paused
@@ -232,7 +233,7 @@ async def test_frames_sent_with_the_handshake_wait_for_its_answer():
     assert peer.transport.sent == b"" and peer.transport.is_paused
     peer.may_accept.set()
     peer.may_receive.release()
-    assert (await asyncio.wait_for(peer.messages.get(), 5))["text"] == "first"
+    assert (await asyncio.wait_for(peer.messages.get(), HANG_SECONDS))["text"] == "first"
     head, _, rest = peer.transport.sent.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 101") and rest == Frame(Opcode.PONG, b"early").serialize(mask=False)
     await peer.end()

@@ -16,6 +16,7 @@ from app.admission.tenants import tenant_of_key
 from app.http.websocket import WebSocketProtocol
 from tests.app.routes.test_http import make
 from tests.app.routes.test_realtime_session import Transport
+from tests.limits import HANG_SECONDS
 
 
 @pytest.mark.parametrize(
@@ -42,7 +43,7 @@ async def test_a_refused_handshake_is_one_line_at_info(
     handshake = b"".join(client.data_to_send())
     with caplog.at_level(logging.INFO):
         server.data_received(re.sub(rb"(?m)^[A-Za-z-]+(?=:)", lambda name: name[0].lower(), handshake))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(HANG_SECONDS):
             while server.tasks:
                 await asyncio.sleep(0)
     assert f" {status} ".encode() in transport.sent.partition(b"\r\n")[0]

@@ -10,6 +10,7 @@ from app.engine_client.client import EngineState
 from app.observe import live_feed
 from app.observe.live_feed import LiveFeed
 from app.observe.rolling_latency import RollingLatency
+from tests.limits import HANG_SECONDS
 
 
 class FakeClient:
@@ -37,7 +38,7 @@ async def test_one_snapshot_is_encoded_once_for_all_watchers(monkeypatch):
     await asyncio.sleep(0)
     assert len(client.watchers) == 1
     client.watchers[0](None, None)
-    first, *others = await asyncio.wait_for(asyncio.gather(*events), 5)
+    first, *others = await asyncio.wait_for(asyncio.gather(*events), HANG_SECONDS)
     assert json.loads(first.removeprefix(b"data: "))["step"] == 1 and len(views) == 1
     assert all(other is first for other in others)
     for watcher in watchers:
@@ -51,7 +52,7 @@ async def test_watchers_see_that_an_engine_is_lost_and_end_when_the_server_drain
     client.phase = EngineState.RESTARTING
     feed = LiveFeed(client, RollingLatency(time.monotonic), lambda: draining[0])
     watcher = feed.watch(lambda: True)
-    assert await asyncio.wait_for(anext(watcher), 5) == b'event: engine\ndata: {"phase":"restarting"}\n\n'
+    assert await asyncio.wait_for(anext(watcher), HANG_SECONDS) == b'event: engine\ndata: {"phase":"restarting"}\n\n'
     draining[0] = True
     assert [event async for event in watcher] == []
 
@@ -84,7 +85,7 @@ async def test_a_watcher_that_is_not_admitted_any_more_gets_no_further_event(mon
         events = [asyncio.ensure_future(anext(watcher, b"end")) for watcher in watchers]
         await asyncio.sleep(0)
         client.watchers[0](None, None)
-        first, second = await asyncio.wait_for(asyncio.gather(*events), 5)
+        first, second = await asyncio.wait_for(asyncio.gather(*events), HANG_SECONDS)
         assert (first == b"end") is not is_admitted and second.startswith(b"data: ")
     await watchers[1].aclose()
 

@@ -29,6 +29,7 @@ from app.cli.usage import Prices, Sums, decimal, read
 from app.observe.metering import APPLICATION_ID, SCHEMA_VERSION, Metering, MeteringError, Row, connect
 from tests.app.routes.test_http import BODY, CHAT, make, ready
 from tests.conftest import ROOT
+from tests.limits import HANG_SECONDS
 
 
 def row(number: int, **fields) -> Row:
@@ -96,7 +97,7 @@ def test_other_processes_read_rows_while_the_server_runs(create_metering, path: 
     metering.record(row(1))
     wait_until(lambda: metering.waiting == 0)
     command = [sys.executable, "-m", "app", "usage", str(path), "--format", "json"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECONDS, check=True)
     assert json.loads(done.stdout)["total"]["output_tokens"] == 5
     metering.record(row(2))
     metering.close()
@@ -277,7 +278,7 @@ def test_the_server_does_not_start_with_such_a_file(path: Path):
     """The status is 2 and one line names the option, before anything is loaded."""
     create_foreign_table(path)
     command = [sys.executable, "-m", "app", "serve", "demo", "--port", "0", "--metering", str(path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
     assert (done.returncode, done.stderr) == (
         2,
         f"carousel: metering: {path}: it is a database of another application\n",
@@ -364,7 +365,7 @@ def test_without_the_option_nothing_is_recorded(tmp_path: Path):
     code = (
         "import sys, app.cli.serve, app.__main__; sys.exit('sqlite3' in sys.modules or 'app.cli.usage' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, timeout=HANG_SECONDS).returncode == 0
 
 
 # Sums -----------------------------------------------------------------------------------------------------------------

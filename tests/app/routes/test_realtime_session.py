@@ -24,6 +24,7 @@ from app.routes.realtime_session import MAX_BURST, Session
 from app.streams.stream_log import ChoiceFinished, Delta, StreamLog, Usage
 from app.streams.tail import DIRECT_WRITE, stream_chunks
 from engine.types import Phase, StatusEvent
+from tests.limits import HANG_SECONDS
 from tests.profiles import examples
 
 
@@ -80,7 +81,7 @@ def test_every_delta_is_sent_once_in_order_across_stalls(script):
         log.append(ChoiceFinished(0, "length"))
         log.append(Usage(1, 1, 0))
         log.notify()
-        await asyncio.wait_for(sending, 10)
+        await asyncio.wait_for(sending, HANG_SECONDS)
         deltas = [event["delta"] for event in socket.received if event["type"] == "response.output_text.delta"]
         assert deltas == [action for action in script if isinstance(action, str) and action]
         assert realtime_response.item.text == "".join(deltas) and realtime_response.finish == "length"
@@ -161,7 +162,7 @@ async def open_connection():
     client = ClientProtocol(parse_uri("ws://localhost/"))
     client.send_request(client.connect())
     server.data_received(b"".join(client.data_to_send()))
-    scope = await asyncio.wait_for(scopes.get(), 5)
+    scope = await asyncio.wait_for(scopes.get(), HANG_SECONDS)
     client.receive_data(transport.sent)
     client.events_received()
     transport.sent = b""
@@ -217,7 +218,7 @@ async def test_a_socket_that_floods_is_limited_by_its_own_rate(monkeypatch: pyte
         asyncio.ensure_future(flood(large, json.dumps({"type": "x", "event_id": "a" * 16_000}))),
     ]
     await asyncio.sleep(0.05)
-    await asyncio.wait_for(other.handle_frame('{"type": "x"}'), 5)
+    await asyncio.wait_for(other.handle_frame('{"type": "x"}'), HANG_SECONDS)
     for task in floods:
         assert not task.done()
         task.cancel()

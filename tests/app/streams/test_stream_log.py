@@ -32,6 +32,7 @@ from app.streams.timeline import IntakeTimeline
 from engine.config import EngineConfig
 from engine.types import Alternative, EndEvent, FinishReason, Phase, Request, SamplingParams, StatusEvent, TokenEvent
 from tests.app.text.test_text_model import byte_level
+from tests.limits import HANG_SECONDS
 
 
 def closed_log(count: int, stream_id: str = "s") -> StreamLog:
@@ -78,9 +79,9 @@ async def test_a_reader_of_the_whole_log_is_woken_only_at_its_end():
     assert not woken.done() and log.listeners == (listener,)
     log.append(Usage(1, 0, 0))
     log.notify()
-    await asyncio.wait_for(waiting, 5)
+    await asyncio.wait_for(waiting, HANG_SECONDS)
     assert (log.readers, log.listeners) == (0, ())
-    await asyncio.wait_for(log.closed(), 5)  # the log is closed already
+    await asyncio.wait_for(log.closed(), HANG_SECONDS)  # the log is closed already
 
 
 def test_nothing_is_appended_after_the_end():

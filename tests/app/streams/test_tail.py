@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from app.streams.stream_log import Delta, Item, LogEntry, StreamLog, Usage
 from app.streams.tail import stream_chunks
 from engine.types import Phase, StatusEvent
+from tests.limits import HANG_SECONDS
 
 
 class LogReader:
@@ -61,7 +62,7 @@ def test_every_reader_sees_every_record_once_in_order_across_visits(writes, read
         seen: list[LogEntry] = []
         for visit in [*visits, None]:
             after = seen[-1].seq if seen else 0
-            seen += await asyncio.wait_for(LogReader(accepts_writes).follow(log, after, visit), 10)
+            seen += await asyncio.wait_for(LogReader(accepts_writes).follow(log, after, visit), HANG_SECONDS)
         return [item.seq for item in seen]
 
     async def run() -> None:
@@ -84,7 +85,7 @@ async def test_a_reader_that_is_cancelled_does_not_affect_another():
     await asyncio.sleep(0)
     log.append(Usage(1, 0, 0))
     log.notify()
-    assert len(await asyncio.wait_for(staying, 5)) == 1
+    assert len(await asyncio.wait_for(staying, HANG_SECONDS)) == 1
     assert (log.readers, log.listeners) == (0, ())
 
 

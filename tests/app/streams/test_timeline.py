@@ -32,6 +32,7 @@ from engine.types import (
 from tests.app.engine_client.test_client import CONFIG, fake_engine
 from tests.app.routes.test_http import CHAT, http_with_keys  # noqa: F401  (a fixture)
 from tests.app.text.test_text_model import byte_level
+from tests.limits import HANG_SECONDS
 
 PREEMPTED = StatusEvent(
     "r",
@@ -106,7 +107,7 @@ async def test_the_intervals_of_a_thousand_requests_sum_to_their_wall_time():
     """This holds for all classes on four slots, against times measured outside of the server."""
     client = EngineClient(CONFIG, fake_engine)
     await client.start()
-    await asyncio.wait_for(client.ready(), 10)
+    await asyncio.wait_for(client.ready(), HANG_SECONDS)
     text, left, done = byte_level(), 1000, asyncio.Event()
     began: dict[str, float] = {}
     ended: dict[str, float] = {}
@@ -136,7 +137,7 @@ async def test_the_intervals_of_a_thousand_requests_sum_to_their_wall_time():
             client.submit(request, generation.handle_event)
             if i % 50 == 0:
                 await asyncio.sleep(0.002)
-        await asyncio.wait_for(done.wait(), 60)
+        await asyncio.wait_for(done.wait(), HANG_SECONDS)
     finally:
         await client.stop()
     for generation in generations:

@@ -27,6 +27,7 @@ from app.text.fetch_model import FetchError, fetch_model
 from app.text.packaged_model import PackagedModel
 from app.text.text_model import TextModel
 from tests.conftest import ROOT
+from tests.limits import HANG_SECONDS
 from tests.packaged_models import tiny_llama, write_gguf, write_wheel
 
 pytestmark = pytest.mark.slow
@@ -200,11 +201,11 @@ def test_an_interrupted_download_ends_with_its_process_and_is_repeated(index: In
         while not re.search(rb"\b[1-9]\d?%", shown):
             shown += os.read(ours, 1000)
         process.send_signal(signal.SIGINT)
-        assert index.has_left.wait(30)
+        assert index.has_left.wait(HANG_SECONDS)
         with contextlib.suppress(OSError):  # at the end of a terminal
             while os.read(ours, 1000):
                 pass
-        assert process.wait(30) != 0
+        assert process.wait(HANG_SECONDS) != 0
     finally:
         process.kill()
         process.wait()

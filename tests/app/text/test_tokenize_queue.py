@@ -17,6 +17,7 @@ from app.text.text_model import TextModel
 from app.text.tokenize_queue import MAX_CONCURRENT, MIN_THREAD_CHARACTERS, RESERVED_INTERACTIVE, TokenizeQueue
 from engine.errors import ContextExceeded
 from engine.types import ServiceClass, WaitReason
+from tests.limits import HANG_SECONDS
 
 LONG_TEXT = "a " * MIN_THREAD_CHARACTERS
 INTERACTIVE, BATCH = ServiceClass.INTERACTIVE, ServiceClass.BATCH
@@ -32,7 +33,7 @@ class SlowTextModel(TextModel):
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         self.started.append(text[-1])
-        self.may_end.wait(10.0)
+        self.may_end.wait(HANG_SECONDS)
         return [len(self.started)]
 
 
@@ -145,7 +146,7 @@ async def test_a_refused_text_is_freed_without_the_garbage_collector():
         alive = weakref.ref(text)
         assert await refused(text)
         del text
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_SECONDS):
             while alive() is not None:  # the thread drops the function a moment after its end
                 await asyncio.sleep(0.001)
     finally:

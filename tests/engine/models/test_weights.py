@@ -18,6 +18,7 @@ from engine.execution.models.sources import DummySource
 from kernels.interface import Kernels
 from tests.engine.models.checkpoints import Checkpoint, Checkpoints, save
 from tests.engine.models.driver import Driver, Row
+from tests.limits import HANG_SECONDS
 
 CPU = torch.device("cpu")
 FILE = "model.safetensors"
@@ -216,7 +217,7 @@ def test_loading_takes_little_more_memory_than_the_weights(tmp_path: Path):
         cwd=root,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_SECONDS,
         check=True,
     )
     peak, weights = (int(word) for word in result.stdout.split())
