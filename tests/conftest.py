@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,6 +54,7 @@ HEAVY_PATHS = [
         "app/engine_client/test_client.py", "app/test_llm.py",
     )
 ]  # fmt: skip
+MAX_COVERED_CASES = 4  # of a test with parameters
 HEAVY_MARKS = {"slow", "emulated", "device", "model", "clients"}
 
 # Error texts of torch and Triton after which a process can no longer compute on the device.
@@ -69,17 +71,17 @@ def is_quick(item: pytest.Item) -> bool:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark quick tests, exclude tests from coverage, and deselect those of the other profile.
 
-    Coverage is measured in quick tests: in the first case of each, and without random cases, since it multiplies the
+    Coverage is measured in quick tests: in the first cases of each, and without random cases, since it multiplies the
     time of a test by three.
     """
-    functions: set[str] = set()
+    cases: Counter[str] = Counter()
     for item in items:
         function = item.nodeid.partition("[")[0]
-        is_first = function not in functions
-        functions.add(function)
+        cases[function] += 1
+        is_covered = cases[function] <= MAX_COVERED_CASES and not is_hypothesis_test(getattr(item, "obj", None))
         if is_quick(item):
             item.add_marker("quick")
-        if not (is_quick(item) and is_first) or is_hypothesis_test(getattr(item, "obj", None)):
+        if not (is_quick(item) and is_covered):
             item.add_marker("no_cover")
     if PROFILE != NIGHTLY:
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("nightly")])

@@ -45,6 +45,7 @@ def test_a_batch_with_one_row_of_the_full_sampler_keeps_the_fused_step(demo: Pat
     assert engine._runner.fused_steps - before == engine.load().counters.steps > 0
 
 
+@pytest.mark.no_cover  # thousands of steps through lines that other tests cover
 def test_texts_and_log_probabilities_are_equal_alone_and_beside_other_kinds(demo: Path):
     """Each kind of request, among plain ones, has the tokens and log-probabilities that it has alone."""
     expected = alone(make_engine(demo), mixed_requests(), TOKEN_AND_LOG_PROBABILITIES)

@@ -103,6 +103,7 @@ def test_requests_beside_them_keep_their_texts(demo: Path, expected):
     assert {key: together[key] for key in alone} == alone
 
 
+@pytest.mark.no_cover  # thousands of steps through lines that other tests cover
 def test_a_recording_of_steps_leaves_their_prompts_out(demo: Path, expected, replays: list[Shape], monkeypatch):
     """Recorded steps return no hidden states, so these chunks run operation by operation, and decode rows do not."""
     monkeypatch.undo()

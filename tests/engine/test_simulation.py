@@ -109,6 +109,7 @@ def latencies_beside_flood(cost: StepCost, slots: int, flood: int) -> tuple[list
     return sorted(times[0] - arrival_times[name] for name, times in answers.items()), sorted(gaps)
 
 
+@pytest.mark.no_cover  # thousands of steps through lines that other tests cover
 @pytest.mark.parametrize("fair_share", [HALF_AS_FAST, LIKE_A_CPU], ids=["half of the speed", "all of the speed"])
 def test_a_flood_costs_another_tenant_little_compared_with_a_machine_of_its_own(fair_share: StepCost):
     """At p99 it costs at most 1.5 times, compared with a machine half as fast (the tenant's fair share) and even with
@@ -152,6 +153,7 @@ def test_two_backlogged_tenants_get_equal_service_within_the_published_bound(pol
     assert (widest <= bound) is is_fair
 
 
+@pytest.mark.no_cover  # thousands of steps through lines that other tests cover
 def test_bulk_work_waits_little_longer_than_its_bound_near_full_capacity():
     """A tenth of the load is interactive; the share of prompts beside it suffices, so that waits do not grow."""
     bound, slots, pages = 2.0, 128, 1024

@@ -405,6 +405,7 @@ def test_no_request_is_overtaken_for_longer_than_the_stated_bound(seed, slots, b
         assert started <= at + wait + ((index + 1) * (share + 1 + longest) + due_steps) * STEP_SECONDS
 
 
+@pytest.mark.no_cover  # thousands of steps through lines that other tests cover
 @pytest.mark.parametrize("slots", [1, 2, 3])
 def test_overdue_bulk_work_delays_interactive_requests_by_one_share_at_most(slots: int):
     """Even if the slot for overdue work is a large part of all slots, interactive requests keep theirs to the end."""
