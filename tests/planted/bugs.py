@@ -30,10 +30,10 @@ BUGS = (
         SCHEDULING,
     ),
     Bug(
-        "scheduler-stale-pages",
-        "engine/scheduling/scheduler.py",
-        "        if sequence.page_table is table:\n            self.kv_manager.publish(sequence, computed)",
-        "        if sequence.page_table:\n            self.kv_manager.publish(sequence, computed)",
+        "scheduler-reclaimed-pages",
+        "engine/scheduling/kv_manager.py",
+        "self.count += dropped == self._pool.references(page)",
+        "self.count += 1",
         SCHEDULING,
     ),
     Bug(
@@ -44,10 +44,10 @@ BUGS = (
         SCHEDULING,
     ),
     Bug(
-        "pages-shared-write",
+        "pages-copy",
         "engine/scheduling/kv_manager.py",
-        "if sequence.num_computed < len(reused) * size:",
-        "if sequence.num_computed < len(reused) * size - 1:",
+        "self._batch_builder.copy(reused[-1], table[-1])",
+        "self._batch_builder.copy(table[-1], table[-1])",
         SCHEDULING,
     ),
     Bug(
@@ -100,10 +100,10 @@ BUGS = (
         ("tests/app/streams",),
     ),
     Bug(
-        "streams-behind",
+        "streams-turn",
         "app/streams/tail.py",
-        "if not self._log.is_closed and not self._reader.is_behind:",
-        "if not self._log.is_closed:",
+        "items[at : at + MAX_RECORDS_PER_TURN]",
+        "items[at : at + MAX_RECORDS_PER_TURN - 1]",
         ("tests/app/streams", "tests/app/http/test_sse.py"),
     ),
     Bug(
