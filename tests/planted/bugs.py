@@ -100,17 +100,17 @@ BUGS = (
         ("tests/app/streams",),
     ),
     Bug(
-        "streams-turn",
+        "streams-refused-write",
         "app/streams/tail.py",
-        "items[at : at + MAX_RECORDS_PER_TURN]",
-        "items[at : at + MAX_RECORDS_PER_TURN - 1]",
+        "if not piece or self._write(piece):",
+        "if not piece or self._write(piece) is not None:",
         ("tests/app/streams", "tests/app/http/test_sse.py"),
     ),
     Bug(
         "detokenizer-pending",
         "app/text/detokenizer.py",
         "pending = min(3, len(text)",
-        "pending = min(2, len(text)",
+        "pending = min(0, len(text)",
         ("tests/app/text/test_detokenizer.py",),
     ),
     Bug(
@@ -121,11 +121,11 @@ BUGS = (
         ("tests/app/text/test_detokenizer.py",),
     ),
     Bug(
-        "protocol-finish-reason",
-        "app/protocols/answers.py",
-        'return "stop" if reason == "abort" else reason',
-        "return reason",
-        ("tests/app/protocols", "tests/app/routes/test_http.py", "tests/app/generation"),
+        "protocol-stop-reason",
+        "app/protocols/anthropic_encoder.py",
+        'delta = {"stop_reason": reason, "stop_sequence": sequence}',
+        'delta = {"stop_reason": None, "stop_sequence": sequence}',
+        ("tests/app/protocols/test_anthropic.py",),
     ),
     Bug(
         "admission-bound",
