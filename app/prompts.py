@@ -12,14 +12,13 @@ from itertools import count
 from types import MappingProxyType
 from typing import Any
 
-from app.admission.thread_queue import ThreadQueue
+from app.admission.thread_queue import Caller, ThreadQueue
 from app.errors import ApiError
 from app.generation.choice import EchoedPrompt
 from app.generation.request import ChatPrompt, GenerationRequest
 from app.generation.truncation import drop_oldest
 from app.http.json_body import MAX_INLINE_BYTES, check_structure, decode_json
 from app.protocols.schema import Schema, validate
-from app.streams.timeline import IntakeTimeline
 from app.text.chat_template import MessagesRefused, ReservedVariable
 from app.text.detokenizer import Detokenizer
 from app.text.marks import NO_MARKS, Marks
@@ -33,7 +32,7 @@ from app.text.tools.definitions import ToolUse
 from app.text.tools.formats import ToolFormat
 from engine.errors import ContextExceeded, RequestRefused
 from engine.host import num_cores
-from engine.types import ModelInfo, ReasoningLimit, ServiceClass
+from engine.types import ModelInfo, ReasoningLimit
 
 MAX_INLINE_TURNS = 64  # of a conversation that is rendered on the event loop; a template takes about 20 us per turn
 MAX_INLINE_ECHO_TOKENS = 1024  # of a prompt whose text is made on the event loop; a token takes about 3 us
@@ -138,22 +137,20 @@ class Prompts:
     def __post_init__(self) -> None:
         self.tokenize_queue = TokenizeQueue(self.text)
 
-    async def prepare(
-        self, request: GenerationRequest, service_class: ServiceClass, intake: IntakeTimeline
-    ) -> PreparedPrompt:
+    async def prepare(self, request: GenerationRequest, caller: Caller) -> PreparedPrompt:
         """Return a request's prompt, tokenized in turn. Raises `ApiError`."""
         prompt = request.prompt
         if isinstance(prompt, ChatPrompt):
-            prompt, text, ids = await self._encode_chat(prompt, request, service_class, intake)
-            return await self._with_answer(request, prompt, text, ids)
+            prompt, text, ids = await self._encode_chat(prompt, request, caller)
+            return await self._with_answer(request, prompt, text, ids, caller)
         ids = list(prompt) if not isinstance(prompt, str) else []
         if isinstance(prompt, str):
-            ids = await self._encode(prompt, service_class, True, intake, request.parameter_names)
-        echo = await self._echo(prompt, ids) if request.echo else None
+            ids = await self._encode(prompt, True, request.parameter_names, caller)
+        echo = await self._echo(prompt, ids, caller) if request.echo else None
         answer = self._answer(request, None, False, may_reason=False)
-        return PreparedPrompt(ids, echo=echo, grammar=await self._grammar(request, answer))
+        return PreparedPrompt(ids, echo=echo, grammar=await self._grammar(request, answer, caller))
 
-    async def _echo(self, prompt: str | Sequence[int], ids: list[int]) -> EchoedPrompt:
+    async def _echo(self, prompt: str | Sequence[int], ids: list[int], caller: Caller) -> EchoedPrompt:
         """Return a prompt as text, with the offset of each token."""
         if len(ids) > self.model().max_model_len:
             return EchoedPrompt("", ())  # the engine refuses it
@@ -171,10 +168,10 @@ class Prompts:
 
         if len(ids) <= MAX_INLINE_ECHO_TOKENS:
             return work()
-        return await self.tokenizer_queue.run(work, size=16 * len(ids))
+        return await self.tokenizer_queue.run(work, caller, size=16 * len(ids))
 
     async def _with_answer(
-        self, request: GenerationRequest, prompt: ChatPrompt, rendered: str, ids: list[int]
+        self, request: GenerationRequest, prompt: ChatPrompt, rendered: str, ids: list[int], caller: Caller
     ) -> PreparedPrompt:
         """Return the prompt with parser and constraints of its answer."""
         tools, form = prompt.tools, self.text.tool_format
@@ -189,7 +186,7 @@ class Prompts:
             ids,
             answer.parser,
             answer.marks,
-            grammar=await self._grammar(request, answer),
+            grammar=await self._grammar(request, answer, caller),
             reasoning_limit=self._reasoning_limit(request.thinking_budget, is_reasoning, reasons),
         )
 
@@ -210,14 +207,14 @@ class Prompts:
         )
         return self._answers.find(answer) if _schema_size(answer) <= MAX_CACHED_SCHEMA_CHARACTERS else answer
 
-    async def _grammar(self, request: GenerationRequest, answer: AnswerSyntax) -> str | None:
+    async def _grammar(self, request: GenerationRequest, answer: AnswerSyntax, caller: Caller) -> str | None:
         """Return the grammar of a request's answer, of large schemas in turn. Raises `ApiError` (400) for a format that
         cannot be enforced.
         """
         size = _schema_size(answer)
         try:
             is_short = answer.has_grammar or size <= MAX_INLINE_SCHEMA_CHARACTERS
-            grammar = answer.grammar() if is_short else await self.body_queue.run(answer.grammar, size=size)
+            grammar = answer.grammar() if is_short else await self.body_queue.run(answer.grammar, caller, size=size)
             if grammar is not None and size <= MAX_CACHED_SCHEMA_CHARACTERS:
                 self._answers.keep(answer)
         except InvalidFormat as error:
@@ -245,7 +242,7 @@ class Prompts:
         marked = {special[tag]: mark for tag, mark in marks.items()}
         return ReasoningLimit(budget, tuple(closing), b"" if is_open else opening, close, marked)
 
-    async def parse(self, schema: type[Schema], body: bytes, intake: IntakeTimeline | None = None) -> Schema:
+    async def parse(self, schema: type[Schema], body: bytes, caller: Caller) -> Schema:
         """Return `body` as `schema`. Raises `ApiError`: 404 for an unknown model, whatever its parameters are, else 400
         that names the first wrong field.
         """
@@ -265,10 +262,10 @@ class Prompts:
             return parse()
 
         return await self.body_queue.run(
-            work, size=len(body), cpu_seconds_spent=READ_SECONDS_PER_BYTE * len(body), intake=intake
+            work, caller, size=len(body), cpu_seconds_spent=READ_SECONDS_PER_BYTE * len(body)
         )
 
-    async def render(self, chat: ChatPrompt, names: Mapping[str, str] = MappingProxyType({})) -> str:
+    async def render(self, chat: ChatPrompt, caller: Caller, names: Mapping[str, str] = MappingProxyType({})) -> str:
         """Return the rendered text of a conversation. Raises `ApiError` if the template refuses it, with the name of
         `prompt` in `names`.
         """
@@ -286,7 +283,7 @@ class Prompts:
             )
 
         try:
-            return work() if is_short else await self.body_queue.run(work, size=size)
+            return work() if is_short else await self.body_queue.run(work, caller, size=size)
         except ReservedVariable as error:
             name = "chat_template_kwargs"
             raise ApiError(400, f"{name}: {error}", param=name, code="invalid_value") from None
@@ -295,16 +292,16 @@ class Prompts:
             raise ApiError(400, f"{name}: {error}", param=name, code="template_refused") from None
 
     async def _encode_chat(
-        self, chat: ChatPrompt, request: GenerationRequest, service_class: ServiceClass, intake: IntakeTimeline
+        self, chat: ChatPrompt, request: GenerationRequest, caller: Caller
     ) -> tuple[ChatPrompt, str, list[int]]:
         """Return a conversation without the turns that were dropped to make it fit, its rendered text, and the token
         ids. Raises `ApiError`.
         """
         names = request.parameter_names
         for attempt in count():
-            text = await self.render(chat, names)
+            text = await self.render(chat, caller, names)
             try:
-                ids = await self._encode(text, service_class, False, intake, names)
+                ids = await self._encode(text, False, names, caller)
             except ApiError:
                 shorter = self._shorter(chat, request, text, 0, attempt)
                 if shorter is None:
@@ -338,24 +335,19 @@ class Prompts:
         share = most // ANSWER_SHARE
         return most - max(1, share if max_tokens is None else min(max_tokens, share))
 
-    async def _encode(
-        self,
-        text: str,
-        service_class: ServiceClass,
-        add_special_tokens: bool,
-        intake: IntakeTimeline,
-        names: Mapping[str, str],
-    ) -> list[int]:
+    async def _encode(self, text: str, add_special_tokens: bool, names: Mapping[str, str], caller: Caller) -> list[int]:
         """Return the token ids of a prompt, tokenized in turn. Raises `ApiError` if it is far too long."""
         most = self.model().max_model_len
         try:
             return await self.tokenize_queue.encode(
-                text, service_class, add_special_tokens=add_special_tokens, max_tokens=most, intake=intake
+                text, caller, add_special_tokens=add_special_tokens, max_tokens=most
             )
         except ContextExceeded as error:
             raise with_names(error, names) from None
 
-    async def tokenize(self, text: str, *, add_special_tokens: bool, param: str = "prompt") -> list[int]:
+    async def tokenize(
+        self, text: str, caller: Caller, *, add_special_tokens: bool, param: str = "prompt"
+    ) -> list[int]:
         """Return the token ids of a text on which no answer depends. Raises `ApiError` (400) about `param` if it is
         longer than `CHARACTERS_PER_TOKEN` times the context.
         """
@@ -369,10 +361,10 @@ class Prompts:
                 code="context_length_exceeded",
             )
         return await self.tokenizer_queue.run(
-            lambda: self.tokenize_queue.encode_inline(text, add_special_tokens), size=len(text)
+            lambda: self.tokenize_queue.encode_inline(text, add_special_tokens), caller, size=len(text)
         )
 
-    async def detokenize(self, token_ids: list[int]) -> str:
+    async def detokenize(self, token_ids: list[int], caller: Caller) -> str:
         """Return the text of `token_ids`. Raises `ApiError` (400) for one that is not in the vocabulary."""
         vocab_size = self.model().vocab_size
 
@@ -383,4 +375,4 @@ class Prompts:
                     raise ApiError(400, message, param="tokens", code="invalid_value")
             return self.text.decode(token_ids, skip_special_tokens=False)
 
-        return await self.tokenizer_queue.run(work, size=16 * len(token_ids))
+        return await self.tokenizer_queue.run(work, caller, size=16 * len(token_ids))

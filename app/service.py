@@ -18,6 +18,7 @@ from app.admission.queues import Admission
 from app.admission.rate_limits import RateLimits
 from app.admission.refused_keys import RefusedKeys
 from app.admission.tenants import LIMIT_OPTIONS, TIER_OF_CLASS, Tenant
+from app.admission.thread_queue import Caller
 from app.admission.websocket_limits import WebSocketLimits
 from app.engine_client.client import EngineClient, EngineState, EngineUnavailable
 from app.engine_client.grammar_checker import GrammarChecker
@@ -162,7 +163,7 @@ class Service:
         """
         self.check_model(request.model)
         service_class = self.admit(tenant, request.service_class)
-        prompt = await self.prompts.prepare(request, service_class, intake)
+        prompt = await self.prompts.prepare(request, Caller(tenant.id, service_class, intake))
         await self._check_constraints(request, prompt, tenant, intake)
         return self._start(request, prompt, tenant, service_class, intake)
 
@@ -176,7 +177,7 @@ class Service:
         service_class = self.admit(tenant, first.service_class, choices=choices, requests=len(requests))
         prompts: list[PreparedPrompt] = []
         for request in requests:
-            prompts.append(await self.prompts.prepare(request, service_class, intake))
+            prompts.append(await self.prompts.prepare(request, Caller(tenant.id, service_class, intake)))
             await asyncio.sleep(0)
         await self._check_constraints(first, prompts[0], tenant, intake)
         tokens = sum(len(prompt.ids) for prompt in prompts)

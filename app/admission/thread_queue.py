@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
 from typing import Any, TypeVar
@@ -23,6 +24,18 @@ TOLERANCE_SECONDS = 0.05  # CPU time after which a limited queue pauses
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # options of mallopt(3)
 
 Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Origin of the work in a queue: id of the tenant, class of the request, and the timeline that records waiting."""
+
+    tenant: str = ""
+    service_class: ServiceClass = ServiceClass.STANDARD
+    intake: IntakeTimeline | None = None
+
+
+NO_CALLER = Caller()
 
 
 class ThreadQueue:
@@ -50,23 +63,22 @@ class ThreadQueue:
     async def run(
         self,
         work: Callable[[], Result],
-        service_class: ServiceClass = ServiceClass.STANDARD,
+        caller: Caller = NO_CALLER,
         *,
         size: int = 0,
         cpu_seconds_spent: float = 0.0,
-        intake: IntakeTimeline | None = None,
     ) -> Result:
         """Return the result of `work`.
 
         A caller that is cancelled before its turn costs nothing; afterwards its place stays occupied until `work` ends,
-        and an exception of `work` is dropped. Waiting time is recorded in `intake`. size: bytes or characters that
+        and an exception of `work` is dropped. size: bytes or characters that
         `work` reads, whose memory is returned to the system when nothing runs. cpu_seconds_spent: CPU seconds already
         used for the input, which count towards the share.
         """
         self.pending += 1
         self._read += size
         try:
-            await self._turn(service_class, intake)
+            await self._turn(caller)
             used: list[float] = []
             running = asyncio.get_running_loop().run_in_executor(None, _timed, work, used)
             running.add_done_callback(lambda ended: self._end(ended, cpu_seconds_spent + sum(used)))
@@ -87,9 +99,9 @@ class ThreadQueue:
             self._read = 0
             asyncio.get_running_loop().run_in_executor(None, trim_malloc)
 
-    async def _turn(self, service_class: ServiceClass, intake: IntakeTimeline | None) -> None:
+    async def _turn(self, caller: Caller) -> None:
         mine = asyncio.get_running_loop().create_future()
-        heappush(self._waiting, (service_class, next(self._arrivals), mine))
+        heappush(self._waiting, (caller.service_class, next(self._arrivals), mine))
         self._admit_waiting()
         if mine.done():
             return
@@ -100,8 +112,8 @@ class ThreadQueue:
             if mine.done() and not mine.cancelled():  # the place was granted at the moment of the cancellation
                 self._release_place()
             raise
-        if intake is not None:
-            intake.record_wait(began, time.monotonic(), WaitReason.TOKENIZATION)
+        if caller.intake is not None:
+            caller.intake.record_wait(began, time.monotonic(), WaitReason.TOKENIZATION)
 
     def _end(self, running: asyncio.Future[Any], cpu_seconds: float) -> None:
         if not running.cancelled():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from app.admission.thread_queue import Caller
 from app.http.disconnect import run_unless_disconnected
 from app.http.security import read_json_body
 from app.protocols.anthropic import CountTokensRequest, MessagesRequest
@@ -19,11 +20,11 @@ async def create_message(request: Request) -> Response:
 
 async def count_tokens(request: Request) -> Response:
     """Return the number of tokens of the prompt that a conversation becomes."""
-    authenticate_request(request)
-    service = get_service(request)
-    parsed = await service.prompts.parse(CountTokensRequest, await read_json_body(request, service.settings))
+    caller, service = Caller(authenticate_request(request).id), get_service(request)
+    body = await read_json_body(request, service.settings)
+    parsed = await service.prompts.parse(CountTokensRequest, body, caller)
     service.check_model(parsed.model)
-    text = await service.prompts.render(parsed.prompt)
-    work = service.prompts.tokenize(text, add_special_tokens=False, param="messages")
+    text = await service.prompts.render(parsed.prompt, caller)
+    work = service.prompts.tokenize(text, caller, add_special_tokens=False, param="messages")
     response = JSONResponse({"input_tokens": len(await run_unless_disconnected(request.receive, work))})
     return with_ignored_tools(request, response, parsed.ignored_tools)

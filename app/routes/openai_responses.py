@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.websockets import WebSocket
 
+from app.admission.thread_queue import Caller
 from app.errors import ApiError
 from app.generation.generation import Generation
 from app.http.disconnect import run_unless_disconnected
@@ -66,14 +67,13 @@ async def input_items(request: Request) -> NoReturn:
 
 async def count_input_tokens(request: Request) -> Response:
     """POST /v1/responses/input_tokens: return the number of tokens of the prompt that an input becomes."""
-    authenticate_request(request)
-    service = get_service(request)
+    caller, service = Caller(authenticate_request(request).id), get_service(request)
     body = await read_json_body(request, service.settings)
-    parsed = await service.prompts.parse(InputTokensRequest, body)
+    parsed = await service.prompts.parse(InputTokensRequest, body, caller)
     service.check_model(parsed.model)
-    text = await service.prompts.render(parsed.chat_prompt, PARAMETER_NAMES)
+    text = await service.prompts.render(parsed.chat_prompt, caller, PARAMETER_NAMES)
     ids = await run_unless_disconnected(
-        request.receive, service.prompts.tokenize(text, add_special_tokens=False, param="input")
+        request.receive, service.prompts.tokenize(text, caller, add_special_tokens=False, param="input")
     )
     response = JSONResponse({"object": "response.input_tokens", "input_tokens": len(ids)})
     return with_ignored_tools(request, response, parsed.ignored_tools)

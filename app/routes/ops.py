@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from app.admission.tenants import TIER_OF_CLASS, Tenant
+from app.admission.thread_queue import Caller
 from app.engine_client.client import EngineState
 from app.errors import error_body
 from app.generation.request import ChatPrompt, effective_defaults
@@ -84,15 +85,15 @@ async def model(request: Request) -> Response:
 
 async def tokenize(request: Request) -> Response:
     """POST /tokenize: return the token ids of a text or a conversation (vLLM's shape)."""
-    authenticate_request(request)
-    service = get_service(request)
-    parsed = await service.prompts.parse(TokenizeRequest, await read_json_body(request, service.settings))
+    caller, service = Caller(authenticate_request(request).id), get_service(request)
+    parsed = await service.prompts.parse(TokenizeRequest, await read_json_body(request, service.settings), caller)
     service.check_model(parsed.model)
     if parsed.messages is not None:
-        text, special = await service.prompts.render(ChatPrompt(turns=turns(parsed.messages))), False
+        text, special = await service.prompts.render(ChatPrompt(turns=turns(parsed.messages)), caller), False
     else:
         text, special = parsed.prompt or "", parsed.add_special_tokens is not False
-    ids = await run_unless_disconnected(request.receive, service.prompts.tokenize(text, add_special_tokens=special))
+    work = service.prompts.tokenize(text, caller, add_special_tokens=special)
+    ids = await run_unless_disconnected(request.receive, work)
     return await json_response(
         {"count": len(ids), "max_model_len": service.info.max_model_len, "tokens": ids}, len(ids)
     )
@@ -100,11 +101,10 @@ async def tokenize(request: Request) -> Response:
 
 async def detokenize(request: Request) -> Response:
     """POST /detokenize: return the text of token ids."""
-    authenticate_request(request)
-    service = get_service(request)
-    parsed = await service.prompts.parse(DetokenizeRequest, await read_json_body(request, service.settings))
+    caller, service = Caller(authenticate_request(request).id), get_service(request)
+    parsed = await service.prompts.parse(DetokenizeRequest, await read_json_body(request, service.settings), caller)
     service.check_model(parsed.model)
-    text = await run_unless_disconnected(request.receive, service.prompts.detokenize(parsed.tokens))
+    text = await run_unless_disconnected(request.receive, service.prompts.detokenize(parsed.tokens, caller))
     return await json_response({"prompt": text}, len(parsed.tokens))
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from app.admission.cell_rate import CellRate
 from app.admission.tenants import Tenant
+from app.admission.thread_queue import Caller
 from app.errors import ApiError
 from app.http.json_body import MAX_INLINE_BYTES
 from app.protocols.conversation import Conversation
@@ -87,7 +88,9 @@ class Session:
                 event = parse_event(text, self.service.check_model)
             else:
                 event = await self.service.prompts.body_queue.run(
-                    lambda: parse_long_event(text, self.service.check_model), self.tenant.highest_class, size=len(text)
+                    lambda: parse_long_event(text, self.service.check_model),
+                    Caller(self.tenant.id, self.tenant.highest_class),
+                    size=len(text),
                 )
         except EventRefused as refused:
             await self._refuse(refused.error, refused.event_id)

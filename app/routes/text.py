@@ -9,6 +9,7 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import Response
 
+from app.admission.thread_queue import Caller
 from app.errors import ApiError
 from app.generation.generation import Generation
 from app.generation.idempotency import MAX_KEY_CHARACTERS, RETRY_SECONDS
@@ -40,7 +41,7 @@ async def answer(request: Request, schema: type[TextRequest]) -> Response:
     service, tenant = get_service(request), authenticate_request(request)
     body = await read_json_body(request, service.settings)
     intake.body_received(time.monotonic())
-    parsed = await service.prompts.parse(schema, body, intake)
+    parsed = await service.prompts.parse(schema, body, Caller(tenant.id, intake=intake))
     key = _idempotency_key(request)
     resume_seconds = _resume_seconds(request)
     header = "X-Carousel-Resume" if resume_seconds else "Idempotency-Key"

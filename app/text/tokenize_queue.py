@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from app.admission.thread_queue import ThreadQueue
-from app.streams.timeline import IntakeTimeline
+from app.admission.thread_queue import Caller, ThreadQueue
 from app.text.text_model import TextModel
 from engine.errors import ContextExceeded
-from engine.types import ServiceClass
 
 MIN_THREAD_CHARACTERS = 8_192  # characters; shorter texts are tokenized faster than a thread is woken
 MAX_CONCURRENT = 2  # texts at once: each needs a hundred times its size in memory, and a core that the engine uses
@@ -28,24 +26,18 @@ class TokenizeQueue:
     async def encode(
         self,
         text: str,
-        service_class: ServiceClass,
+        caller: Caller,
         *,
         add_special_tokens: bool,
         max_tokens: int | None = None,
-        intake: IntakeTimeline | None = None,
     ) -> list[int]:
         """Return the token ids of `text`. Raises `ContextExceeded` if its length shows that it has more than
         `max_tokens` tokens.
-
-        intake: records the time spent waiting for other texts.
         """
         if len(text) < MIN_THREAD_CHARACTERS:
             return self._text.encode(text, add_special_tokens=add_special_tokens)
         return await self._queue.run(
-            lambda: self.encode_inline(text, add_special_tokens, max_tokens),
-            service_class,
-            size=len(text),
-            intake=intake,
+            lambda: self.encode_inline(text, add_special_tokens, max_tokens), caller, size=len(text)
         )
 
     def encode_inline(self, text: str, add_special_tokens: bool, most: int | None = None) -> list[int]:

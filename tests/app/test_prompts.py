@@ -6,15 +6,14 @@ import threading
 
 import pytest
 
+from app.admission.thread_queue import NO_CALLER
 from app.errors import ApiError
 from app.generation.request import ChatPrompt, GenerationRequest
 from app.http.json_body import MAX_INLINE_BYTES
 from app.prompts import Prompts, opens_reasoning
-from app.streams.timeline import IntakeTimeline
 from app.text.text_model import TextModel
 from app.text.tools.definitions import Tool, ToolUse
 from app.text.tools.formats import format_by_name
-from engine.types import ServiceClass
 from tests.app.text_models import byte_level
 from tests.engine.scheduling.test_scheduler_machine import model_info
 
@@ -44,7 +43,9 @@ async def test_a_conversation_with_long_texts_is_not_rendered_on_the_event_loop(
 
     monkeypatch.setattr(text, "render_chat", recorded)
     prompts = Prompts(text, lambda: pytest.fail("the model is not needed"))
-    await prompts.render(ChatPrompt(turns=[{"role": "user", "content": "hi", **fields}], variables=variables))
+    await prompts.render(
+        ChatPrompt(turns=[{"role": "user", "content": "hi", **fields}], variables=variables), NO_CALLER
+    )
     assert (threads == [threading.get_ident()]) is is_inline
 
 
@@ -78,7 +79,7 @@ async def test_a_truncated_prompt_leaves_room_for_the_answer(max_tokens: int | N
     request = GenerationRequest(
         prompt=ChatPrompt(turns=turns), sampling={}, max_tokens=max_tokens, truncates_prompt=True
     )
-    ids = (await prompts.prepare(request, ServiceClass.STANDARD, IntakeTimeline(0.0))).ids
+    ids = (await prompts.prepare(request, NO_CALLER)).ids
     assert room - 100 <= len(ids) <= room
     assert byte_level().decode(ids).endswith("o" * 94)
 
@@ -100,7 +101,7 @@ async def test_turns_with_few_tokens_are_dropped_in_a_bounded_number_of_attempts
     prompts = Prompts(text, lambda: model_info(5000, 1, 1, max_model_len=5000))
     turns = [{"role": "user", "content": "hell"}] * 600 + [{"role": "user", "content": "a" * 4375}]
     request = GenerationRequest(prompt=ChatPrompt(turns=turns), sampling={}, truncates_prompt=True)
-    ids = (await prompts.prepare(request, ServiceClass.STANDARD, IntakeTimeline(0.0))).ids
+    ids = (await prompts.prepare(request, NO_CALLER)).ids
     assert (len(ids) == 4375) is fits and len(rendered) <= attempts + 1
 
 
@@ -113,5 +114,5 @@ async def test_the_text_of_a_grammar_is_limited(monkeypatch):
     prompt = ChatPrompt(turns=[{"role": "user", "content": "hi"}], tools=tools)
     request = GenerationRequest(prompt=prompt, sampling={})
     with pytest.raises(ApiError, match=r"tools: its grammar has \d\d,\d{3} characters, and at most 10,000") as refused:
-        await Prompts(text, lambda: model).prepare(request, ServiceClass.STANDARD, IntakeTimeline(0.0))
+        await Prompts(text, lambda: model).prepare(request, NO_CALLER)
     assert (refused.value.status, refused.value.param) == (400, "tools")

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from app.admission import thread_queue as turnstiles
-from app.admission.thread_queue import RELEASE_BYTES, ThreadQueue
+from app.admission.thread_queue import RELEASE_BYTES, Caller, ThreadQueue
 from engine.types import ServiceClass
 from tests.limits import HANG_SECONDS
 
@@ -21,7 +21,9 @@ async def test_the_next_function_waits_after_much_work():
     for turnstile in (limited, unlimited):
         await turnstile.run(lambda: None, cpu_seconds_spent=HOURS)
     await asyncio.wait_for(unlimited.run(lambda: ran.append("unlimited")), HANG_SECONDS)
-    waiting = asyncio.ensure_future(limited.run(lambda: ran.append("limited"), ServiceClass.INTERACTIVE))
+    waiting = asyncio.ensure_future(
+        limited.run(lambda: ran.append("limited"), Caller(service_class=ServiceClass.INTERACTIVE))
+    )
     await asyncio.wait_for(unlimited.run(lambda: None), HANG_SECONDS)
     assert ran == ["unlimited"] and limited.pending == 1
     waiting.cancel()

@@ -7,11 +7,12 @@ import gc
 import threading
 import time
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from app.admission.thread_queue import ThreadQueue
+from app.admission.thread_queue import Caller, ThreadQueue
 from app.streams.timeline import MIN_ATTRIBUTED_SECONDS, IntakeTimeline
 from app.text.text_model import TextModel
 from app.text.tokenize_queue import MAX_CONCURRENT, MIN_THREAD_CHARACTERS, RESERVED_INTERACTIVE, TokenizeQueue
@@ -20,7 +21,7 @@ from engine.types import ServiceClass, WaitReason
 from tests.limits import HANG_SECONDS
 
 LONG_TEXT = "a " * MIN_THREAD_CHARACTERS
-INTERACTIVE, BATCH = ServiceClass.INTERACTIVE, ServiceClass.BATCH
+INTERACTIVE, STANDARD, BATCH = (Caller(service_class=each) for each in ServiceClass)
 BATCH_PLACES = MAX_CONCURRENT - RESERVED_INTERACTIVE
 
 
@@ -48,12 +49,12 @@ async def test_interactive_texts_are_first_and_cancelled_ones_are_skipped():
     slow = SlowTextModel()
     encoding = TokenizeQueue(slow)
 
-    def submit(name: str, service_class: ServiceClass) -> asyncio.Task[list[int]]:
-        return asyncio.create_task(encoding.encode(LONG_TEXT + name, service_class, add_special_tokens=True))
+    def submit(name: str, caller: Caller) -> asyncio.Task[list[int]]:
+        return asyncio.create_task(encoding.encode(LONG_TEXT + name, caller, add_special_tokens=True))
 
     first = [submit(str(number), BATCH) for number in range(BATCH_PLACES)]
     await wait_until_started(BATCH_PLACES, slow)
-    leaving, batch, standard = submit("l", BATCH), submit("b", BATCH), submit("s", ServiceClass.STANDARD)
+    leaving, batch, standard = submit("l", BATCH), submit("b", BATCH), submit("s", STANDARD)
     await asyncio.sleep(0.01)
     assert len(slow.started) == BATCH_PLACES
     interactive = [submit("p", INTERACTIVE) for _ in range(RESERVED_INTERACTIVE + 1)]
@@ -73,7 +74,7 @@ async def test_waiting_for_other_texts_is_in_the_timeline():
     encoding = TokenizeQueue(slow)
     intakes = [IntakeTimeline(time.monotonic()) for _ in range(MAX_CONCURRENT + 1)]
     tasks = [
-        asyncio.create_task(encoding.encode(LONG_TEXT, INTERACTIVE, add_special_tokens=True, intake=intake))
+        asyncio.create_task(encoding.encode(LONG_TEXT, replace(INTERACTIVE, intake=intake), add_special_tokens=True))
         for intake in intakes
     ]
     await wait_until_started(MAX_CONCURRENT, slow)
