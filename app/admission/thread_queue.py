@@ -1,4 +1,6 @@
-"""ThreadQueue: runs long synchronous work in threads, a bounded number at a time, interactive requests first."""
+"""ThreadQueue: runs long synchronous work in threads, a bounded number at a time, interactive requests first and
+tenants in rotation.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +12,15 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from heapq import heappop, heappush
-from itertools import count
 from typing import Any, TypeVar
 
-from app.admission.cell_rate import CellRate
+from app.admission.cpu_shares import CpuShares
+from app.admission.rotation import Rotation
 from app.streams.timeline import IntakeTimeline
 from engine.types import ServiceClass, WaitReason
 
 RELEASE_BYTES = 1 << 20  # bytes or characters of inputs after which freed memory is returned to the system
 RELEASE_SECONDS = 1.0  # delay after the last of them
-TOLERANCE_SECONDS = 0.05  # CPU time after which a limited queue pauses
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # options of mallopt(3)
 
 Result = TypeVar("Result")
@@ -41,24 +41,23 @@ NO_CALLER = Caller()
 class ThreadQueue:
     """Bounded executor of functions in threads.
 
-    With a limited `max_cpu_share`, it pauses after its functions until they have used no more than that share of a
+    With a limited `max_cpu_share`, a tenant's functions wait until earlier ones have used no more than that share of a
     core: their threads compete with the engine for cores, and a client that sends only large inputs would occupy a
     whole core.
     """
 
     def __init__(self, max_concurrent: int, reserved: int = 0, max_cpu_share: float = math.inf) -> None:
         """max_concurrent: functions at once. reserved: number of these for interactive requests, because a running
-        function cannot be stopped. max_cpu_share: maximum share of a core.
+        function cannot be stopped. max_cpu_share: maximum share of a core for one tenant.
         """
-        self._budget = CellRate(max_cpu_share, TOLERANCE_SECONDS)
+        self._shares = CpuShares(max_cpu_share)
         self._pause_timer: asyncio.TimerHandle | None = None
         self._releasing: asyncio.TimerHandle | None = None
         self.pending = 0  # functions that wait or run
         self._read = 0  # bytes or characters since memory was last returned
         self._free = max_concurrent
         self._reserved = reserved
-        self._waiting: list[tuple[ServiceClass, int, asyncio.Future[None]]] = []  # a heap
-        self._arrivals = count()
+        self._waiting = {service_class: Rotation() for service_class in ServiceClass}
 
     async def run(
         self,
@@ -71,17 +70,17 @@ class ThreadQueue:
         """Return the result of `work`.
 
         A caller that is cancelled before its turn costs nothing; afterwards its place stays occupied until `work` ends,
-        and an exception of `work` is dropped. size: bytes or characters that
-        `work` reads, whose memory is returned to the system when nothing runs. cpu_seconds_spent: CPU seconds already
-        used for the input, which count towards the share.
+        and an exception of `work` is dropped. size: bytes or characters that `work` reads, whose memory is returned to
+        the system when nothing runs. cpu_seconds_spent: CPU seconds already used for the input, which count towards the
+        share.
         """
         self.pending += 1
         self._read += size
         try:
-            await self._turn(caller)
+            await self._turn(caller, size)
             used: list[float] = []
             running = asyncio.get_running_loop().run_in_executor(None, _timed, work, used)
-            running.add_done_callback(lambda ended: self._end(ended, cpu_seconds_spent + sum(used)))
+            running.add_done_callback(lambda ended: self._end(ended, caller.tenant, cpu_seconds_spent + sum(used)))
             try:
                 return await asyncio.shield(running)
             finally:
@@ -99,9 +98,8 @@ class ThreadQueue:
             self._read = 0
             asyncio.get_running_loop().run_in_executor(None, trim_malloc)
 
-    async def _turn(self, caller: Caller) -> None:
-        mine = asyncio.get_running_loop().create_future()
-        heappush(self._waiting, (caller.service_class, next(self._arrivals), mine))
+    async def _turn(self, caller: Caller, size: int) -> None:
+        mine = self._waiting[caller.service_class].join(caller.tenant, size)
         self._admit_waiting()
         if mine.done():
             return
@@ -115,10 +113,10 @@ class ThreadQueue:
         if caller.intake is not None:
             caller.intake.record_wait(began, time.monotonic(), WaitReason.TOKENIZATION)
 
-    def _end(self, running: asyncio.Future[Any], cpu_seconds: float) -> None:
+    def _end(self, running: asyncio.Future[Any], tenant: str, cpu_seconds: float) -> None:
         if not running.cancelled():
             running.exception()  # mark it as retrieved: asyncio would log it as an error if the caller was cancelled
-        self._budget.spend(time.monotonic(), cpu_seconds)
+        self._shares.spend(tenant, time.monotonic(), cpu_seconds)
         self._release_place()
 
     def _release_place(self) -> None:
@@ -126,17 +124,21 @@ class ThreadQueue:
         self._admit_waiting()
 
     def _admit_waiting(self) -> None:
-        while self._waiting:
-            if (rest := self._budget.wait(time.monotonic())) > 0:
-                self._pause(rest)
-                return
-            service_class, _, first = self._waiting[0]
-            if not first.done():
-                if self._free <= (0 if service_class is ServiceClass.INTERACTIVE else self._reserved):
-                    return
+        now, pause = time.monotonic(), math.inf
+
+        def may_go(tenant: str, _: int) -> bool:
+            nonlocal pause
+            wait = self._shares.wait(tenant, now)
+            pause = min(pause, wait or math.inf)
+            return not wait
+
+        for service_class, waiting in self._waiting.items():
+            while self._free > (0 if service_class is ServiceClass.INTERACTIVE else self._reserved):
+                if not waiting.grant(may_go):
+                    break
                 self._free -= 1
-                first.set_result(None)
-            heappop(self._waiting)
+        if pause < math.inf:
+            self._pause(pause)
 
     def _pause(self, seconds: float) -> None:
         if self._pause_timer is not None:

@@ -72,3 +72,42 @@ async def test_memory_is_returned_after_large_inputs_and_after_many_smaller_ones
     await asyncio.gather(*(turnstile.run(lambda: None, size=size) for size in sizes))
     await asyncio.wait_for(released.wait(), HANG_SECONDS)
     assert pending == [0] and turnstile._read == 0
+
+
+async def test_tenants_take_turns_and_the_smallest_input_of_one_goes_first():
+    """A flood of one tenant delays the input of another one by a single function, and its own small input too."""
+    turnstile, ran, may_end = ThreadQueue(1), [], threading.Event()
+    running = asyncio.ensure_future(turnstile.run(lambda: may_end.wait(10.0), Caller("flood")))
+    works = [
+        asyncio.ensure_future(turnstile.run(lambda name=name: ran.append(name), Caller(tenant), size=size))
+        for tenant, name, size in [
+            *(("flood", f"large {number}", 1000) for number in range(3)),
+            ("calm", "other", 1000),
+            ("flood", "small", 1),
+        ]
+    ]
+    await asyncio.sleep(0)
+    may_end.set()
+    await asyncio.wait_for(asyncio.gather(running, *works), 10)
+    assert ran == ["small", "other", "large 0", "large 1", "large 2"]
+
+
+async def test_the_cpu_share_of_one_tenant_is_not_used_up_by_another():
+    """After much work for one tenant, its next function waits, and that of another tenant runs at once."""
+    turnstile = ThreadQueue(1, max_cpu_share=0.5)
+    await turnstile.run(lambda: None, Caller("flood"), cpu_seconds_spent=0.9)
+    waiting = asyncio.ensure_future(turnstile.run(lambda: None, Caller("flood")))
+    await asyncio.wait_for(turnstile.run(lambda: None, Caller("calm")), 5)
+    assert not waiting.done()
+    waiting.cancel()
+
+
+async def test_all_tenants_together_have_a_share_too():
+    """Many tenants cannot use a core each."""
+    turnstile = ThreadQueue(1, max_cpu_share=0.5)
+    for number in range(3):
+        await turnstile.run(lambda: None, Caller(str(number)), cpu_seconds_spent=HOURS if number == 2 else 0.0)
+    waiting = asyncio.ensure_future(turnstile.run(lambda: None, Caller("new")))
+    await asyncio.gather(*(asyncio.to_thread(threading.get_ident) for _ in range(3)))
+    assert not waiting.done()
+    waiting.cancel()
