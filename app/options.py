@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from app.admission.body_budget import MEMORY_PER_BYTE
 from app.admission.keys_file import KeysFileError, read_keys_file
 from app.admission.tenant_tables import TenantError, read_tables, tenants_of
 from app.admission.tenants import KEY_CHARACTERS, Tenant, is_valid_key, key_digest, tenant_of_key
@@ -93,7 +94,9 @@ def resolve(
     if values.get("chat_template"):
         values["chat_template"] = _read_template(values["chat_template"])
     _check_generation_config(folder, values.get("generation_config", AUTO_CONFIG))
-    return settings(engine=engine.validate(), model_name=name, **values)
+    resolved = settings(engine=engine.validate(), model_name=name, **values)
+    _check_body_memory(resolved)
+    return resolved
 
 
 def reread_tenants(flags: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> tuple[Tenant, ...]:
@@ -186,6 +189,21 @@ def _check_generation_config(folder: Path, given: str) -> None:
         raise SettingsError(
             "generation_config must be auto, none or the path of a file or of a folder with a "
             f"{GENERATION_CONFIG_FILE}, got {given!r}"
+        )
+
+
+def _check_body_memory(settings: Settings) -> None:
+    """Refuse limits in which no body of the maximum size has room."""
+    needed = MEMORY_PER_BYTE * settings.max_body
+    if settings.max_tenant_body_memory < needed:
+        raise SettingsError(
+            f"max_tenant_body_memory must be at least {MEMORY_PER_BYTE} times max_body ({needed:,} bytes), got "
+            f"{settings.max_tenant_body_memory:,}; raise it, or lower max_body"
+        )
+    if settings.max_body_memory < settings.max_tenant_body_memory:
+        raise SettingsError(
+            f"max_body_memory must be at least max_tenant_body_memory ({settings.max_tenant_body_memory:,} bytes), got "
+            f"{settings.max_body_memory:,}; raise it, or lower max_tenant_body_memory"
         )
 
 

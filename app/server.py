@@ -29,6 +29,7 @@ from app.http.root_path import RootPathMiddleware
 from app.http.security import HostMiddleware, cross_origin, machine_names
 from app.observe.collectors import (
     AdmissionCollector,
+    BodyCollector,
     ConnectionCollector,
     EnergyCollector,
     LogCollector,
@@ -181,6 +182,7 @@ def _collect(service: Service, logs: LogWriter | None, connections: ConnectionLi
     """Register the collectors that are read at scrape time."""
     registry, model = service.metrics.registry, service.settings.model_name
     registry.register(AdmissionCollector(service.admission, model))
+    registry.register(BodyCollector(service.bodies, model))
     registry.register(EnergyCollector(service.energy, model))
     registry.register(LogCollector(logs))
     registry.register(ConnectionCollector(connections, model))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from app.admission.body_budget import BodyBudget
 from app.admission.event_pacer import EventPacer
 from app.admission.queues import Admission
 from app.admission.rate_limits import RateLimits
@@ -77,6 +78,7 @@ class Service:
     pacer: EventPacer = field(default_factory=EventPacer)
     limits: RateLimits = field(init=False)
     websockets: WebSocketLimits = field(init=False)
+    bodies: BodyBudget = field(init=False)
     refused_keys: RefusedKeys = field(default_factory=lambda: RefusedKeys(time.monotonic))
     _running: int = 0  # choices of requests that have received a slot and have not ended
 
@@ -89,6 +91,7 @@ class Service:
         defaults = {limit: getattr(self.settings, limit) for limit in LIMIT_OPTIONS}
         self.limits = RateLimits(defaults, time.monotonic)
         self.websockets = WebSocketLimits(self.settings.max_websockets, time.monotonic)
+        self.bodies = BodyBudget(self.settings.max_body_memory, self.settings.max_tenant_body_memory)
         self.live = LiveFeed(self.client, self.metrics.recent, lambda: self.draining)
 
     @property

@@ -211,6 +211,24 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # dict: f
         ),
     ] = None
     max_body: Annotated[int, Option(LIMITS, "maximum bytes of a request's body", bounds=(at_least(1),))] = 4 << 20
+    max_body_memory: Annotated[
+        int,
+        Option(
+            LIMITS,
+            "maximum bytes of memory for the bodies that are being read, decoded and tokenized, of which each takes "
+            "eight times its size; further ones wait unread, at most 30 s, and then get 503 with Retry-After",
+            bounds=(at_least(1),),
+        ),
+    ] = 256 << 20
+    max_tenant_body_memory: Annotated[
+        int,
+        Option(
+            LIMITS,
+            "the same for each key, or without keys for each address; at least eight times --max-body; beyond it 429 "
+            "with Retry-After",
+            bounds=(at_least(1),),
+        ),
+    ] = 64 << 20
     websocket_idle_timeout: Annotated[
         float,
         Option(

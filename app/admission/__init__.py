@@ -1,1 +1,1 @@
-"""Limits of clients: tenants and their keys, queues, rates, connections, CPU time of the API process."""
+"""Limits of clients: tenants and their keys, queues, rates, connections, bodies, CPU time of the API process."""

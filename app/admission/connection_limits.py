@@ -12,6 +12,7 @@ from app.errors import ApiError
 RESERVED_FILES = 64  # open files for the engine, logs, static files, and connections that are being refused
 DEFAULT_PER_ADDRESS = 256
 MAX_LINGERING = 16  # refused connections that stay open until the client has read the answer
+MAX_DISCARDING = 4  # connections whose unread bodies are read and discarded, which takes as long as reading them
 RETRY_SECONDS = 5  # it is unknown when another connection ends
 TOTAL_LIMIT, ADDRESS_LIMIT = "max_connections", "max_connections_per_address"
 
@@ -33,6 +34,7 @@ class ConnectionLimits:
         self._per_address = per_address
         self._proxies = proxies
         self._lingering = 0
+        self._discarding = 0
         self._by_network: Counter[str] = Counter()
 
     def enter(self, client: tuple[str, int] | None) -> Release:
@@ -64,6 +66,19 @@ class ConnectionLimits:
 
         def release() -> None:
             self._lingering -= 1
+
+        return release
+
+    def discard(self) -> Release | None:
+        """Return a function to call when the rest of a body was discarded, or None if that happens on too many
+        connections.
+        """
+        if self._discarding >= MAX_DISCARDING:
+            return None
+        self._discarding += 1
+
+        def release() -> None:
+            self._discarding -= 1
 
         return release
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
 from typing import Any
 
 import httptools
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from app.admission.connection_limits import ConnectionLimits, Release
@@ -34,6 +36,23 @@ LINGER_SECONDS = 1.0  # seconds that a refused client may still send data, which
 MAX_UNSENT_BYTES = 1 << 14  # bytes of an answer that the system buffers beyond those in flight
 
 
+# scope extension: `stop` drops what has arrived of a body, and closes the connection after the answer
+STOP_READING = "carousel.stop_reading"
+
+
+class _Flow(FlowControl):
+    """Flow control that calls a function when reading is resumed."""
+
+    def __init__(self, transport: asyncio.Transport, on_resume: Callable[[], None]) -> None:
+        super().__init__(transport)
+        self._on_resume = on_resume
+
+    def resume_reading(self) -> None:
+        if self.read_paused:
+            super().resume_reading()
+            self._on_resume()
+
+
 class Connection(HttpToolsProtocol):
     """HTTP connection without pipelining: it closes after an answer if the client sent more data before its end.
 
@@ -52,6 +71,8 @@ class Connection(HttpToolsProtocol):
     _deadline: asyncio.TimerHandle | None = None  # of the data that is expected
     _next_turn: asyncio.TimerHandle | None = None  # call of `_parse_some`
     _pieces = 0  # pieces of a body in this turn of the event loop
+    _is_body_unasked = False  # a head is complete, its body is not, and the application has not asked for it
+    _on_discarded: Release | None = None  # called when the rest of an answered request's body was discarded
 
     def __init__(self, *args: Any, limits: ConnectionLimits | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -61,6 +82,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._unparsed = bytearray()
+        self.flow = _Flow(transport, self._continue_parsing)
         _limit_unsent(transport)
         self._slow_client_guard = SlowClientGuard(transport)
         try:
@@ -73,6 +95,7 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._on_lost is not None:
             self._on_lost()
+        self._end_discarding()
         self._expect(None)
         self._slow_client_guard.end()
         self._unparsed.clear()
@@ -105,7 +128,7 @@ class Connection(HttpToolsProtocol):
         """Parse until much has been found in one turn of the event loop: 256 KiB can be 40,000 chunks of a body."""
         self._next_turn = None
         self._pieces = 0
-        while self._unparsed and not self._discards_input:
+        while self._unparsed and not self._discards_input and not self.flow.read_paused:
             if self._pieces > MAX_PIECES_PER_TURN:
                 self.transport.pause_reading()
                 self._next_turn = self.loop.call_later(REST_SECONDS, self._parse_some)
@@ -115,6 +138,11 @@ class Connection(HttpToolsProtocol):
             self._parse(piece)
         if not self.flow.read_paused:
             self.transport.resume_reading()
+
+    def _continue_parsing(self) -> None:
+        """Parse received data that the application asks for."""
+        if self._unparsed and self._next_turn is None:
+            self._parse_some()
 
     def _parse(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
@@ -134,6 +162,9 @@ class Connection(HttpToolsProtocol):
             self._head_bytes += len(data)
             if self._in_head and self._head_bytes > MAX_HEAD_BYTES:
                 self._refuse_head()
+            if self._is_body_unasked:
+                self._is_body_unasked = False
+                self.flow.pause_reading()
 
     def _upgrade(self, rest: bytes) -> None:
         """Hand the connection over, together with frames of a client that did not wait for the answer."""
@@ -198,7 +229,11 @@ class Connection(HttpToolsProtocol):
             self._head_refusal = refusal
             raise  # makes the parser stop
         super().on_headers_complete()
-        self.scope["extensions"] = {DIRECT_WRITE: {"write": partial(write, self.transport)}}
+        self.scope["extensions"] = {
+            DIRECT_WRITE: {"write": partial(write, self.transport)},
+            STOP_READING: {"stop": self._stop_reading},
+        }
+        self._is_body_unasked = True
         self._expect(BODY_SECONDS)
 
     def on_body(self, body: bytes) -> None:
@@ -207,8 +242,40 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         # After an answer that ended before its request did, no other time limit covers the connection.
+        self._is_body_unasked = False
         self._expect(None if self._is_answering else HEAD_SECONDS)
+        self._end_discarding()
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        self.cycle.body = bytearray()  # of a body that was not read; an idle connection would keep it
+        is_unread = self.cycle.more_body and not self.transport.is_closing()
+        if is_unread and not self._discards_input:
+            # The rest is read and discarded on few connections, which can then be used again. Others are closed: a
+            # flood of refused bodies would occupy the event loop.
+            self._on_discarded = self._limits.discard()
+            self._discards_input = self._on_discarded is None
+        super().on_response_complete()
+        if is_unread and self._discards_input:
+            self._close_unread()
+
+    def _stop_reading(self) -> None:
+        self._expect(None)
+        self._discards_input = True
+        self._unparsed.clear()
+        self.cycle.body = bytearray()
+        self.flow.pause_reading()
+
+    def _close_unread(self) -> None:
+        """Close without reading, when the client has had time to read the answer."""
+        self._stop_reading()
+        self.transport.write_eof()
+        self.loop.call_later(LINGER_SECONDS, self.transport.close)
+
+    def _end_discarding(self) -> None:
+        if self._on_discarded is not None:
+            self._on_discarded()
+            self._on_discarded = None
 
     def _expect(self, seconds: float | None) -> None:
         """Set the time in which expected data must arrive; None: no data is expected."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import ipaddress
 import socket
@@ -14,12 +15,15 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.admission.addresses import client_network
+from app.admission.body_budget import BodyMemory
 from app.admission.tenants import ANONYMOUS, Tenant, anonymous, key_digest
 from app.errors import ApiError, KeyRefused, error_body
+from app.http.connection import STOP_READING
 from app.observe.request_log import TENANT
 from app.settings import Settings
 
 PROBES = ("/livez", "/readyz")
+REFUSAL_SECONDS = 5.0  # delay of the answer to a body for which there is no memory
 JSON_TYPES = frozenset({"application/json", ""})
 
 
@@ -77,8 +81,10 @@ def _require(connection: HTTPConnection, kind: str, code: str, *keys: str) -> No
         raise KeyRefused(f"The {kind} is needed: Authorization: Bearer KEY.", code, was_given=bool(given))
 
 
-async def read_json_body(request: Request, settings: Settings) -> bytes:
-    """Return the body if it is JSON and not too large. Raises `ApiError` (413, 415)."""
+async def read_json_body(request: Request, settings: Settings, memory: BodyMemory) -> bytes:
+    """Return the body if it is JSON and not too large, for which `memory` is reserved before it is read. Raises
+    `ApiError`: 413, 415, 408 if it arrives too slowly, 429 and 503 if there is no memory.
+    """
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type not in JSON_TYPES:
         raise ApiError(415, f"Content-Type must be application/json, got {content_type[:80]!r}")
@@ -88,12 +94,27 @@ async def read_json_body(request: Request, settings: Settings) -> bytes:
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:
         raise ApiError(413, f"the body has {declared} bytes; the limit is {limit}", code="body_too_large")
+    try:
+        await memory.reserve(int(declared) if declared.isdigit() else limit)
+    except ApiError:
+        await _hold(request)
+        raise
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > limit:
-            raise ApiError(413, f"the body has more than {limit} bytes", code="body_too_large")
+    async with memory.arrival():
+        async for chunk in request.stream():
+            body += chunk
+            memory.count(len(chunk))
+            if len(body) > limit:
+                raise ApiError(413, f"the body has more than {limit} bytes", code="body_too_large")
+    memory.keep(len(body))
     return bytes(body)
+
+
+async def _hold(request: Request) -> None:
+    """Delay the refusal of a body, unread. A client that floods the server would send the next one at once."""
+    if STOP_READING in request.scope.get("extensions", {}):
+        request.scope["extensions"][STOP_READING]["stop"]()
+        await asyncio.sleep(REFUSAL_SECONDS)
 
 
 class HostMiddleware:

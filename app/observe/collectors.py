@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from app.admission.body_budget import BodyBudget
 from app.admission.connection_limits import ConnectionLimits
 from app.admission.queues import Admission
 from app.admission.refused_keys import RefusedKeys
@@ -224,6 +225,29 @@ class RefusedKeysCollector(Collector):
         text = "Requests with a wrong API key, operator key or metrics key."
         refused = CounterMetricFamily("carousel:keys_refused", text, labels=("model_name",))
         refused.add_metric([self._model], self._refused_keys.total)
+        yield refused
+
+
+class BodyCollector(Collector):
+    """Reads the memory of bodies, and the numbers of waiting and refused ones."""
+
+    def __init__(self, bodies: BodyBudget, model: str) -> None:
+        self._bodies = bodies
+        self._model = model
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ("model_name",)
+        text = "Memory reserved for bodies that are read, decoded and tokenized."
+        reserved = GaugeMetricFamily("carousel:body_memory_bytes", text, labels=labels)
+        reserved.add_metric([self._model], self._bodies.reserved)
+        yield reserved
+        waiting = GaugeMetricFamily("carousel:bodies_waiting", "Bodies that wait for memory, unread.", labels=labels)
+        waiting.add_metric([self._model], self._bodies.waiting)
+        yield waiting
+        text = "Bodies refused, by the limit that was reached."
+        refused = CounterMetricFamily("carousel:bodies_refused", text, labels=(*labels, "limit"))
+        for limit, count in self._bodies.refused.items():
+            refused.add_metric([self._model, limit], count)
         yield refused
 
 

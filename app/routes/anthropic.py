@@ -21,10 +21,11 @@ async def create_message(request: Request) -> Response:
 async def count_tokens(request: Request) -> Response:
     """Return the number of tokens of the prompt that a conversation becomes."""
     caller, service = Caller(authenticate_request(request).id), get_service(request)
-    body = await read_json_body(request, service.settings)
-    parsed = await service.prompts.parse(CountTokensRequest, body, caller)
-    service.check_model(parsed.model)
-    text = await service.prompts.render(parsed.prompt, caller)
-    work = service.prompts.tokenize(text, caller, add_special_tokens=False, param="messages")
-    response = JSONResponse({"input_tokens": len(await run_unless_disconnected(request.receive, work))})
+    with service.bodies.memory(caller.tenant) as memory:
+        body = await read_json_body(request, service.settings, memory)
+        parsed = await service.prompts.parse(CountTokensRequest, body, caller)
+        service.check_model(parsed.model)
+        text = await service.prompts.render(parsed.prompt, caller)
+        work = service.prompts.tokenize(text, caller, add_special_tokens=False, param="messages")
+        response = JSONResponse({"input_tokens": len(await run_unless_disconnected(request.receive, work))})
     return with_ignored_tools(request, response, parsed.ignored_tools)

@@ -68,13 +68,13 @@ async def input_items(request: Request) -> NoReturn:
 async def count_input_tokens(request: Request) -> Response:
     """POST /v1/responses/input_tokens: return the number of tokens of the prompt that an input becomes."""
     caller, service = Caller(authenticate_request(request).id), get_service(request)
-    body = await read_json_body(request, service.settings)
-    parsed = await service.prompts.parse(InputTokensRequest, body, caller)
-    service.check_model(parsed.model)
-    text = await service.prompts.render(parsed.chat_prompt, caller, PARAMETER_NAMES)
-    ids = await run_unless_disconnected(
-        request.receive, service.prompts.tokenize(text, caller, add_special_tokens=False, param="input")
-    )
+    with service.bodies.memory(caller.tenant) as memory:
+        body = await read_json_body(request, service.settings, memory)
+        parsed = await service.prompts.parse(InputTokensRequest, body, caller)
+        service.check_model(parsed.model)
+        text = await service.prompts.render(parsed.chat_prompt, caller, PARAMETER_NAMES)
+        work = service.prompts.tokenize(text, caller, add_special_tokens=False, param="input")
+        ids = await run_unless_disconnected(request.receive, work)
     response = JSONResponse({"object": "response.input_tokens", "input_tokens": len(ids)})
     return with_ignored_tools(request, response, parsed.ignored_tools)
 

@@ -86,14 +86,16 @@ async def model(request: Request) -> Response:
 async def tokenize(request: Request) -> Response:
     """POST /tokenize: return the token ids of a text or a conversation (vLLM's shape)."""
     caller, service = Caller(authenticate_request(request).id), get_service(request)
-    parsed = await service.prompts.parse(TokenizeRequest, await read_json_body(request, service.settings), caller)
-    service.check_model(parsed.model)
-    if parsed.messages is not None:
-        text, special = await service.prompts.render(ChatPrompt(turns=turns(parsed.messages)), caller), False
-    else:
-        text, special = parsed.prompt or "", parsed.add_special_tokens is not False
-    work = service.prompts.tokenize(text, caller, add_special_tokens=special)
-    ids = await run_unless_disconnected(request.receive, work)
+    with service.bodies.memory(caller.tenant) as memory:
+        body = await read_json_body(request, service.settings, memory)
+        parsed = await service.prompts.parse(TokenizeRequest, body, caller)
+        service.check_model(parsed.model)
+        if parsed.messages is not None:
+            text, special = await service.prompts.render(ChatPrompt(turns=turns(parsed.messages)), caller), False
+        else:
+            text, special = parsed.prompt or "", parsed.add_special_tokens is not False
+        work = service.prompts.tokenize(text, caller, add_special_tokens=special)
+        ids = await run_unless_disconnected(request.receive, work)
     return await json_response(
         {"count": len(ids), "max_model_len": service.info.max_model_len, "tokens": ids}, len(ids)
     )
@@ -102,9 +104,11 @@ async def tokenize(request: Request) -> Response:
 async def detokenize(request: Request) -> Response:
     """POST /detokenize: return the text of token ids."""
     caller, service = Caller(authenticate_request(request).id), get_service(request)
-    parsed = await service.prompts.parse(DetokenizeRequest, await read_json_body(request, service.settings), caller)
-    service.check_model(parsed.model)
-    text = await run_unless_disconnected(request.receive, service.prompts.detokenize(parsed.tokens, caller))
+    with service.bodies.memory(caller.tenant) as memory:
+        body = await read_json_body(request, service.settings, memory)
+        parsed = await service.prompts.parse(DetokenizeRequest, body, caller)
+        service.check_model(parsed.model)
+        text = await run_unless_disconnected(request.receive, service.prompts.detokenize(parsed.tokens, caller))
     return await json_response({"prompt": text}, len(parsed.tokens))
 
 

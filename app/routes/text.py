@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from app.admission.body_budget import BodyMemory
+from app.admission.tenants import Tenant
 from app.admission.thread_queue import Caller
 from app.errors import ApiError
 from app.generation.generation import Generation
@@ -35,11 +39,34 @@ async def text_completions(request: Request) -> Response:
     return await answer(request, CompletionRequest)
 
 
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """A request that was queued, without its body, so that an answer does not keep the body in memory."""
+
+    generation: Generation | PromptBatch
+    is_streamed: bool
+    was_repeated: bool
+    ignored_tools: Sequence[str]
+
+
 async def answer(request: Request, schema: type[TextRequest]) -> Response:
     """Answer a request of a text protocol, streamed or whole."""
     intake = IntakeTimeline(time.monotonic(), client_request_id(request.scope["headers"]) or "")
-    service, tenant = get_service(request), authenticate_request(request)
-    body = await read_json_body(request, service.settings)
+    tenant = authenticate_request(request)
+    with get_service(request).bodies.memory(tenant.id) as memory:
+        started = await _start(request, schema, tenant, intake, memory)
+    response = await _respond(request, started.generation, is_streamed=started.is_streamed)
+    if started.was_repeated:
+        response.headers["Idempotent-Replayed"] = "true"
+    return with_ignored_tools(request, response, started.ignored_tools)
+
+
+async def _start(
+    request: Request, schema: type[TextRequest], tenant: Tenant, intake: IntakeTimeline, memory: BodyMemory
+) -> _Started:
+    """Read a request and queue it, or find the answer of an earlier one with its key."""
+    service = get_service(request)
+    body = await read_json_body(request, service.settings, memory)
     intake.body_received(time.monotonic())
     parsed = await service.prompts.parse(schema, body, Caller(tenant.id, intake=intake))
     key = _idempotency_key(request)
@@ -58,10 +85,7 @@ async def answer(request: Request, schema: type[TextRequest]) -> Response:
         generation, was_repeated = await run_unless_disconnected(
             request.receive, service.idempotent.run(tenant.owner, key, digest, start)
         )
-    response = await _respond(request, generation, is_streamed=bool(parsed.stream))
-    if was_repeated:
-        response.headers["Idempotent-Replayed"] = "true"
-    return with_ignored_tools(request, response, parsed.ignored_tools)
+    return _Started(generation, bool(parsed.stream), was_repeated, parsed.ignored_tools)
 
 
 async def _respond(request: Request, generation: Generation | PromptBatch, *, is_streamed: bool) -> Response:

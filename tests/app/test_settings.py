@@ -234,3 +234,20 @@ def test_a_program_may_give_paths_as_objects(tmp_path: Path):
     template = tmp_path / "chat.jinja"
     template.write_text("x")
     assert resolve({"model": "demo", "chat_template": template}, {}).chat_template == "x"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ["--max-body", "10000000"],
+            r"at least 8 times max_body \(80,000,000 bytes\), got 67,108,864; raise it",
+        ),
+        (["--max-tenant-body-memory", "300000000"], "max_body_memory must be at least max_tenant_body_memory"),
+    ],
+)
+def test_the_memory_of_bodies_has_room_for_the_largest_one(model: str, flags: list[str], message: str):
+    """The error states the needed amount, and the option to change."""
+    with pytest.raises(SettingsError, match=message):
+        parse([model, *flags], {})
+    assert parse([model, "--max-body", "8388608"], {}).max_body == 8 << 20

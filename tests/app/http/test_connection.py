@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 import pytest
 import uvicorn
@@ -14,6 +15,7 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 
 import app.http.connection
+from app.admission.connection_limits import MAX_DISCARDING, ConnectionLimits
 from app.http.connection import Connection, write
 from tests.limits import HANG_SECONDS
 
@@ -158,5 +160,43 @@ async def test_the_progress_of_a_slow_reader_is_visible():
             assert full < await settled() < full + 30
     finally:
         reader.close()
+        server.should_exit = True
+        await serving
+
+
+async def test_few_connections_discard_the_body_of_an_answered_request(monkeypatch: pytest.MonkeyPatch):
+    """These answer a next request. Further ones get their answer too, and are closed with the body unread."""
+    monkeypatch.setattr(app.http.connection, "LINGER_SECONDS", 0.05)
+    size, request = 1 << 20, HEAD + b"Content-Length: %d\r\n\r\n"
+
+    async def refuse(_: Request) -> PlainTextResponse:
+        return PlainTextResponse("no", 429)
+
+    async def answer(reader: asyncio.StreamReader) -> bytes:
+        return (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")[0] + await reader.readexactly(2)
+
+    listening = socket.create_server(("127.0.0.1", 0))
+    routes = [Route("/", refuse, methods=["POST"])]
+    server = uvicorn.Server(
+        uvicorn.Config(
+            Starlette(routes=routes),
+            http=partial(Connection, limits=ConnectionLimits()),  # type: ignore[arg-type]
+            log_config=None,
+        )
+    )
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    try:
+        async with asyncio.timeout(20):
+            clients = [await asyncio.open_connection(*listening.getsockname()) for _ in range(MAX_DISCARDING + 1)]
+            for reader, writer in clients:
+                writer.write(request % size)
+                assert await answer(reader) == b"HTTP/1.1 429 Too Many Requestsno"
+            assert await clients[-1][0].read() == b""
+            for reader, writer in clients[:-1]:
+                writer.write(bytes(size) + request % 0)
+                assert await answer(reader) == b"HTTP/1.1 429 Too Many Requestsno"
+            for _, writer in clients:
+                writer.close()
+    finally:
         server.should_exit = True
         await serving

@@ -24,6 +24,9 @@ NOT_SHOWN: dict[str, str] = {
     "carousel:log_lines_dropped": "it is 0 unless nothing reads standard error",
     "carousel:connections": "it is for an alert near --max-connections",
     "carousel:connections_refused": "it is for an alert, not for the picture of the load",
+    "carousel:body_memory_bytes": "it is for an alert near --max-body-memory",
+    "carousel:bodies_waiting": "it is for an alert: it is 0 unless bodies reach a limit",
+    "carousel:bodies_refused": "it is for an alert, not for the picture of the load",
     "carousel:keys_refused": "it is for an alert, not for the picture of the load",
 }
 
