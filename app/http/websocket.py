@@ -15,6 +15,7 @@ from websockets.http11 import Request, Response
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
+from app.http.message_memory import MessageMemory
 from app.http.slow_client import SlowClientGuard
 from app.observe.request_log import client_request_id, new_request_id
 from app.streams.tail import DIRECT_WRITE
@@ -24,6 +25,7 @@ MAX_FRAMES_PER_TURN = 16  # parsed before other callbacks of the event loop run
 MAX_CONTROL_FRAMES_PER_SECOND = 50
 MAX_FRAGMENTS = 1024  # of one message
 FLOOD_CLOSE_CODE = 1008  # close code for too many frames
+NO_MEMORY_CLOSE_CODE = 1013  # close code for a message that found no memory: try again later
 CLOSE_CODE_EXTENSION = (
     "carousel.refused"  # scope extension: the code with which the server closed the connection because of a frame
 )
@@ -36,7 +38,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     A transport delivers up to 256 KiB in one call, which is 43,000 empty frames; parsed at once they would block the
     event loop for a second, and the transport could deliver the next call in the same turn. So received bytes wait in
     `_unparsed` while reading is paused. Reading resumes when they are parsed and the application has taken their
-    messages: at most two reads and one message of a client are buffered here.
+    messages: at most two reads and one message of a client are buffered here. A large message is parsed to its end when
+    memory for it is reserved.
 
     After a refused frame the connection is read to its end: a socket closed with bytes unread is reset, and a reset
     overtakes the close frame, so a client that is still sending would see a broken pipe instead of the close code. The
@@ -54,8 +57,11 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self.conn.accept = self._accept  # type: ignore[method-assign]
         self._unparsed = bytearray()
         self._slow_client_guard = SlowClientGuard(self.transport)
+        self._memory: MessageMemory | None = None  # after the handshake
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._memory is not None:
+            self._memory.close()
         self._slow_client_guard.end()
         self._unparsed.clear()
         if self.on_lost is not None:
@@ -88,6 +94,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
                 self._unparsed.clear()
                 self.handle_parser_exception()
                 return
+            if self._memory is not None:
+                self._memory.count(len(piece))
             self.handle_events()
         if self.transport.is_closing():
             self._unparsed.clear()
@@ -101,10 +109,11 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     @property
     def _is_blocked(self) -> bool:
-        """Return whether parsing waits for the application: to take a message, or to answer the handshake, because the
-        answer to a ping must not precede it.
+        """Return whether parsing waits for memory, or for the application: to take a message, or to answer the
+        handshake, because the answer to a ping must not precede it.
         """
-        return self.read_paused or (self.handshake_initiated and not self.handshake_complete)
+        waits_for_memory = self._memory is not None and self._memory.is_waiting
+        return waits_for_memory or self.read_paused or (self.handshake_initiated and not self.handshake_complete)
 
     def _unblock(self) -> None:
         if self._next_parse is None and not self._is_blocked:
@@ -114,7 +123,11 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         """Return the next message. Unlike uvicorn, resume reading only when all received bytes are parsed; otherwise a
         transport would deliver one read after another.
         """
+        if self._memory is not None:
+            self._memory.release_handled()
         message = await self.queue.get()
+        if self._memory is not None:
+            self._memory.take()
         if self.read_paused and self.queue.empty():
             self.read_paused = False
             self._unblock()
@@ -140,6 +153,9 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         super().handle_connect(event)
         if self.response.status_code == 101:
             self.scope["extensions"][DIRECT_WRITE] = {"write": self.write}
+            self._memory = MessageMemory(
+                self.scope["extensions"], self.config.ws_max_size, self._unblock, self._refuse_message
+            )
 
     def write(self, messages: list[bytes]) -> bool:
         """Write text messages. Return False, with nothing written, if the socket is full or the connection not open."""
@@ -186,6 +202,11 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
                 self._refuse(1007, "")
                 return
         super().send_receive_event_to_app()
+        if self._memory is not None:
+            self._memory.complete()
+
+    def _refuse_message(self) -> None:
+        self._refuse(NO_MEMORY_CLOSE_CODE, "There is no memory for this message; retry later.")
 
     def _refuse(self, code: int, reason: str) -> None:
         """Fail the connection (RFC 6455, 7.1.7) because of a frame that the parser itself accepted."""

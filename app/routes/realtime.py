@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,6 +13,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from app.admission.addresses import client_network
 from app.admission.tenants import Tenant
 from app.errors import ApiError
+from app.http.message_memory import MESSAGE_MEMORY
 from app.http.security import authenticate
 from app.http.websocket import CLOSE_CODE_EXTENSION, FLOOD_CLOSE_CODE
 from app.observe.request_log import REQUEST_ID
@@ -42,12 +44,14 @@ async def realtime(socket: WebSocket) -> None:
     except ApiError as error:
         service.metrics.count_refusal(tenant, tenant.highest_class, error.code or "other")
         raise
+    extensions = socket.scope.setdefault("extensions", {})
+    extensions[MESSAGE_MEMORY] = {"memory": partial(service.bodies.memory, tenant.id)}
     try:
         with service.websockets.opened(tenant):
             await socket.accept(subprotocol="realtime" if "realtime" in offered else None)
             await _run(socket, service, tenant)
     finally:
-        if socket.scope.get("extensions", {}).get(CLOSE_CODE_EXTENSION) == {"code": FLOOD_CLOSE_CODE}:
+        if extensions.get(CLOSE_CODE_EXTENSION) == {"code": FLOOD_CLOSE_CODE}:
             service.websockets.count_flood(tenant, network)
 
 

@@ -13,12 +13,16 @@ from websockets.client import ClientProtocol
 from websockets.frames import Close, Frame, Opcode
 from websockets.uri import parse_uri
 
+from app.admission import body_budget
+from app.admission.body_budget import FREE_BYTES, MEMORY_PER_BYTE, BodyBudget
+from app.http.message_memory import MESSAGE_MEMORY
 from app.http.websocket import (
     CLOSE_CODE_EXTENSION,
     FLOOD_CLOSE_CODE,
     MAX_CONTROL_FRAMES_PER_SECOND,
     MAX_FRAGMENTS,
     MAX_PARSE_BYTES,
+    NO_MEMORY_CLOSE_CODE,
     WebSocketProtocol,
 )
 from tests.app.routes.test_realtime_session import Transport
@@ -26,6 +30,7 @@ from tests.limits import HANG_SECONDS
 
 READ_BYTES = 256 << 10  # bytes that a transport delivers in one call
 READS_PER_TURN = 32
+BUDGET_BYTES = MEMORY_PER_BYTE << 20  # for one message of the maximum size
 MAX_FRAMES_PER_SLICE = MAX_PARSE_BYTES // 6 + 1
 
 
@@ -59,8 +64,10 @@ class Peer:
         self.client = ClientProtocol(parse_uri("ws://localhost/"), max_size=None)
         self.messages: asyncio.Queue[dict] = asyncio.Queue()
         self.may_accept, self.may_receive = asyncio.Event(), asyncio.Semaphore(0)
+        self.budget = BodyBudget(BUDGET_BYTES, BUDGET_BYTES)
 
     async def _application(self, scope, receive, send) -> None:
+        scope["extensions"][MESSAGE_MEMORY] = {"memory": lambda: self.budget.memory("tenant")}
         await receive()
         await self.may_accept.wait()
         await send({"type": "websocket.accept"})
@@ -249,3 +256,51 @@ def count_frames(peer: Peer) -> list[int]:
 
     peer.server.conn.recv_frame = counting_recv_frame  # type: ignore[method-assign]
     return count
+
+
+async def receive(peer: Peer) -> dict:
+    """Let the application receive one message, and return it."""
+    peer.may_receive.release()
+    return await asyncio.wait_for(peer.messages.get(), 10)
+
+
+async def test_a_large_message_is_not_parsed_before_memory_is_reserved(peer: Peer):
+    """Reading stops until another message is done; the memory is returned when the application takes the next one."""
+    text = b"a" * (4 * FREE_BYTES)
+    with peer.budget.memory("tenant") as other:
+        await other.reserve(1 << 20)
+        peer.send(frame(Opcode.TEXT, text))
+        await run_loop(5)
+        assert peer.transport.is_paused and peer.server.queue.empty() and len(peer.server._unparsed) > len(text) // 2
+    await run_loop(100)
+    assert (await receive(peer))["text"] == text.decode()
+    assert 0 < peer.budget.reserved <= MEMORY_PER_BYTE * (len(text) + 2 * MAX_PARSE_BYTES)
+    peer.send(frame(Opcode.TEXT, b"small"))
+    assert (await receive(peer))["text"] == "small" and peer.budget.reserved == 0
+
+
+async def test_a_large_message_without_memory_is_refused(peer: Peer, monkeypatch: pytest.MonkeyPatch):
+    """The close code tells the client to try again later, and nothing stays reserved."""
+    monkeypatch.setattr(body_budget, "MAX_WAIT_SECONDS", 0.0)
+    with peer.budget.memory("tenant") as other:
+        await other.reserve(1 << 20)
+        peer.send(frame(Opcode.TEXT, b"a" * (2 * FREE_BYTES)))
+        async with asyncio.timeout(10):
+            while peer.close is None:
+                await asyncio.sleep(0)
+    assert peer.close.code == NO_MEMORY_CLOSE_CODE and peer.budget.reserved == 0
+
+
+async def test_a_lost_connection_returns_the_memory_of_its_messages(peer: Peer):
+    """One is incomplete, and another one still waits for memory."""
+    budget, lost = peer.budget, [Peer(), Peer()]
+    for each in lost:
+        each.budget = budget
+        await each.open()
+        each.send(frame(Opcode.TEXT, b"a" * (4 * FREE_BYTES))[: 2 * FREE_BYTES])
+    await run_loop(100)
+    assert budget.reserved == BUDGET_BYTES and budget.waiting == 1
+    for each in reversed(lost):
+        await each.end()
+    await run_loop(5)
+    assert budget.reserved == 0 and budget.waiting == 0
