@@ -1,7 +1,8 @@
-"""Ordinary clients of a server under attack, in separate processes: chat streams, and a health check.
+"""Ordinary clients of a server under attack, in separate processes: chat streams, short and long chats, and a health
+check.
 
-`python -m benchmarks.bystanders streams PORT MODEL_FOLDER` and `... health PORT` run until their standard input ends.
-For each input line they print, as JSON, their figures since the previous line.
+`python -m benchmarks.bystanders streams PORT MODEL_FOLDER`, `... chats PORT MODEL_FOLDER` and `... health PORT` run until
+their standard input ends. For each input line they print, as JSON, their figures since the previous line.
 """
 
 from __future__ import annotations
@@ -13,16 +14,22 @@ import statistics
 import sys
 import threading
 import time
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
+from typing import Any
 
+from benchmarks.hostile_clients import CALM_KEY, CHAT, HOST, RESPONSES, words
 from benchmarks.sse_client import Part, receive, run
 from benchmarks.tally import percentile
 
-HOST = "127.0.0.1"
 STREAMS, TOKENS = 16, 1900
 EVENT = b"\ndata: "
 HEALTH_SECONDS = 0.05  # interval between checks
 MAX_HEALTH_SECONDS = 5.0
+CHAT_SECONDS = 0.5  # pause after an answer
+LONG_TURNS, TURN_BYTES = 24, 1000  # of the long chat, which is truncated to the context
+FIRST_TOKEN = {CHAT: b'"content":"', RESPONSES: b"event: response.output_text.delta"}
 
 
 def milliseconds(seconds: list[float]) -> dict[str, float]:
@@ -71,7 +78,7 @@ class Stream:
         while True:
             self._tail, self._last = b"", 0.0
             try:
-                await receive(HOST, self._port, "/v1/chat/completions", body, self._take)
+                await receive(HOST, self._port, CHAT, body, self._take, key=CALM_KEY)
             except (OSError, RuntimeError) as error:
                 self._failures.append(f"{type(error).__name__}: {error}"[:200])
                 await asyncio.sleep(HEALTH_SECONDS)
@@ -93,23 +100,93 @@ async def follow_streams(port: int, model: Path) -> None:
     bias = without_special_tokens(model)
     streams = [Stream(port, number, bias, gaps, failures) for number in range(STREAMS)]
     tasks = [asyncio.create_task(stream.follow()) for stream in streams]
+
+    def figures() -> dict[str, Any]:
+        longest = max(stream.silence for stream in streams)
+        if longest > max(gaps, default=0.0):  # count an unfinished gap as a finished one
+            gaps.append(longest)
+        found = milliseconds(gaps)
+        gaps.clear()
+        return found
+
+    await report_on_request(figures, failures)
+    for task in tasks:
+        task.cancel()
+
+
+def short_chat(number: int) -> tuple[str, dict[str, Any]]:
+    """Return path and body of a short question."""
+    return CHAT, {"messages": [{"role": "user", "content": f"Hi {number}"}]}
+
+
+def long_chat(number: int) -> tuple[str, dict[str, Any]]:
+    """Return path and body of a question at the end of a long conversation."""
+    roles = ("user", "assistant")
+    turns = [{"role": roles[turn % 2], "content": f"{number} {words(TURN_BYTES)}"} for turn in range(LONG_TURNS)]
+    return RESPONSES, {"input": [*turns, {"role": "user", "content": "Hi"}], "truncation": "auto"}
+
+
+async def first_token(port: int, path: str, body: dict[str, Any]) -> float:
+    """Return the seconds to the first token of a streamed answer."""
+    began, arrived, data = time.perf_counter(), 0.0, b""
+
+    def take(part: Part) -> None:
+        nonlocal arrived, data
+        data += part[1]
+        if not arrived and FIRST_TOKEN[path] in data:
+            arrived = part[0]
+
+    await receive(HOST, port, path, body | {"stream": True}, take, key=CALM_KEY)
+    return (arrived or time.perf_counter()) - began
+
+
+async def follow_chats(port: int, model: Path) -> None:
+    """Ask short and long questions, one after another, and report the times to their first tokens."""
+    times: dict[str, list[float]] = {"short": [], "long": []}
+    began: dict[str, float] = {}
+    failures: list[str] = []
+    bias = without_special_tokens(model)
+
+    async def ask(kind: str) -> None:
+        make = {"short": short_chat, "long": long_chat}[kind]
+        for number in count():
+            path, body = make(number)
+            limit = {"max_tokens": 4, "logit_bias": bias} if path == CHAT else {"max_output_tokens": 16}
+            began[kind] = time.perf_counter()
+            try:
+                times[kind].append(await first_token(port, path, body | limit))
+            except (OSError, RuntimeError) as error:
+                failures.append(f"{type(error).__name__}: {error}"[:200])
+            del began[kind]
+            await asyncio.sleep(CHAT_SECONDS)
+
+    def figures() -> dict[str, Any]:
+        for kind, moment in began.items():  # count an unanswered question as an answered one
+            times[kind].append(time.perf_counter() - moment)
+        found = {kind: milliseconds(seconds) for kind, seconds in times.items()}
+        for seconds in times.values():
+            seconds.clear()
+        return found
+
+    tasks = [asyncio.create_task(ask(kind)) for kind in times]
+    await report_on_request(figures, failures)
+    for task in tasks:
+        task.cancel()
+
+
+async def report_on_request(figures: Callable[[], dict[str, Any]], failures: list[str]) -> None:
+    """Print figures and failures as JSON for each line of standard input, until it ends."""
     ended = asyncio.Event()
 
     def report() -> None:
         if not sys.stdin.readline():
             ended.set()
             return
-        longest = max(stream.silence for stream in streams)
-        if longest > max(gaps, default=0.0):  # count an unfinished gap as a finished one
-            gaps.append(longest)
-        print(json.dumps({**milliseconds(gaps), "failures": failures}), flush=True)
-        gaps.clear()
+        print(json.dumps({**figures(), "failures": failures}), flush=True)
         failures.clear()
 
     asyncio.get_running_loop().add_reader(sys.stdin.fileno(), report)
     await ended.wait()
-    for task in tasks:
-        task.cancel()
 
 
 def check_health(port: int) -> float:
@@ -160,6 +237,8 @@ def main() -> None:
     kind, port = sys.argv[1], int(sys.argv[2])
     if kind == "streams":
         run(follow_streams(port, Path(sys.argv[3])))
+    elif kind == "chats":
+        run(follow_chats(port, Path(sys.argv[3])))
     else:
         poll_health(port)
 

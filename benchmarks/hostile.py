@@ -1,10 +1,10 @@
 """Effect of one hostile client on the streams of other clients.
 
 For each kind of hostile client a server is started, of the demo model or, where the vocabulary matters, of the default
-model (`carousel fetch`). 16 ordinary chat streams and a health check (20 per second) run in separate processes. One
-window is undisturbed, the next one has the hostile client; each ratio compares two successive windows. The client
-shares the machine's cores with the server, so the ratio must be read together with the client's own CPU time
-(`client_cores`).
+model (`carousel fetch`). 16 ordinary chat streams, a short and a long chat (24 kB) again and again, and a health check (20
+per second) run in separate processes. One window is undisturbed, the next one has the hostile client; each ratio compares
+two successive windows. The client shares the machine's cores with the server, so the ratio must be read together with the
+client's own CPU time (`client_cores`).
 
     python -m benchmarks.hostile                       # windows of 10 s
     python -m benchmarks.hostile --only pings --seconds 3
@@ -37,8 +37,10 @@ SETTLE_SECONDS = 2.0  # after an attack, before memory is read again
 MAX_CLIENT_SECONDS = 30.0  # for a hostile client to end after its window
 RSS_SECONDS = 0.05  # interval between readings
 LAG = re.compile(r'^carousel:event_loop_lag_seconds_bucket\{(?:.*,)?le="([^"]+)".*\} (\S+)$', re.MULTILINE)
-MAX_ITL_RATIO, MAX_HEALTH_MS = 1.5, 50.0  # limits to pass
+MAX_ITL_RATIO, MAX_TTFT_RATIO, MAX_HEALTH_MS = 1.5, 3.0, 50.0  # limits to pass
 MB = 1e6
+MAX_GROWTH_MB = 2 * (256 << 20) / MB  # of the API process: twice the default of --max-body-memory
+KINDS = ("short", "long")  # of chats
 
 
 class Child:
@@ -121,9 +123,9 @@ def lag_bucket(before: dict[float, float], after: dict[float, float], share: flo
 class Watched:
     """Server with the processes that observe it."""
 
-    def __init__(self, server: Serving, streams: Child, health: Child) -> None:
+    def __init__(self, server: Serving, streams: Child, chats: Child, health: Child) -> None:
         self.port = server.port
-        self._streams, self._health = streams, health
+        self._streams, self._chats, self._health = streams, chats, health
         self._process = psutil.Process(server.process.pid)
 
     @property
@@ -152,7 +154,11 @@ class Watched:
         return {**found, "seconds": passed, "rss_peak_mb": memory.peak}
 
     def _observe(self) -> dict[str, Any]:
-        return {"between_tokens_ms": self._streams.ask(), "health_ms": self._health.ask()}
+        return {
+            "between_tokens_ms": self._streams.ask(),
+            "first_token_ms": self._chats.ask(),
+            "health_ms": self._health.ask(),
+        }
 
     def _cpu_seconds(self) -> float:
         return float(sum(self._process.cpu_times()[:2]))
@@ -166,12 +172,13 @@ def measure(case: str, seconds: float) -> dict[str, Any]:
     """Start a server and return the figures of an undisturbed window and of one with the hostile client `case`."""
     model = CASES[case].model
     with (
-        Serving("--host", HOST, "--max-num-seqs", str(SLOTS), model=str(model)) as server,
+        Serving("--host", HOST, "--max-num-seqs", str(SLOTS), *CASES[case].options, model=str(model)) as server,
         Child("bystanders", "streams", server.port, model) as streams,
+        Child("bystanders", "chats", server.port, model) as chats,
         Child("bystanders", "health", server.port) as health,
         Child("hostile_clients", case, server.port, seconds) as client,
     ):
-        watched = Watched(server, streams, health)
+        watched = Watched(server, streams, chats, health)
         client.read()  # wait until it is ready
         watched.warm_up()
         rss_before = watched.rss
@@ -186,6 +193,7 @@ def measure(case: str, seconds: float) -> dict[str, Any]:
             "undisturbed": undisturbed,
             "attacked": attacked,
             "between_tokens_p99_ratio": ratio(attacked, undisturbed),
+            "first_token_p50_ratios": first_token_ratios(attacked, undisturbed),
             "rss_before_mb": rss_before,
             "rss_after_mb": watched.rss,
             "client_cores": attack["cpu_seconds"] / seconds,
@@ -199,14 +207,31 @@ def ratio(attacked: dict[str, Any], undisturbed: dict[str, Any]) -> float | None
     return above / below if above and below else None
 
 
+def first_token_ratios(attacked: dict[str, Any], undisturbed: dict[str, Any]) -> dict[str, float | None]:
+    """Return the ratios of the median times to the first token, by kind of chat; None if a window had none."""
+    medians = {
+        kind: [window["first_token_ms"].get(kind, {}).get("p50") for window in (attacked, undisturbed)]
+        for kind in KINDS
+    }
+    return {kind: above / below if above and below else None for kind, (above, below) in medians.items()}
+
+
 def misses(row: dict[str, Any]) -> list[str]:
     """Return the limits that a case exceeds, as sentences."""
     found = []
     if row["between_tokens_p99_ratio"] is None or row["between_tokens_p99_ratio"] > MAX_ITL_RATIO:
         found.append(f"the p99 between tokens is more than {MAX_ITL_RATIO} times the undisturbed one")
+    for kind, times in row["first_token_p50_ratios"].items():
+        if times is None or times > MAX_TTFT_RATIO:
+            found.append(
+                f"the median first token of {kind} chats is more than {MAX_TTFT_RATIO} times the undisturbed one"
+            )
+    growth = row["attacked"]["rss_peak_mb"] - row["rss_before_mb"]
+    if growth > MAX_GROWTH_MB:
+        found.append(f"the API process grew by {growth:.0f} MB, which is more than {MAX_GROWTH_MB:.0f}")
     if row["attacked"]["health_ms"].get("p99", float("inf")) > MAX_HEALTH_MS:
         found.append(f"the p99 of /health is over {MAX_HEALTH_MS:.0f} ms")
-    for name in ("between_tokens_ms", "health_ms"):
+    for name in ("between_tokens_ms", "first_token_ms", "health_ms"):
         if failures := row["attacked"][name]["failures"]:
             found.append(f"{len(failures)} ordinary requests failed, such as {failures[0]!r}")
     return found
@@ -222,6 +247,11 @@ def line(row: dict[str, Any]) -> str:
         f"{undisturbed['between_tokens_ms'].get('p99', 0):.1f}",
         f"{attacked['between_tokens_ms'].get('p99', 0):.1f}",
         "none" if times is None else f"{times:.2f}",
+        *(
+            f"{window['first_token_ms'][kind].get('p50', 0):.0f}"
+            for kind in KINDS
+            for window in (undisturbed, attacked)
+        ),
         f"{undisturbed['health_ms'].get('p99', 0):.0f}",
         f"{attacked['health_ms'].get('p99', 0):.0f}",
         f"{1000 * undisturbed['lag_p99_s']:g}",
@@ -241,6 +271,10 @@ HEADINGS = (
     "between tokens p99 undisturbed, ms",
     "attacked",
     "ratio",
+    "first token of a short chat p50 undisturbed, ms",
+    "attacked",
+    "of a long chat undisturbed",
+    "attacked",
     "/health p99 undisturbed, ms",
     "attacked",
     "event loop lag p99 at most, undisturbed, ms",

@@ -211,23 +211,29 @@ def retrieve(items: int, characters: int) -> Attack:
     return flood_socket(b"".join(retrievals), b"".join(created))
 
 
-def post(path: str, body: bytes, connections: int = 8) -> Attack:
+def post(path: str, body: bytes, connections: int = 8, headers: str = "") -> Attack:
     """Return an attack that posts `body` repeatedly on that many concurrent connections."""
-    return post_each(path, lambda number: body, connections)
+    return post_each(path, lambda number: body, connections, lambda number: headers)
 
 
-def post_each(path: str, make_body: Callable[[int], bytes], connections: int = 8) -> Attack:
+def post_each(
+    path: str,
+    make_body: Callable[[int], bytes],
+    connections: int = 8,
+    make_headers: Callable[[int], str] = lambda number: "",
+) -> Attack:
     """Return an attack that posts the body of each number in turn, on that many concurrent connections.
 
-    The outcome of a slow answer says so.
+    The outcome of a slow answer says so. make_headers: returns further headers of a number, each after a line break.
     """
 
     def attack(port: int, deadline: float) -> Outcomes:
         numbers = count()
 
         def connect() -> tuple[str, int]:
-            body = make_body(next(numbers))
-            request = post_head(port, path, f"Content-Length: {len(body)}") + body
+            number = next(numbers)
+            body = make_body(number)
+            request = post_head(port, path, f"Content-Length: {len(body)}{make_headers(number)}") + body
             began = time.monotonic()
             outcome = exchange(port, request, b"", HttpReply(), deadline)
             is_slow = time.monotonic() - began > SLOW_SECONDS
@@ -382,9 +388,13 @@ class Case:
     text: str
     prepare: Callable[[], Attack]
     model: Path = DEMO_MODEL
+    options: tuple[str, ...] = ()  # of the server
 
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+FLOOD_KEY, CALM_KEY = "flood", "calm"  # of hostile and of ordinary clients, on a server with keys
+WITH_KEYS = ("--api-key", f"{FLOOD_KEY},{CALM_KEY}", "--public-metrics")
+AS_FLOOD = f"\r\nAuthorization: Bearer {FLOOD_KEY}"
 MAX_IDS = 1 << 17  # token IDs per request
 SIZE = 4_000_000  # characters of large texts; the limit of a body is 4 MiB
 CASES = {
@@ -419,6 +429,11 @@ CASES = {
         "32 answers with expensive masks", lambda: post_each(CHAT, expensive_masks(16), 2), DEFAULT_MODEL.folder
     ),
     "checker-killed": Case("formats, and kill -9 of their checking process", lambda: kill_checker(0.5)),
+    "bodies": Case(
+        "300 bodies of 4 MB at once from another key",
+        lambda: post(CHAT, one_message(words(SIZE)), connections=300, headers=AS_FLOOD),
+        options=WITH_KEYS,
+    ),
     "prompt": Case("a prompt of 4 MB", lambda: post(COMPLETIONS, text_body(words(SIZE)))),
 }
 

@@ -15,7 +15,7 @@ from app.http.json_body import check_structure
 from app.protocols.schema import parse
 from app.protocols.tokens import DetokenizeRequest
 from benchmarks import hostile_clients as clients
-from benchmarks.hostile import lag_bucket, lag_counts, measure, misses, ratio
+from benchmarks.hostile import KINDS, lag_bucket, lag_counts, measure, misses, ratio
 
 LIMIT_BYTES = 4 << 20  # of a body
 
@@ -96,8 +96,13 @@ def test_the_lag_is_that_of_the_samples_between_two_readings():
 def test_a_window_without_tokens_misses_the_mark():
     """Stalled streams have no ratio, and their case is not a success."""
     still, moving = ({"between_tokens_ms": {"failures": []} | figures} for figures in ({}, {"p99": 5.0}))
-    attacked = still | {"health_ms": {"p99": 1.0, "failures": []}}
-    row = {"between_tokens_p99_ratio": ratio(still, moving), "attacked": attacked}
+    figures = {"health_ms": {"p99": 1.0, "failures": []}, "first_token_ms": {"failures": []}, "rss_peak_mb": 100.0}
+    row = {
+        "between_tokens_p99_ratio": ratio(still, moving),
+        "first_token_p50_ratios": {"short": 1.0, "long": 1.0},
+        "rss_before_mb": 100.0,
+        "attacked": still | figures,
+    }
     assert row["between_tokens_p99_ratio"] is None
     assert len(misses(row)) == 1
 
@@ -107,6 +112,8 @@ def test_one_case_gives_a_row():
     row = measure("pings", 1.0)
     assert any(outcome.startswith("close 1008") for outcome in row["outcomes"])
     for window in (row["undisturbed"], row["attacked"]):
+        assert all(window["first_token_ms"][kind]["count"] > 0 for kind in KINDS)
+        assert not window["first_token_ms"]["failures"]
         assert window["between_tokens_ms"]["count"] > 0 and window["health_ms"]["count"] > 0
         assert not window["between_tokens_ms"]["failures"] and not window["health_ms"]["failures"]
         assert window["rss_peak_mb"] > 0 and window["lag_p99_s"] > 0
