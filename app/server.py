@@ -32,6 +32,7 @@ from app.observe.collectors import (
     BodyCollector,
     ConnectionCollector,
     EnergyCollector,
+    IdempotencyCollector,
     LogCollector,
     MeteringCollector,
     RefusedKeysCollector,
@@ -184,6 +185,7 @@ def _collect(service: Service, logs: LogWriter | None, connections: ConnectionLi
     registry.register(AdmissionCollector(service.admission, model))
     registry.register(BodyCollector(service.bodies, model))
     registry.register(EnergyCollector(service.energy, model))
+    registry.register(IdempotencyCollector(service.idempotent, model))
     registry.register(LogCollector(logs))
     registry.register(ConnectionCollector(connections, model))
     registry.register(RefusedKeysCollector(service.refused_keys, model))

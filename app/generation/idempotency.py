@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from weakref import ReferenceType, ref
 
+from app.admission.bounded_keys import BoundedKeys
+from app.admission.tenants import Tenant
 from app.errors import ApiError
 from app.generation.generation import Generation
 from app.generation.registry import StreamRegistry
 from app.streams.stream_log import CursorError
 
 MAX_KEY_CHARACTERS = 255
-MAX_KEYS = 16_384  # beyond these, the oldest are forgotten
+MAX_KEYS = 65_536  # of all tenants; an entry takes at most 1 KB
+MAX_KEYS_PER_TENANT = 4096
 RETRY_SECONDS = 60.0  # for which an answer continues without a reader, so that a client can reconnect
 
 
@@ -27,19 +29,21 @@ class _Entry:
 
 
 class IdempotentRequests:
-    """Generations by owner and key, for as long as their streams are kept."""
+    """Generations by tenant and key, for as long as their streams are kept. Without API keys a network is a tenant, so
+    clients elsewhere can neither use nor displace its keys.
+    """
 
     def __init__(self, registry: StreamRegistry) -> None:
         self._registry = registry
-        self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
+        self.entries: BoundedKeys[_Entry] = BoundedKeys(MAX_KEYS, MAX_KEYS_PER_TENANT)
 
     async def run(
-        self, owner: str, key: str, digest: bytes, start: Callable[[], Awaitable[Generation]]
+        self, tenant: Tenant, key: str, digest: bytes, start: Callable[[], Awaitable[Generation]]
     ) -> tuple[Generation, bool]:
         """Return the generation of an earlier request with the key, else that of `start`, and whether it is an earlier
         one. Raises `ApiError`: 409 if the earlier request was another one, else that of `start`.
         """
-        while (entry := self._entries.get((owner, key))) is not None:
+        while (entry := self.entries.get(tenant.id, key)) is not None:
             if entry.digest != digest:
                 raise ApiError(
                     409,
@@ -53,21 +57,20 @@ class IdempotentRequests:
                 if not entry.generation.cancelled():
                     raise
                 continue  # the first client has left before its request was queued
-            if generation is not None and self._is_kept(generation, owner):
+            if generation is not None and self._is_kept(generation, tenant.owner):
                 return generation, True
-            self._forget(owner, key, entry)
-        return await self._start(owner, key, digest, start), False
+            self._forget(tenant.id, key, entry)
+        return await self._start(tenant.id, key, digest, start), False
 
     async def _start(
-        self, owner: str, key: str, digest: bytes, start: Callable[[], Awaitable[Generation]]
+        self, tenant_id: str, key: str, digest: bytes, start: Callable[[], Awaitable[Generation]]
     ) -> Generation:
-        entry = self._entries[owner, key] = _Entry(digest, asyncio.get_running_loop().create_future())
-        while len(self._entries) > MAX_KEYS:
-            self._entries.popitem(last=False)
+        entry = _Entry(digest, asyncio.get_running_loop().create_future())
+        self.entries.add(tenant_id, key, entry)
         try:
             generation = await start()
         except BaseException as error:
-            self._forget(owner, key, entry)
+            self._forget(tenant_id, key, entry)
             if isinstance(error, Exception):
                 entry.generation.set_exception(error)
                 entry.generation.exception()  # retrieved, also if no other request waits for it
@@ -83,6 +86,6 @@ class IdempotentRequests:
         except CursorError:
             return False
 
-    def _forget(self, owner: str, key: str, entry: _Entry) -> None:
-        if self._entries.get((owner, key)) is entry:
-            del self._entries[owner, key]
+    def _forget(self, tenant_id: str, key: str, entry: _Entry) -> None:
+        if self.entries.get(tenant_id, key) is entry:
+            self.entries.remove(tenant_id, key)

@@ -35,8 +35,8 @@ def stream_size(generation: Generation) -> int:
 
 
 @dataclass
-class _Owner:
-    """Finished streams of one owner."""
+class _Finished:
+    """Finished streams of one tenant."""
 
     streams: OrderedDict[str, Generation] = field(default_factory=OrderedDict)  # the oldest first
     size: int = 0
@@ -47,11 +47,13 @@ class StreamRegistry:
     """Generations by the id of their log."""
 
     ttl: float = 300.0  # seconds for which a finished stream can be read again
-    # total `size` of finished streams; beyond it, the owner with the most is evicted from first
+    # Total `size` of finished streams; beyond it, those of the tenant with the most are evicted first. Without API keys
+    # networks are tenants, which share one owner.
     max_size: int = 500_000
     epoch: str = field(default_factory=lambda: secrets.token_hex(3))  # identifies one run of this server
     _streams: dict[str, Generation] = field(default_factory=dict)
-    _owners: dict[str, _Owner] = field(default_factory=dict)  # with finished streams
+    _finished: OrderedDict[str, Generation] = field(default_factory=OrderedDict)  # the first that was finished first
+    _tenants: dict[str, _Finished] = field(default_factory=dict)  # with finished streams
     _size: int = 0
 
     def add(self, generation: Generation) -> None:
@@ -95,46 +97,44 @@ class StreamRegistry:
 
     def finish(self, generation: Generation) -> None:
         """Start the time to live of a generation whose log is closed."""
-        owner = self._owners.setdefault(generation.log.owner, _Owner())
-        owner.streams[generation.log.id] = generation
-        owner.size += stream_size(generation)
+        finished = self._tenants.setdefault(generation.request.tenant, _Finished())
+        finished.streams[generation.log.id] = self._finished[generation.log.id] = generation
+        finished.size += stream_size(generation)
         self._size += stream_size(generation)
         self.expire()
 
     def remove(self, generation: Generation) -> None:
         """Remove a finished generation before it expires."""
-        name, stream_id = generation.log.owner, generation.log.id
-        owner = self._owners.get(name)
-        if owner is not None and stream_id in owner.streams:
-            owner.streams.move_to_end(stream_id, last=False)
-            self._evict(name, owner)
+        name, stream_id = generation.request.tenant, generation.log.id
+        finished = self._tenants.get(name)
+        if finished is not None and stream_id in finished.streams:
+            finished.streams.move_to_end(stream_id, last=False)
+            self._evict(name, finished)
 
     def expire(self, now: Callable[[], float] = time.monotonic) -> None:
-        """Evict finished streams that are too old. If the total size is too large, evict the oldest of the owner with
-        the largest size, except for its last one. The cost is proportional to the evicted streams.
+        """Evict finished streams that are too old. If the total size is too large, evict the oldest of the tenant
+        with the largest size, but never the only stream. The cost is proportional to the evicted streams.
         """
         moment = now()
-        for name, owner in list(self._owners.items()):
-            while owner.streams and moment - (_oldest(owner).log.closed_at or moment) >= self.ttl:
-                self._evict(name, owner)
+        while self._finished:
+            oldest = next(iter(self._finished.values()))
+            if moment - (oldest.log.closed_at or moment) < self.ttl:
+                break
+            self.remove(oldest)
         while self._size > self.max_size:
-            name, owner = max(self._owners.items(), key=lambda item: item[1].size)
-            if len(owner.streams) == 1:
+            name, finished = max(self._tenants.items(), key=lambda item: item[1].size)
+            if len(self._finished) == 1:
                 return
-            self._evict(name, owner)
+            self._evict(name, finished)
 
-    def _evict(self, name: str, owner: _Owner) -> None:
-        stream_id, generation = owner.streams.popitem(last=False)
+    def _evict(self, name: str, finished: _Finished) -> None:
+        stream_id, generation = finished.streams.popitem(last=False)
         log_request(log, logging.DEBUG, generation.request, "its stream can no longer be read")
-        del self._streams[stream_id]
-        owner.size -= stream_size(generation)
+        del self._streams[stream_id], self._finished[stream_id]
+        finished.size -= stream_size(generation)
         self._size -= stream_size(generation)
-        if not owner.streams:
-            del self._owners[name]
+        if not finished.streams:
+            del self._tenants[name]
 
     def __len__(self) -> int:
         return len(self._streams)
-
-
-def _oldest(owner: _Owner) -> Generation:
-    return next(iter(owner.streams.values()))

@@ -16,6 +16,7 @@ from app.admission.connection_limits import ConnectionLimits
 from app.admission.queues import Admission
 from app.admission.refused_keys import RefusedKeys
 from app.engine_client.client import EngineClient, EngineState
+from app.generation.idempotency import IdempotentRequests
 from app.observe.energy import Energy
 from engine.log_queue import LogWriter
 from engine.types import PreemptionMode, ServiceClass
@@ -249,6 +250,24 @@ class BodyCollector(Collector):
         for limit, count in self._bodies.refused.items():
             refused.add_metric([self._model, limit], count)
         yield refused
+
+
+class IdempotencyCollector(Collector):
+    """Reads the numbers of idempotency keys that are kept, and that were forgotten early."""
+
+    def __init__(self, requests: IdempotentRequests, model: str) -> None:
+        self._requests = requests
+        self._model = model
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ("model_name",)
+        kept = GaugeMetricFamily("carousel:idempotency_keys", "Idempotency keys that are kept.", labels=labels)
+        kept.add_metric([self._model], len(self._requests.entries))
+        yield kept
+        text = "Idempotency keys forgotten because their tenant, or all, had too many."
+        evicted = CounterMetricFamily("carousel:idempotency_keys_evicted", text, labels=labels)
+        evicted.add_metric([self._model], self._requests.entries.evicted)
+        yield evicted
 
 
 class ConnectionCollector(Collector):

@@ -83,7 +83,7 @@ async def _start(
         digest = hashlib.sha256(request.url.path.encode() + b"\0" + body).digest()
         start = partial(service.generate, requests[0], tenant, intake)
         generation, was_repeated = await run_unless_disconnected(
-            request.receive, service.idempotent.run(tenant.owner, key, digest, start)
+            request.receive, service.idempotent.run(tenant, key, digest, start)
         )
     return _Started(generation, bool(parsed.stream), was_repeated, parsed.ignored_tools)
 

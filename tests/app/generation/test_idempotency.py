@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
+import app.generation.idempotency as idempotency
+from app.admission.tenants import ANONYMOUS, Tenant, anonymous
 from app.engine_client.client import EngineClient
 from app.generation.generation import Generation
 from app.generation.idempotency import IdempotentRequests
@@ -103,9 +105,49 @@ async def test_a_waiting_request_starts_itself_if_the_first_client_leaves_early(
     async def start() -> Generation:
         return generation
 
-    first = asyncio.create_task(requests.run("o", "k", b"d", never))
+    first = asyncio.create_task(requests.run(ANONYMOUS, "k", b"d", never))
     await began.wait()
-    second = asyncio.create_task(requests.run("o", "k", b"d", start))
+    second = asyncio.create_task(requests.run(ANONYMOUS, "k", b"d", start))
     await asyncio.sleep(0)
     first.cancel()
     assert await second == (generation, False)
+
+
+async def generation_of(requests: IdempotentRequests, tenant: Tenant, key: str) -> Generation:
+    """Return the generation of a key, which is started if there is none."""
+
+    async def start() -> Generation:
+        return Generation.__new__(Generation)
+
+    return (await requests.run(tenant, key, b"d", start))[0]
+
+
+@pytest.mark.parametrize(
+    ("victim", "flood"),
+    [
+        (Tenant(name="victim", digest="v" * 64), Tenant(name="flood", digest="f" * 64)),
+        (anonymous("192.0.2.1"), anonymous("192.0.2.2")),
+    ],
+)
+async def test_a_flood_of_keys_does_not_make_a_retry_of_another_tenant_run_again(
+    monkeypatch: pytest.MonkeyPatch, victim: Tenant, flood: Tenant
+):
+    """Neither with API keys nor, without, from another network; the flood loses its own oldest keys."""
+    monkeypatch.setattr(IdempotentRequests, "_is_kept", lambda *_: True)
+    requests = IdempotentRequests(StreamRegistry())
+    first = await generation_of(requests, victim, "order")
+    kept = [await generation_of(requests, flood, str(n)) for n in range(idempotency.MAX_KEYS_PER_TENANT + 10)]
+    assert await generation_of(requests, victim, "order") is first
+    assert await generation_of(requests, flood, "10") is kept[10]
+    assert await generation_of(requests, flood, "0") is not kept[0]
+    assert requests.entries.evicted == 11
+
+
+async def test_networks_without_keys_have_own_idempotency_keys(monkeypatch: pytest.MonkeyPatch):
+    """The same key from another network is another request, whatever its body is."""
+    monkeypatch.setattr(IdempotentRequests, "_is_kept", lambda *_: True)
+    requests = IdempotentRequests(StreamRegistry())
+    networks = [anonymous("192.0.2.1"), anonymous("192.0.2.2"), ANONYMOUS]
+    first = [await generation_of(requests, network, "1") for network in networks]
+    assert len({id(generation) for generation in first}) == 3
+    assert [await generation_of(requests, network, "1") for network in networks] == first

@@ -27,6 +27,8 @@ NOT_SHOWN: dict[str, str] = {
     "carousel:body_memory_bytes": "it is for an alert near --max-body-memory",
     "carousel:bodies_waiting": "it is for an alert: it is 0 unless bodies reach a limit",
     "carousel:bodies_refused": "it is for an alert, not for the picture of the load",
+    "carousel:idempotency_keys": "it is for a look at the memory of keys",
+    "carousel:idempotency_keys_evicted": "it is for an alert: a retry of such a key runs again",
     "carousel:keys_refused": "it is for an alert, not for the picture of the load",
 }
 

@@ -104,22 +104,22 @@ def test_a_cursor_is_valid_or_refused(text: str):
 class FakeGeneration:
     """The part of a generation that the registry uses."""
 
-    def __init__(self, log: StreamLog) -> None:
+    def __init__(self, log: StreamLog, tenant: str = "") -> None:
         self.log = log
-        self.request = Request(id="r", prompt=(1,) * 10, sampling=SamplingParams(max_tokens=1))
+        self.request = Request(id="r", prompt=(1,) * 10, sampling=SamplingParams(max_tokens=1), tenant=tenant)
 
 
-def as_generation(log: StreamLog) -> Generation:
-    return FakeGeneration(log)  # type: ignore[return-value]
+def as_generation(log: StreamLog, tenant: str = "") -> Generation:
+    return FakeGeneration(log, tenant)  # type: ignore[return-value]
 
 
-def finish(registry: StreamRegistry, name: str, owner: str = "", records: int = 1) -> None:
+def finish(registry: StreamRegistry, name: str, owner: str = "", records: int = 1, tenant: str = "") -> None:
     log = StreamLog(name, registry.epoch, owner)
-    registry.add(as_generation(log))
+    registry.add(as_generation(log, tenant or owner))
     for _ in range(records - 1):
         log.append(Delta(0, "x", 1))
     log.append(Usage(1, 1, 0))
-    registry.finish(as_generation(log))
+    registry.finish(as_generation(log, tenant or owner))
 
 
 def available(registry: StreamRegistry, names: str, owner: str = "") -> str:
@@ -154,6 +154,23 @@ def test_the_owner_with_the_most_kept_data_is_evicted_first():
     for name in "bcdefghijklm":
         finish(registry, name, "bob")
     assert available(registry, "a", "alice") == "a" and available(registry, "bcdefghijklm", "bob") == "ghijklm"
+
+
+def test_networks_without_keys_do_not_evict_each_other():
+    """They share one owner, and still each has its own streams evicted first."""
+    registry = StreamRegistry(max_size=10 * MIN_STREAM_SIZE)
+    finish(registry, "a", tenant="home")
+    for name in "bcdefghijklm":
+        finish(registry, name, tenant="flood")
+    assert available(registry, "abcdefghijklm") == "aghijklm"
+
+
+def test_many_tenants_with_one_stream_each_are_bounded_together():
+    """The largest stream goes first, also if its tenant has no other."""
+    registry = StreamRegistry(max_size=5 * MIN_STREAM_SIZE)
+    for name in "abcdefgh":
+        finish(registry, name, tenant=name, records=2 if name == "b" else 1)
+    assert available(registry, "abcdefgh") == "efgh"
 
 
 def test_a_logit_bias_counts_by_its_size():
