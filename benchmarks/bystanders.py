@@ -140,12 +140,36 @@ async def first_token(port: int, path: str, body: dict[str, Any]) -> float:
     return (arrived or time.perf_counter()) - began
 
 
+class Retry:
+    """Question that is asked again and again under one idempotency key, and must be answered once only."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._was_asked = False
+
+    async def ask(self) -> None:
+        """Ask. Raises `RuntimeError` if the question was asked before and is answered anew."""
+        path, body = short_chat(0)
+        received = bytearray()
+        fields = {"stream": True, "max_tokens": 1}
+
+        def take(part: Part) -> None:
+            received.extend(part[1])
+
+        await receive(HOST, self._port, path, body | fields, take, key=CALM_KEY, idempotency_key="first")
+        was_repeated = b"idempotent-replayed: true" in received.partition(b"\r\n\r\n")[0].lower()
+        if self._was_asked and not was_repeated:
+            raise RuntimeError("A repeated request ran again.")
+        self._was_asked = True
+
+
 async def follow_chats(port: int, model: Path) -> None:
     """Ask short and long questions, one after another, and report the times to their first tokens."""
     times: dict[str, list[float]] = {"short": [], "long": []}
     began: dict[str, float] = {}
     failures: list[str] = []
     bias = without_special_tokens(model)
+    retry = Retry(port)
 
     async def ask(kind: str) -> None:
         make = {"short": short_chat, "long": long_chat}[kind]
@@ -155,6 +179,8 @@ async def follow_chats(port: int, model: Path) -> None:
             began[kind] = time.perf_counter()
             try:
                 times[kind].append(await first_token(port, path, body | limit))
+                if kind == "short":
+                    await retry.ask()
             except (OSError, RuntimeError) as error:
                 failures.append(f"{type(error).__name__}: {error}"[:200])
             del began[kind]

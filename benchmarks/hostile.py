@@ -216,16 +216,20 @@ def first_token_ratios(attacked: dict[str, Any], undisturbed: dict[str, Any]) ->
     return {kind: above / below if above and below else None for kind, (above, below) in medians.items()}
 
 
-def misses(row: dict[str, Any]) -> list[str]:
-    """Return the limits that a case exceeds, as sentences."""
+def late_tokens(row: dict[str, Any]) -> list[str]:
+    """Return the limits of tokens' times that a case exceeds, as sentences."""
     found = []
     if row["between_tokens_p99_ratio"] is None or row["between_tokens_p99_ratio"] > MAX_ITL_RATIO:
         found.append(f"the p99 between tokens is more than {MAX_ITL_RATIO} times the undisturbed one")
     for kind, times in row["first_token_p50_ratios"].items():
         if times is None or times > MAX_TTFT_RATIO:
-            found.append(
-                f"the median first token of {kind} chats is more than {MAX_TTFT_RATIO} times the undisturbed one"
-            )
+            found.append(f"the median first token of {kind} chats is over {MAX_TTFT_RATIO} times the undisturbed one")
+    return found
+
+
+def misses(row: dict[str, Any]) -> list[str]:
+    """Return the limits that a case exceeds, as sentences."""
+    found = [] if CASES[row["case"]].is_served else late_tokens(row)
     growth = row["attacked"]["rss_peak_mb"] - row["rss_before_mb"]
     if growth > MAX_GROWTH_MB:
         found.append(f"the API process grew by {growth:.0f} MB, which is more than {MAX_GROWTH_MB:.0f}")

@@ -389,6 +389,7 @@ class Case:
     prepare: Callable[[], Attack]
     model: Path = DEMO_MODEL
     options: tuple[str, ...] = ()  # of the server
+    is_served: bool = False  # it takes a share of the engine like other clients, so that it may delay their tokens
 
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
@@ -433,6 +434,16 @@ CASES = {
         "300 bodies of 4 MB at once from another key",
         lambda: post(CHAT, one_message(words(SIZE)), connections=300, headers=AS_FLOOD),
         options=WITH_KEYS,
+    ),
+    "idempotency": Case(
+        "new idempotency keys on eight connections of another key",
+        lambda: post_each(
+            CHAT,
+            lambda number: json.dumps({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}).encode(),
+            make_headers=lambda number: f"{AS_FLOOD}\r\nIdempotency-Key: {number}",
+        ),
+        WITH_KEYS,
+        is_served=True,
     ),
     "prompt": Case("a prompt of 4 MB", lambda: post(COMPLETIONS, text_body(words(SIZE)))),
 }

@@ -61,6 +61,7 @@ async def receive(
     take: Callable[[Part], object],
     rcvlowat: int | None = None,
     key: str | None = None,
+    idempotency_key: str | None = None,
 ) -> None:
     """POST `body` and pass the response, including its headers, to `take` as it arrives.
 
@@ -69,6 +70,8 @@ async def receive(
     """
     payload = json.dumps(body).encode()
     authorization = f"Authorization: Bearer {key}\r\n" if key else ""
+    if idempotency_key:
+        authorization += f"Idempotency-Key: {idempotency_key}\r\n"
     head = (
         f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(payload)}\r\nConnection: close\r\n{authorization}\r\n"

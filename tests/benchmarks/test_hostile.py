@@ -98,6 +98,7 @@ def test_a_window_without_tokens_misses_the_mark():
     still, moving = ({"between_tokens_ms": {"failures": []} | figures} for figures in ({}, {"p99": 5.0}))
     figures = {"health_ms": {"p99": 1.0, "failures": []}, "first_token_ms": {"failures": []}, "rss_peak_mb": 100.0}
     row = {
+        "case": "pings",
         "between_tokens_p99_ratio": ratio(still, moving),
         "first_token_p50_ratios": {"short": 1.0, "long": 1.0},
         "rss_before_mb": 100.0,
