@@ -44,6 +44,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # dict: f
     root_path: Annotated[
         str, Option(NETWORK, "path under which a proxy serves this server, such as /llm, stripped or not")
     ] = ""
+    keep_alive: Annotated[
+        int,
+        Option(
+            NETWORK,
+            "seconds after an answer for which an idle connection stays open; longer than a proxy keeps its own",
+            bounds=(at_least(1),),
+        ),
+    ] = 75
     allowed_hosts: Annotated[
         tuple[str, ...],
         Option(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TextIO, cast
 
 import uvicorn
+from starlette.applications import Starlette
 from tqdm import tqdm
 
 from app.admission.addresses import AddressList
@@ -83,7 +84,17 @@ def run(
         restart_interval=settings.restart_interval,
     )
     app = create_app(settings, client, text, logs.writer, connections)
-    config = uvicorn.Config(
+    config = _config(settings, app, connections)
+    keys = KeyReload(app.state.service, read_configured)
+    manager = ServiceManager(os.environ)
+    server = GracefulServer(config, app.state.service, keys, listener, manager)
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:  # uvloop's loop, if installed
+        return runner.run(_run(server, manager, settings, logs))
+
+
+def _config(settings: Settings, app: Starlette, connections: ConnectionLimits) -> uvicorn.Config:
+    """Return the configuration of uvicorn."""
+    return uvicorn.Config(
         app,
         # Never debug, at which the WebSocket library logs the text of every frame.
         log_level={"debug": "info", "info": "warning"}.get(settings.log_level, settings.log_level),
@@ -96,15 +107,11 @@ def run(
         ws=WebSocketProtocol,
         ws_max_size=MAX_FRAME_BYTES,
         ws_per_message_deflate=False,  # 64 KiB per connection instead of 14 KiB, for frames of a few dozen bytes
+        timeout_keep_alive=settings.keep_alive,
         timeout_graceful_shutdown=GRACEFUL_SECONDS,
         server_header=False,
         backlog=BACKLOG,
     )
-    keys = KeyReload(app.state.service, read_configured)
-    manager = ServiceManager(os.environ)
-    server = GracefulServer(config, app.state.service, keys, listener, manager)
-    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:  # uvloop's loop, if installed
-        return runner.run(_run(server, manager, settings, logs))
 
 
 def spare_loaded_objects() -> None:
