@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
@@ -58,7 +59,8 @@ class LLM:
         """Load `model`: a folder, a hub name, or "demo"; None: the default of `carousel serve`, with a warning in the
         log if the bundled model takes its place. options: those of `carousel serve`, such as `max_num_seqs=8`. Returns
         when requests are served. Raises `SettingsError`, `EngineUnavailable`."""
-        settings = resolve({"model": model, **options}, {}, download=download_model)
+        patient = {"max_queue_wait_standard": math.inf}  # a program waits for all that it has asked for
+        settings = resolve({"model": model, **patient, **options}, {}, download=download_model)
         if settings.model_warning:
             log.warning("%s", settings.model_warning)
         self._is_closed = False

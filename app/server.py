@@ -66,7 +66,13 @@ def create_service(settings: Settings, client: EngineClient, text: TextModel) ->
         text=text,
         registry=StreamRegistry(ttl=settings.resume_ttl),
         metrics=Metrics(client, settings),
-        admission=Admission(settings.max_queue, settings.max_queue_tokens, time.monotonic, settings.max_queue_share),
+        admission=Admission(
+            settings.max_queue,
+            settings.max_queue_tokens,
+            time.monotonic,
+            settings.max_queue_share,
+            settings.max_queue_wait,
+        ),
         energy=Energy(),
         metering=_metering(settings),
         started=int(time.time()),  # wall clock, because it is shown to clients

@@ -140,14 +140,9 @@ class Service:
                 code="tier_not_allowed",
             )
         self.limits.check(tenant, choices)
-        self.admission.check(
-            tenant,
-            requested,
-            tokens,
-            self.prompts.tokenize_queue.pending,
-            max(0, self._slots - self._running),
-            requests,
-        )
+        free = max(0, self._slots - self._running)
+        self.admission.check(tenant, requested, tokens, self.prompts.tokenize_queue.pending, free, requests)
+        self.admission.check_wait(tenant, requested, self._slots, free, requests)
 
     def check_model(self, name: str | None) -> None:
         """Raise `ApiError` (404) if `name` is not the served model. None selects the served model."""

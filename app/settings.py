@@ -5,6 +5,7 @@ Names are vLLM's if vLLM has such an option. `app.options` reads their values.
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 from typing import Annotated, Literal
 
@@ -14,6 +15,7 @@ from app.admission.tenants import Tenant
 from app.text.generation_config import AUTO_CONFIG
 from engine.config import EngineConfig
 from engine.options import FINITE, SHARE, Option, at_least, between
+from engine.types import ServiceClass
 
 ToolParser = Literal[
     "auto", "deepseek", "glm", "harmony", "hermes", "llama3_json", "mistral", "none", "pythonic", "qwen3_coder"
@@ -163,6 +165,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # dict: f
             bounds=(SHARE,),
         ),
     ] = 0.5
+    max_queue_wait_interactive: Annotated[
+        float,
+        Option(
+            LIMITS,
+            "maximum seconds for which an interactive request may have to wait for a slot, as estimated when it "
+            "arrives; beyond it 503 with the time until then as Retry-After; inf: no limit",
+            bounds=(at_least(1),),
+        ),
+    ] = 60.0
+    max_queue_wait_standard: Annotated[
+        float, Option(LIMITS, "the same for a standard request", bounds=(at_least(1),))
+    ] = 600.0
+    max_queue_wait_batch: Annotated[float, Option(LIMITS, "the same for a batch request", bounds=(at_least(1),))] = (
+        math.inf
+    )
     requests_per_minute: Annotated[
         int | None,
         Option(
@@ -329,6 +346,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # dict: f
         key admits no client.
         """
         return self.keys_file is not None or bool(self.tenants)
+
+    @property
+    def max_queue_wait(self) -> dict[ServiceClass, float]:
+        """Return the maximum estimated wait of each class in seconds."""
+        return {each: getattr(self, f"max_queue_wait_{each.label}") for each in ServiceClass}
 
     @cached_property
     def tenants_by_digest(self) -> dict[str, Tenant]:

@@ -195,8 +195,8 @@ class BodyMemory:
     def is_slow(self) -> bool:
         """Return whether the body holds memory and arrives too slowly."""
         seconds = asyncio.get_running_loop().time() - self._began
-        is_due = self._reserved > 0 and seconds > GRACE_SECONDS
-        return is_due and self._received < MIN_BYTES_PER_SECOND * seconds
+        has_rate = self._reserved > 0 and seconds > GRACE_SECONDS
+        return has_rate and self._received < MIN_BYTES_PER_SECOND * seconds
 
     def give_up(self) -> None:
         """End the arrival."""

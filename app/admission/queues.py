@@ -1,17 +1,18 @@
 """Admission control: bounded queues per class and per tenant, in requests and in prompt tokens.
 
-A request beyond a bound is refused at once, before it costs anything. Its Retry-After is estimated from the observed
-drain rate of its queue.
-
+A request beyond a bound is refused at once, before it costs anything, and so is one that would wait for too long. Its
+Retry-After is estimated from the observed rate of its queue.
 """
 
 from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
+from app.admission.start_rate import StartRate
 from app.admission.tenants import Tenant
 from app.errors import ApiError
 from engine.types import ServiceClass
@@ -94,14 +95,24 @@ class Admission:
     """Queues of one server. A request counts from its arrival until it has a slot or has ended."""
 
     def __init__(
-        self, max_requests: int, max_tokens: int, clock: Callable[[], float], tenant_share: float = 1.0
+        self,
+        max_requests: int,
+        max_tokens: int,
+        clock: Callable[[], float],
+        tenant_share: float = 1.0,
+        max_wait: Mapping[ServiceClass, float] = MappingProxyType({}),
     ) -> None:
-        """tenant_share: share of both limits that one tenant may use in a class."""
+        """tenant_share: share of both limits that one tenant may use in a class. max_wait: maximum estimated seconds of
+        waiting; classes that it lacks have none.
+        """
         self._max_requests = max_requests
         self._max_tokens = max_tokens
         self._clock = clock
         self._classes = {service_class: Queue() for service_class in ServiceClass}
         self._tenant_share = tenant_share
+        self._max_wait = max_wait
+        self._rates = {service_class: StartRate() for service_class in ServiceClass}
+        self._next_return = dict.fromkeys(ServiceClass, 0.0)  # time at which the next refused client may return
         self._tenants: OrderedDict[str, TenantQueues] = OrderedDict()  # the least recently active first
 
     def check(
@@ -136,6 +147,49 @@ class Admission:
                 429, f"of one client in class {service_class.label}", "queue_share_exceeded",
             )  # fmt: skip
 
+    def check_wait(
+        self, tenant: Tenant, service_class: ServiceClass, slots: int, free_slots: int, requests: int = 1
+    ) -> None:
+        """Raise `ApiError` (503) if requests of a tenant would wait for longer than allowed.
+
+        Refused clients are told to return one after another, at the rate at which requests start.
+        """
+        most = self._max_wait.get(service_class, math.inf)
+        seconds = self.estimated_wait(tenant.id, service_class, slots, free_slots, requests)
+        if seconds <= most:
+            return
+        now = self._clock()
+        rate = self._rates[service_class].per_second(now, slots / 2)
+        returns_at = max(now + seconds - DRAIN_TARGET_SHARE * most, self._next_return[service_class])
+        self._next_return[service_class] = min(returns_at + requests / rate, now + MAX_RETRY_SECONDS)
+        retry_seconds = min(MAX_RETRY_SECONDS, max(1, math.ceil(returns_at - now)))
+        raise ApiError(
+            503,
+            f"A request of class {service_class.label} may wait for {seconds:.0f} s; the limit is {most:g} s "
+            f"(max_queue_wait_{service_class.label}). Retry in {retry_seconds} s.",
+            code="queue_wait_exceeded",
+            headers={"Retry-After": str(retry_seconds)},
+        )
+
+    def estimated_wait(
+        self, tenant_id: str, service_class: ServiceClass, slots: int, free_slots: int, requests: int = 1
+    ) -> float:
+        """Return the seconds in which the last of further requests of a tenant almost certainly starts, as tenants take
+        turns. 0 if there are free slots for all of them.
+
+        slots: of the engine, of which half are expected to be free soon.
+        """
+        now, seconds = self._clock(), 0.0
+        for higher in ServiceClass:
+            if higher < service_class:
+                seconds += self._classes[higher].requests / self._rates[higher].per_second(now, slots / 2)
+        own = self._tenants.get(tenant_id, EMPTY_QUEUES).classes[service_class].requests + requests
+        ahead = sum(min(queues.classes[service_class].requests, own) for queues in self._tenants.values())
+        ahead += requests - 1 - free_slots
+        # Starts are about a Poisson process: in a time with `ahead` expected ones, two deviations fewer are likely.
+        ahead = max(0, ahead)
+        return seconds + (ahead + 2 * math.sqrt(ahead)) / self._rates[service_class].per_second(now, slots / 2)
+
     def add_waiting(self, tenant_id: str, service_class: ServiceClass, tokens: int) -> None:
         """Count a request that starts to wait."""
         queues = self._tenants.get(tenant_id)
@@ -143,6 +197,8 @@ class Admission:
             self._forget_idle()
             queues = self._tenants[tenant_id] = TenantQueues()
         self._tenants.move_to_end(tenant_id)
+        if not self._classes[service_class].requests:
+            self._rates[service_class].begin_waiting(self._clock())
         for queue in (self._classes[service_class], queues.all, queues.classes[service_class]):
             queue.enter(tokens)
 
@@ -152,6 +208,9 @@ class Admission:
         queues = self._tenants[tenant_id]
         for queue in (self._classes[service_class], queues.all, queues.classes[service_class]):
             queue.leave(tokens, now)
+        self._rates[service_class].count_start(now)
+        if not self._classes[service_class].requests:
+            self._rates[service_class].end_waiting()
 
     def waiting(self, service_class: ServiceClass) -> Queue:
         """Return the queue of a class."""
