@@ -1,8 +1,8 @@
 """Ordinary clients of a server under attack, in separate processes: chat streams, short and long chats, and a health
 check.
 
-`python -m benchmarks.bystanders streams PORT MODEL_FOLDER`, `... chats PORT MODEL_FOLDER` and `... health PORT` run until
-their standard input ends. For each input line they print, as JSON, their figures since the previous line.
+`python -m benchmarks.bystanders streams PORT MODEL_FOLDER`, `... chats PORT MODEL_FOLDER` and `... health PORT` run
+until their standard input ends. For each input line they print, as JSON, their figures since the previous line.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from benchmarks.hostile_clients import CALM_KEY, CHAT, HOST, RESPONSES, words
+from benchmarks.hostile_bodies import words
+from benchmarks.hostile_clients import CALM_KEY, CHAT, HOST, RESPONSES
 from benchmarks.sse_client import Part, receive, run
 from benchmarks.tally import percentile
 

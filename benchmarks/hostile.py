@@ -1,10 +1,10 @@
 """Effect of one hostile client on the streams of other clients.
 
 For each kind of hostile client a server is started, of the demo model or, where the vocabulary matters, of the default
-model (`carousel fetch`). 16 ordinary chat streams, a short and a long chat (24 kB) again and again, and a health check (20
-per second) run in separate processes. One window is undisturbed, the next one has the hostile client; each ratio compares
-two successive windows. The client shares the machine's cores with the server, so the ratio must be read together with the
-client's own CPU time (`client_cores`).
+model (`carousel fetch`). 16 ordinary chat streams, a short and a long chat (24 kB) again and again, and a health check
+(20 per second) run in separate processes. One window is undisturbed, the next one has the hostile client; each ratio
+compares two successive windows. The client shares the machine's cores with the server, so the ratio must be read
+together with the client's own CPU time (`client_cores`).
 
     python -m benchmarks.hostile                       # windows of 10 s
     python -m benchmarks.hostile --only pings --seconds 3

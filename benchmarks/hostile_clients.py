@@ -7,9 +7,7 @@ standard input, attacks for that many seconds, and prints its outcomes as JSON. 
 from __future__ import annotations
 
 import contextlib
-import copy
 import json
-import re
 import select
 import socket
 import sys
@@ -21,13 +19,22 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import psutil  # type: ignore[import-untyped]
 
 from app.resources import demo_model
 from app.text.packaged_model import DEFAULT_MODEL
-from benchmarks.hostile_formats import FORMATS
+from benchmarks.hostile_bodies import (
+    expensive_masks,
+    hostile_format,
+    many_parts,
+    one_message,
+    text_body,
+    unknown_keys,
+    words,
+)
+from benchmarks.hostile_replies import CONTINUATION, PING, PONG, RECEIVE_BYTES, TEXT, HttpReply, Reply, WebSocketReply
 
 HOST = "127.0.0.1"
 DEMO_MODEL = demo_model()
@@ -35,10 +42,8 @@ CHECKER = "engine.constraints.checks"  # module of the process that checks forma
 CONNECT_SECONDS = 5.0
 SLOW_SECONDS = 2.0  # of an answer
 MAX_CONNECTIONS = 20_000  # successive connections of one hostile client
-RECEIVE_BYTES = 1 << 18
 CYCLE_BYTES = 1 << 16  # sent per call
 
-CONTINUATION, TEXT, CLOSE, PING, PONG = 0x0, 0x1, 0x8, 0x9, 0xA  # opcodes (RFC 6455, 5.2)
 
 Outcomes: TypeAlias = Counter[str]
 Attack: TypeAlias = Callable[[int, float], Outcomes]  # from a port and a deadline (time.monotonic)
@@ -80,74 +85,6 @@ def post_head(port: int, path: str, framing: str) -> bytes:
         f"POST {path} HTTP/1.1\r\nHost: {HOST}:{port}\r\nContent-Type: application/json\r\n{framing}\r\n"
         "Connection: close\r\n\r\n"
     ).encode()
-
-
-class Reply(Protocol):
-    """Parser of the bytes that a server sends."""
-
-    messages: int
-
-    def feed(self, data: bytes) -> str | None:
-        """Return the outcome once `data` ends the exchange."""
-
-
-class HttpReply:
-    """Status and error code of an HTTP response that has a length."""
-
-    messages = 0
-
-    def __init__(self) -> None:
-        self._data = bytearray()  # beginning of the response
-        self._size = 0  # bytes received
-
-    def feed(self, data: bytes) -> str | None:
-        self._size += len(data)
-        self._data += data[: RECEIVE_BYTES - len(self._data)]
-        head, end, _ = self._data.partition(b"\r\n\r\n")
-        length = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
-        if not end or self._size < len(head) + len(end) + (int(length[1]) if length else 0):
-            return None
-        code = re.search(rb'"code":\s*"(\w+)"', self._data)
-        return self._data[9:12].decode() + (f" {code[1].decode()}" if code else "")
-
-
-class WebSocketReply:
-    """Messages and the close code of a WebSocket, after its handshake."""
-
-    def __init__(self) -> None:
-        self.messages = 0
-        self._data = bytearray()
-        self._skip = 0  # payload bytes to skip
-        self._is_open = False
-
-    def feed(self, data: bytes) -> str | None:
-        self._data += data
-        if not self._is_open:
-            head, end, _ = self._data.partition(b"\r\n\r\n")
-            if not end:
-                return None
-            if b" 101 " not in head[:16]:
-                return f"HTTP {head[9:12].decode()}"
-            self._is_open = True
-            del self._data[: len(head) + len(end)]
-        return self._read_frames()
-
-    def _read_frames(self) -> str | None:
-        data = self._data
-        while True:
-            skipped = min(self._skip, len(data))
-            del data[:skipped]
-            self._skip -= skipped
-            extended = {126: 2, 127: 8}.get(data[1], 0) if len(data) >= 2 else 0
-            if self._skip or len(data) < 2 + extended:
-                return None
-            size = int.from_bytes(data[2 : 2 + extended], "big") if extended else data[1]
-            if data[0] & 0xF == CLOSE:
-                if len(data) < 2 + size:
-                    return None
-                return f"close {int.from_bytes(data[2:4], 'big')} {data[4 : 2 + size].decode()}".rstrip()
-            self.messages += data[0] & 0xF == TEXT
-            self._skip = 2 + extended + size
 
 
 def exchange(port: int, opening: bytes, cycle: bytes, reply: Reply, deadline: float) -> str:
@@ -287,59 +224,6 @@ def watch(path: str, watchers: int) -> Attack:
     return attack
 
 
-def many_parts(messages: int, parts: int) -> bytes:
-    """Return a chat body of messages with that many parts of one letter each."""
-    part = {"type": "text", "text": "a"}
-    return json.dumps({"messages": messages * [{"role": "user", "content": parts * [part]}]}).encode()
-
-
-def unknown_keys(keys: int) -> bytes:
-    """Return a body with that many unknown keys."""
-    return b"{%b}" % b",".join(b'"%06x":0' % number for number in range(keys))
-
-
-def text_body(text: str) -> bytes:
-    """Return a body with a prompt."""
-    return json.dumps({"prompt": text}).encode()
-
-
-def one_message(content: str) -> bytes:
-    """Return a chat body with one message."""
-    return json.dumps({"messages": [{"role": "user", "content": content}]}).encode()
-
-
-def hostile_format(number: int) -> bytes:
-    """Return a chat body with a hostile format that the server has not seen before."""
-    _, fields = list(FORMATS.items())[number % len(FORMATS)]
-    fields = copy.deepcopy(fields)
-    if "response_format" in fields and isinstance(fields["response_format"]["json_schema"]["schema"], dict):
-        fields["response_format"]["json_schema"]["schema"]["description"] = f"number {number}"
-    for kind in ("regex", "grammar"):
-        if kind in fields.get("structured_outputs", {}):
-            more = f"|x{number}" if kind == "regex" else f"\nX{number}: /x/"
-            fields["structured_outputs"][kind] += more
-    return json.dumps({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 60, **fields}).encode()
-
-
-# Grammars of some 50 bytes whose masks take 10 to 1,000 times as long as those of an ordinary schema.
-AMBIGUOUS = ('(((("a"?){1,50}){1,50}){1,50}){1,50}', "x\nx: x x | x x x | /[a-z ]/ |")
-
-
-def expensive_masks(choices: int) -> Callable[[int], bytes]:
-    """Return a function that makes a chat body with that many answers in an ambiguous grammar, without an end.
-
-    Half of the grammars begin with digits, so that a random walk of the checking process finds no expensive mask.
-    """
-
-    def body(number: int) -> bytes:
-        digits = "DIGITS " if number % 4 > 1 else ""
-        grammar = f"start: {digits}{AMBIGUOUS[number % 2]}\nDIGITS: /[0-9]{{{90 + number}}}/"
-        fields = {"structured_outputs": {"grammar": grammar}, "max_tokens": 1000, "min_tokens": 1000, "n": choices}
-        return json.dumps({"messages": [{"role": "user", "content": "Hi"}], **fields}).encode()
-
-    return body
-
-
 def kill_checker(interval: float) -> Attack:
     """Return an attack that sends new formats while it kills the process that checks them, `interval` seconds apart."""
     send = post_each(CHAT, hostile_format, 1)
@@ -374,11 +258,6 @@ def listens(process: psutil.Process, port: int) -> bool:
     except psutil.Error:  # of another user, or ended
         return False
     return any(each.laddr.port == port and each.status == psutil.CONN_LISTEN for each in connections)
-
-
-def words(size: int) -> str:
-    """Return a text of short words, of `size` characters."""
-    return ("the cat sat on the mat and looked at the moon. " * (size // 47 + 1))[:size]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from typing import Any
 
 from websockets.asyncio.client import ClientConnection
 
-from benchmarks.hostile_clients import CHAT, COMPLETIONS, HOST, words
+from benchmarks.hostile_bodies import words
+from benchmarks.hostile_clients import CHAT, COMPLETIONS, HOST
 from benchmarks.sse_client import receive
 
 MAX_ANSWER_SECONDS = 180.0  # for any answer, including a restart of a stopped engine

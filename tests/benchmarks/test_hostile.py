@@ -14,6 +14,7 @@ from app.errors import ApiError
 from app.http.json_body import check_structure
 from app.protocols.schema import parse
 from app.protocols.tokens import DetokenizeRequest
+from benchmarks import hostile_bodies as bodies
 from benchmarks import hostile_clients as clients
 from benchmarks.hostile import KINDS, lag_bucket, lag_counts, measure, misses, ratio
 
@@ -64,12 +65,12 @@ def test_an_http_reply_has_status_and_code():
 
 def test_bodies_are_within_the_limit_of_bytes_and_beyond_that_of_parts_and_keys():
     """Bodies that are refused for their structure are within the size limit, so they are read completely first."""
-    for body in (clients.many_parts(2200, 60), clients.unknown_keys(350_000)):
+    for body in (bodies.many_parts(2200, 60), bodies.unknown_keys(350_000)):
         assert len(body) <= LIMIT_BYTES
         with pytest.raises(ApiError) as refused:
             check_structure(body)
         assert refused.value.code == "body_too_complex"
-    for text in (clients.one_message("<" * clients.SIZE), clients.text_body(clients.words(clients.SIZE))):
+    for text in (bodies.one_message("<" * clients.SIZE), bodies.text_body(bodies.words(clients.SIZE))):
         assert len(text) <= LIMIT_BYTES
         check_structure(text)
 
