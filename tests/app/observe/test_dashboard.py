@@ -29,6 +29,8 @@ NOT_SHOWN: dict[str, str] = {
     "carousel:bodies_refused": "it is for an alert, not for the picture of the load",
     "carousel:idempotency_keys": "it is for a look at the memory of keys",
     "carousel:idempotency_keys_evicted": "it is for an alert: a retry of such a key runs again",
+    "carousel:mask_seconds": "it is for a look at the cost of formats",
+    "carousel:rows_without_mask": "it is for an alert: it is near 0 unless formats are hostile",
     "carousel:keys_refused": "it is for an alert, not for the picture of the load",
 }
 
