@@ -355,18 +355,17 @@ def test_a_configured_budget_is_kept():
 
 
 def test_a_long_prompt_is_chunked_by_the_budget_while_streams_continue():
-    """Every step with a chunk of a long prompt also yields a token of the running stream."""
+    """Every step with a chunk of a long prompt also yields a token of the running stream. At 100 tokens a second the
+    target time between tokens leaves a few tokens of the prompt to a step."""
     scenario = Scenario(slots=2, pages=80, max_num_batched_tokens=None, size=4)
     scenario.submit("runs", I, tokens=60)
     scenario.step()
-    scenario.submit("long", I, prompt=tuple(range(200)), tokens=2)
-    for _ in range(6):
+    scenario.submit("long", I, prompt=tuple(range(100)), tokens=2)
+    while not scenario.tokens("long"):
         before = len(scenario.tokens("runs"))
         scenario.step()
         assert len(scenario.tokens("runs")) == before + 1
-    assert scenario.runner.most_tokens == 1 + 32
-    scenario.step()
-    assert len(scenario.tokens("long")) == 1
+    assert 2 <= scenario.runner.most_tokens <= 12
     scenario.finish()
 
 
