@@ -27,7 +27,7 @@ from engine.execution.runner import ModelRunner
 from engine.execution.swap import STAGING_BYTES
 from engine.fingerprint import fingerprint
 from engine.heartbeat import Heartbeat
-from engine.host import free_memory_bytes, num_cores, total_memory_bytes
+from engine.host import free_memory_bytes, num_cores, total_memory
 from engine.scheduling.batch import Batch, Chunk, Join
 from engine.scheduling.costs import Costs
 from engine.scheduling.policies import make_policy
@@ -254,11 +254,11 @@ def _size_cache(config: EngineConfig, model: Model, dtype: torch.dtype, max_len:
     max_pages = 2 * config.max_num_seqs * -(-max_len // config.tokens_per_page)
     if config.num_pages is not None:
         pages = config.num_pages
-        available = torch.cuda.mem_get_info(model.device)[1] if model.device.type == "cuda" else total_memory_bytes()
-        if pages * page_bytes > available:
+        total, source = _total_memory(model.device)
+        if pages * page_bytes > total:
             raise ConfigError(
                 f"num_pages ({pages}) of {page_bytes} bytes each need {pages * page_bytes / 2**30:.1f} GiB, but only "
-                f"{available / 2**30:.1f} GiB exist"
+                f"{total / 2**30:.1f} GiB exist ({source}); lower num_pages, or leave it out"
             )
     elif model.device.type == "cuda":
         torch.cuda.empty_cache()  # memory that torch caches after loading counts as used
@@ -273,9 +273,28 @@ def _size_cache(config: EngineConfig, model: Model, dtype: torch.dtype, max_len:
         raise ConfigError(
             f"there is no memory for a KV page of {page_bytes} bytes; use a smaller model or raise memory_fraction"
         )
-    return pages, int(
-        min(config.swap_space * 2**30 / page_bytes, max_pages)
-    )  # the number of bytes may exceed an integer
+    host_bytes = config.swap_space * 2**30  # may exceed an integer
+    if host_bytes > (most := _max_swap_bytes(model.device, pages * page_bytes)):
+        log.warning(
+            "swap_space is %g GiB, of which %.2f GiB are used: half of the free host memory",
+            config.swap_space,
+            most / 2**30,
+        )
+        host_bytes = most
+    return pages, int(min(host_bytes / page_bytes, max_pages))
+
+
+def _total_memory(device: torch.device) -> tuple[int, str]:
+    """Return the bytes that a device has, or that this process may use of a CPU's memory, and the name of the limit."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1], "the GPU's memory"
+    memory = total_memory()
+    return memory.limit, memory.source
+
+
+def _max_swap_bytes(device: torch.device, cache_bytes: int) -> int:
+    """Return the most bytes that swapped pages may take: half of the host memory that the KV cache leaves."""
+    return max(0, free_memory_bytes() - (cache_bytes if device.type == "cpu" else 0)) // 2
 
 
 def _log_free_memory(device: torch.device, when: str) -> int:

@@ -6,37 +6,33 @@ import contextlib
 import os
 from pathlib import Path
 
+from engine.memory_limits import ROOT, MemoryLimit, memory_limits
+
 NICENESS = 10  # of work that can wait
 
-# Files with a container's memory limit and usage, for both generations of control groups.
-CGROUP_MEMORY = (
-    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
-    (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
-)
 
+def free_memory_bytes(root: Path = ROOT) -> int:
+    """Return the bytes available without swapping: Linux's MemAvailable, or less where a limit leaves less.
 
-def free_memory_bytes() -> int:
-    """Return the bytes available without swapping: Linux's MemAvailable, limited by a container's remaining allowance.
-
-    On other systems, half of the physical memory is assumed to be free.
+    root: folder of the files that are read. On other systems, half of the physical memory is assumed to be free.
     """
-    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    meminfo = Path("/proc/meminfo")
+    return min(each.free for each in (_machine_memory(root), *memory_limits(root)))
+
+
+def total_memory(root: Path = ROOT) -> MemoryLimit:
+    """Return the limit that allows this process the least memory; without a lower one, the physical memory."""
+    return min((_machine_memory(root), *memory_limits(root)), key=lambda each: each.limit)
+
+
+def _machine_memory(root: Path) -> MemoryLimit:
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    free = total // 2
+    meminfo = root / "proc/meminfo"
     if meminfo.exists():
         for line in meminfo.read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 free = int(line.split()[1]) * 1024
-    for limit, used in CGROUP_MEMORY:
-        try:
-            free = min(free, max(0, int(limit.read_text()) - int(used.read_text())))
-        except (OSError, ValueError):  # no such file, or the content "max"
-            continue
-    return free
-
-
-def total_memory_bytes() -> int:
-    """Return the bytes of physical memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return MemoryLimit("the machine's memory", total, total - free)
 
 
 def num_cores() -> int:
