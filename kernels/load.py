@@ -43,7 +43,7 @@ def load(
 
         return TritonKernels()
     if choice != "torch" and dtype in (torch.float32, torch.bfloat16):
-        from kernels.cpu.library import CompileError
+        from kernels.cpu.compiler import CompileError
 
         try:
             from kernels.cpu.backend import CpuKernels

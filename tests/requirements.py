@@ -10,7 +10,7 @@ import shutil
 
 import pytest
 
-from kernels.cpu.library import COMPILERS
+from kernels.cpu.compiler import COMPILERS
 
 
 def is_strict() -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from kernels.cpu.library import CompileError, load
+from kernels.cpu.compiler import CompileError
+from kernels.cpu.library import load
 
 try:
     load()

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.cpu.library import COMPILERS
+from kernels.cpu.compiler import COMPILERS
 from kernels.triton.device_limits import SHARED_BYTES
 from tests.gpu import machine as machinery
 from tests.gpu.machine import Machine, Mark

@@ -59,7 +59,7 @@ def half_precision() -> torch.dtype:
 def cpu_kernels(allow_bf16: bool = False) -> Kernels:
     """Return the compiled CPU kernels. Without a compiler the test is skipped, or fails in strict mode."""
     from kernels.cpu.backend import CpuKernels
-    from kernels.cpu.library import CompileError
+    from kernels.cpu.compiler import CompileError
 
     try:
         return CpuKernels(allow_bf16)
@@ -72,7 +72,7 @@ def cpu_kernels(allow_bf16: bool = False) -> Kernels:
 def attention_rounds() -> bool:
     """Return whether compiled kernels round the operands of attention where rounding is allowed. They do on processors
     that multiply pairs of bfloat16 faster than floats and have no matrix unit."""
-    from kernels.cpu.library import CompileError
+    from kernels.cpu.compiler import CompileError
     from kernels.cpu.linear import layouts
     from kernels.cpu.structs import Layout
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import shlex
 import shutil
 import subprocess
-import sys
 import threading
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,9 +15,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.cpu import library, slot_record, structs
+from kernels.cpu import slot_record, structs
 from kernels.cpu.backend import CpuKernels
-from kernels.cpu.library import CompileError
+from kernels.cpu.cache import SOURCE
+from kernels.cpu.compiler import COMPILERS
 from kernels.cpu.linear import CpuLinear, layouts
 from kernels.cpu.structs import Layout
 from kernels.paging import PagedKV
@@ -37,18 +36,6 @@ SHAPES = [(64, 80), (96, 64), (256, 1376), (576, 960), (1536, 576), (100, 61), (
 def compiled() -> None:
     """Skip this file if kernels cannot be compiled."""
     cpu_kernels()
-
-
-@pytest.fixture
-def compiling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Use an empty cache and sources that compile quickly, so that every load compiles first."""
-    source = tmp_path / "source"
-    source.mkdir()
-    for number in range(3):
-        (source / f"part{number}.cpp").write_text(f'extern "C" int part{number}() {{ return {number}; }}\n')
-    monkeypatch.setattr(library, "SOURCE", source)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return monkeypatch
 
 
 class Kind(NamedTuple):
@@ -188,7 +175,7 @@ OTHER_PROCESSORS = {
 
 def compile_and_test(flags: str, tests: str) -> str:
     """Run some kernel tests with the C++ code compiled with more flags."""
-    compiler = next(name for name in library.COMPILERS if shutil.which(name))
+    compiler = next(name for name in COMPILERS if shutil.which(name))
     files = [f"tests/kernels/test_{name}.py" for name in ("cpu", "attention", "norm_and_gate")]
     with TemporaryDirectory() as cache:
         return run_pytest([*files, "-k", tests], XDG_CACHE_HOME=cache, CXX=f"{compiler} {flags}")
@@ -219,9 +206,9 @@ def test_every_field_has_the_offset_of_the_compiler(tmp_path: Path):
     text += "#include <cstddef>\n#include <cstdio>\nint main() { for (size_t at : {" + "".join(lines)
     (tmp_path / "layout.cpp").write_text(text + '}) std::printf("%zu ", at); }')
     (tmp_path / slot_record.FILE_NAME).write_text(slot_record.header())
-    compiler = next(name for name in library.COMPILERS if shutil.which(name))
+    compiler = next(name for name in COMPILERS if shutil.which(name))
     built = tmp_path / "layout"
-    command = [compiler, "-std=c++17", "-w", f"-I{library.SOURCE}", f"-I{tmp_path}", str(tmp_path / "layout.cpp")]
+    command = [compiler, "-std=c++17", "-w", f"-I{SOURCE}", f"-I{tmp_path}", str(tmp_path / "layout.cpp")]
     subprocess.run([*command, "-o", str(built)], check=True)
     output = subprocess.run([str(built)], capture_output=True, text=True, check=True).stdout.split()
     offsets = [getattr(kind, name).offset for kind, name in checked_fields]
@@ -367,116 +354,3 @@ def test_the_number_of_threads_may_change_while_others_compute():
     changing.join()
     kernels.set_threads(1)
     assert all(same)
-
-
-def test_a_compiled_library_is_not_compiled_again(compiling: pytest.MonkeyPatch):
-    """The second load uses the file of the first."""
-    first = library._build(library._cache())
-    made = first.stat()
-    assert library._build(library._cache()) == first
-    assert first.stat().st_ino == made.st_ino
-
-
-@pytest.mark.parametrize("left", [0, 500])
-def test_a_damaged_file_is_compiled_again(compiling: pytest.MonkeyPatch, left: int):
-    """Otherwise it would crash every process that loads it."""
-    made = library._build(library._cache())
-    whole = made.read_bytes()
-    made.write_bytes(whole[:left])
-    assert library._build(library._cache()) == made
-    assert made.read_bytes() == whole
-
-
-def test_a_library_in_a_read_only_cache_is_used(compiling: pytest.MonkeyPatch):
-    """For example in an image with a home folder filled at build time."""
-    made = library._build(library._cache())
-    compiling.setattr(library.tempfile, "TemporaryDirectory", None)
-    assert library._build(library._cache()) == made
-
-
-@pytest.mark.parametrize("left", [b"\xff\xfe", b""])
-def test_an_invalid_checksum_causes_compilation(compiling: pytest.MonkeyPatch, left: bytes):
-    """An invalid or empty checksum file causes compilation."""
-    made = library._build(library._cache())
-    seal = made.with_suffix(library.CHECKSUM_SUFFIX)
-    whole = seal.read_bytes()
-    seal.write_bytes(left)
-    assert library._build(library._cache()) == made
-    assert seal.read_bytes() == whole
-
-
-def test_a_library_without_a_cache_folder_leaves_no_files(tmp_path: Path):
-    """A library compiled for one process only is deleted after loading; without any writable folder, torch is used."""
-    (tmp_path / "file").touch()
-    (tmp_path / "source").mkdir()
-    (tmp_path / "source" / "none.cpp").touch()
-    code = "from kernels.cpu import library; from pathlib import Path; import sys, logging; logging.basicConfig();"
-    code += (
-        "library.SOURCE = Path(sys.argv[1]); library.SIGNATURES = library.INT_SIGNATURES = {}; print(library.load())"
-    )
-    nowhere = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "file"), "TMPDIR": str(tmp_path)}
-    command = [sys.executable, "-c", code, str(tmp_path / "source")]
-    ran = subprocess.run(command, env=nowhere, capture_output=True, text=True, check=False)
-    assert "CDLL" in ran.stdout, ran.stderr
-    assert "every start compiles them again" in ran.stderr
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "source"]
-
-
-def test_a_library_that_cannot_be_loaded_is_reported(compiling: pytest.MonkeyPatch):
-    """For example files in a folder without execute permission; torch is used then."""
-    library.load.cache_clear()
-    compiling.setattr(library, "_build", lambda folder: library.SOURCE / "part0.cpp")
-    with pytest.raises(CompileError, match="cannot be loaded"):
-        library.load()
-
-
-def test_another_flag_or_source_is_another_file(compiling: pytest.MonkeyPatch):
-    """A library of other flags or sources is never loaded, and a new one contains all parts."""
-    first = library._build(library._cache())
-    compiling.setattr(library, "FLAGS", (*library.FLAGS, "-DOTHER"))
-    second = library._build(library._cache())
-    (library.SOURCE / "part1.cpp").write_text('extern "C" int part1() { return 7; }\n')
-    third = library._build(library._cache())
-    assert len({first, second, third}) == 3
-    made = ctypes.CDLL(str(third))
-    assert (made.part0(), made.part1(), made.part2()) == (0, 7, 2)
-
-
-def test_flags_of_the_environment_override_the_others(compiling: pytest.MonkeyPatch):
-    """KERNELS_CXXFLAGS adds flags after all others, and its library is another file."""
-    plain = library._build(library._cache())
-    compiling.setenv("KERNELS_CXXFLAGS", "-DNUMBER=5 '-std=gnu++20'")
-    (library.SOURCE / "part1.cpp").write_text('extern "C" int part1() { return NUMBER * (__cplusplus / 100); }\n')
-    built = library._build(library._cache())
-    assert built != plain
-    assert ctypes.CDLL(str(built)).part1() == 5 * 2020
-
-
-def test_without_a_compiler_the_reason_is_reported(compiling: pytest.MonkeyPatch):
-    """The error names the compilers that were looked for."""
-    compiling.delenv("CXX", raising=False)
-    compiling.setattr(library, "COMPILERS", ("no-such-compiler",))
-    with pytest.raises(CompileError, match="no-such-compiler"):
-        library._build(library._cache())
-
-
-def test_a_compiler_that_fails_is_quoted(compiling: pytest.MonkeyPatch):
-    """The error contains the compiler's first complaint."""
-    compiling.setattr(library, "FLAGS", (*library.FLAGS, "-no-such-flag"))
-    with pytest.raises(CompileError, match="no-such-flag"):
-        library._build(library._cache())
-
-
-def test_without_a_compiler_torch_is_used_with_a_warning(tmp_path: Path):
-    """A machine without a compiler gets the reference kernels, and a warning with the reason."""
-    code = (
-        "import logging, torch; logging.basicConfig()\n"
-        "from kernels.load import load\n"
-        "print(type(load(torch.device('cpu'), torch.float32)).__name__)"
-    )
-    environment = {**os.environ, "CXX": "no-such-compiler", "XDG_CACHE_HOME": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=60
-    )
-    assert done.stdout.strip() == "ReferenceKernels"
-    assert "no-such-compiler" in done.stderr and "slower" in done.stderr

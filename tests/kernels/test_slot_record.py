@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.cpu.library import CompileError, _compiler
+from kernels.cpu.compiler import CompileError, find_compiler
 from kernels.cpu.slot_record import FILE_NAME, header
 from kernels.slots import SamplingTensors, SlotRecord, as_bytes
 from tests.kernels.conftest import cpu_kernels
@@ -29,7 +29,7 @@ def compiled_offsets(dtype: np.dtype, folder: Path) -> list[int]:
         f"    const int64_t all[] = {{{offsets}, sizeof(SlotRecord)}};\n    return all[field];\n}}\n"
     )
     try:
-        command = [*_compiler(), "-shared", "-fPIC", f"-I{folder}", str(source), "-o", str(library)]
+        command = [*find_compiler(), "-shared", "-fPIC", f"-I{folder}", str(source), "-o", str(library)]
     except CompileError as error:
         if is_strict():
             raise
@@ -62,12 +62,12 @@ def test_bytes_of_a_record_are_its_fields_on_a_device():
 
 def test_a_field_added_to_the_record_recompiles_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The library's file name depends on the generated header."""
-    from kernels.cpu import library, slot_record
+    from kernels.cpu import cache, slot_record
 
     cpu_kernels()  # needs a compiler
     built: list[str] = []
-    monkeypatch.setattr(library, "_is_intact", lambda file: built.append(file.name) or True)
-    library._build(tmp_path)
+    monkeypatch.setattr(cache, "is_intact", lambda file: built.append(file.name) or True)
+    cache.build(tmp_path)
     monkeypatch.setattr(slot_record, "header", lambda: header(EXTENDED))
-    library._build(tmp_path)
+    cache.build(tmp_path)
     assert built[0] != built[1]
