@@ -12,6 +12,7 @@ from typing import Any
 from app import __version__
 from app.cli.bench.options import Options, check
 from app.cli.bench.options import add_arguments as add_bench_arguments
+from app.cli.build_kernels import build_kernels
 from app.options import add_arguments, reread_tenants, resolve
 from app.settings import Settings, SettingsError
 from app.text.model_folder import ModelNotFound, download_model, find_folder
@@ -31,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     fetch = commands.add_parser("fetch", help="fetch a model, so that a later start needs no network")
     fetch.add_argument("model", nargs="?", default=DEFAULT_MODEL.name, help="a hub name; default: %(default)s")
+    commands.add_parser("build-kernels", help="compile the CPU kernels, so that a later start needs no compiler")
     serve = commands.add_parser("serve", help="serve a model on HTTP and WebSocket, with a chat page")
     add_arguments(serve)
     explain_parser = commands.add_parser("explain", help="show where the time of a request went")
@@ -57,6 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _bench(check(vars(options)))
         if options.command == "fetch":
             return _fetch(options.model)
+        if options.command == "build-kernels":
+            return build_kernels()
         if options.command == "explain":
             return _explain(options)
         if options.command == "usage":

@@ -67,7 +67,7 @@ def build_engine(
         torch.cuda.set_device(device)  # Triton launches on the current device, not on that of the tensors
     config = msgspec.structs.replace(config, page_size=_page_size(config, device))
     dtype = _dtype(config.dtype, device)
-    kernels = _kernels(config, device, dtype)
+    kernels = _kernels(config, device, dtype, lambda done, total: progress("kernels", done, total))
     kernels.count_progress(heartbeat.address if heartbeat else None)
     kernels.set_threads(config.threads or num_cores())  # all cores, for preparing the weights
     model = load_model(
@@ -184,10 +184,17 @@ def _page_size(config: EngineConfig, device: torch.device) -> int:
     return config.page_size or (DEFAULT_GPU_PAGE_SIZE if device.type == "cuda" else DEFAULT_PAGE_SIZE)
 
 
-def _kernels(config: EngineConfig, device: torch.device, dtype: torch.dtype | None) -> Kernels:
+def _kernels(
+    config: EngineConfig, device: torch.device, dtype: torch.dtype | None, progress: Callable[[int, int], None]
+) -> Kernels:
     try:
         return load_kernels(
-            device, dtype, config.kernels, config.batch_invariant, allow_bf16_activations=config.dtype == "auto"
+            device,
+            dtype,
+            config.kernels,
+            config.batch_invariant,
+            allow_bf16_activations=config.dtype == "auto",
+            progress=progress,
         )
     except ValueError as error:
         raise ConfigError(f"batch_invariant is not available: {error}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import torch
 
@@ -17,6 +18,7 @@ def load(
     choice: BackendChoice = "auto",
     batch_invariant: bool = False,
     allow_bf16_activations: bool = False,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Kernels:
     """Return the fastest back end for `device` and the requested `dtype` (None: unknown).
 
@@ -24,7 +26,7 @@ def load(
     `choice="torch"` selects explicitly. batch_invariant: return a back end that gives a row the same bits in every
     batch, as all do in float32 on a CPU; raise `ValueError` if there is none. allow_bf16_activations: for float32 on a
     CPU, allow rounding the operands that bfloat16 weights, keys and values are multiplied with, as `dtype` bfloat16
-    does.
+    does. progress: called with files compiled and files in total, if C++ has to be compiled.
     """
     from kernels.reference.backend import ReferenceKernels
 
@@ -47,7 +49,9 @@ def load(
 
         try:
             from kernels.cpu.backend import CpuKernels
+            from kernels.cpu.library import load as load_library
 
+            load_library(progress)
             return CpuKernels(allow_bf16_activations or dtype == torch.bfloat16)
         except CompileError as error:
             log.warning("The CPU kernels are unavailable; falling back to torch, which is slower. Reason: %s", error)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import logging
-import tempfile
+import os
 from pathlib import Path
 from typing import Any
 
 from kernels.cpu import structs
-from kernels.cpu.cache import build, cache_folder
-from kernels.cpu.compiler import CompileError
+from kernels.cpu.cache import cache_folder, digest_of, provide, temporary_folder
+from kernels.cpu.compiler import CompileError, Progress, ignore_progress
 
 log = logging.getLogger(__name__)
+
+NOEXEC = getattr(os, "ST_NOEXEC", 0)  # flag of a file system; not on every system
 
 _int, _float, _pointer = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 
@@ -48,30 +49,58 @@ INT_SIGNATURES: dict[str, tuple[Any, ...]] = {
 }
 
 
-@functools.cache
-def load() -> ctypes.CDLL:
-    """Return the library from the cache, compiling it if needed.
+class LibraryLoader:
+    """The library of this process, loaded at the first call."""
 
-    If the cache is not writable, compile it for this process only. Raises `CompileError`.
-    """
+    def __init__(self) -> None:
+        self._library: ctypes.CDLL | None = None
+
+    def __call__(self, progress: Progress = ignore_progress) -> ctypes.CDLL:
+        """Return the library from the cache, compiling it if needed. Raises `CompileError`."""
+        if self._library is None:
+            self._library = _load(progress)
+        return self._library
+
+
+load = LibraryLoader()
+
+
+def _load(progress: Progress) -> ctypes.CDLL:
+    """Load the library. If the cache is not writable, compile it for this process only."""
     try:
-        library = _open(build(cache_folder()))
+        return load_from(cache_folder(), progress)
     except OSError as error:
         log.warning("Compiled kernels cannot be cached, so every start compiles them again: %s", error)
-        try:
-            with tempfile.TemporaryDirectory(prefix="carousel-kernels-") as temporary:
-                library = _open(build(Path(temporary)))
-        except OSError as no_folder:
-            raise CompileError(f"No folder to compile in is writable: {no_folder}") from no_folder
-    for names, result in ((SIGNATURES, None), (INT_SIGNATURES, _int)):
-        for name, arguments in names.items():
-            function = getattr(library, f"carousel_{name}")
-            function.argtypes, function.restype = arguments, result
-    return library
+    try:
+        with temporary_folder() as folder:
+            return load_from(folder, progress)
+    except OSError as error:
+        raise CompileError(f"No folder to compile in is writable: {error}") from error
+
+
+def load_from(folder: Path, progress: Progress) -> ctypes.CDLL:
+    """Return the library in `folder`, compiled if there is none, and once more if it cannot be loaded.
+
+    Raises `OSError` if it must be compiled and the folder is not writable, and `CompileError`.
+    """
+    file = provide(folder, progress)
+    try:
+        return _open(file)
+    except CompileError as error:
+        if os.statvfs(folder).f_flag & NOEXEC:  # nothing in this folder can be loaded
+            raise
+        log.warning("%s It is compiled again.", error)
+        return _open(provide(folder, progress, unless=digest_of(file)))
 
 
 def _open(file: Path) -> ctypes.CDLL:
+    """Load a file and declare its functions."""
     try:
-        return ctypes.CDLL(str(file))
-    except OSError as error:  # for example a folder mounted with noexec
-        raise CompileError(f"The compiled library cannot be loaded: {error}") from error
+        library = ctypes.CDLL(str(file))
+        for names, result in ((SIGNATURES, None), (INT_SIGNATURES, _int)):
+            for name, arguments in names.items():
+                function = getattr(library, f"carousel_{name}")
+                function.argtypes, function.restype = arguments, result
+    except (OSError, AttributeError) as error:  # for example a folder mounted with noexec
+        raise CompileError(f"The compiled library cannot be loaded: {error}.") from error
+    return library
