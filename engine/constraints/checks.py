@@ -1,4 +1,4 @@
-"""Process that compiles grammars to find out whether they can be used: `python -m engine.constraints.checks`.
+"""Process that compiles grammars to find out whether they can be used: `python -m engine.constraints.checks PID`.
 
 Reads frames from standard input, the vocabulary first and then grammars, and answers each with a `Verdict`: it compiles
 the grammar and measures the processor time of its masks on a random walk. Memory is limited, and so is the processor
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import msgspec
 
 from engine.errors import InvalidParameter
+from engine.parent_death import end_with_parent
 from engine.types import Vocabulary
 
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ def _limit() -> None:
 
 
 def main() -> None:
-    """Answer until standard input ends."""
+    """Answer until standard input ends, or the process that started this one, whose ID is the argument."""
+    end_with_parent(int(sys.argv[1]))
     from engine.constraints.grammars import GrammarTokenizer
 
     _limit()
