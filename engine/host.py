@@ -6,7 +6,8 @@ import contextlib
 import os
 from pathlib import Path
 
-from engine.memory_limits import ROOT, MemoryLimit, memory_limits
+from engine.control_groups import ROOT
+from engine.memory_limits import MemoryLimit, memory_limits
 
 NICENESS = 10  # of work that can wait
 
