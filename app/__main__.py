@@ -81,7 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _serve(settings: Settings, flags: dict[str, Any]) -> int:
     from app.cli.serve import run  # imported after the options are checked, because it imports the whole server
+    from app.cli.thread_limits import check_threads
 
+    check_threads()
     logs = start_logging(settings.log_level, settings.log_format)
     try:
         status = run(settings, logs, lambda: reread_tenants(flags))

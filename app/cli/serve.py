@@ -27,6 +27,7 @@ from app.cli.graceful import GracefulServer
 from app.cli.key_reload import KeyReload
 from app.cli.listener import BACKLOG, Listener
 from app.cli.service_manager import ServiceManager
+from app.cli.thread_limits import start_tokenizer_threads
 from app.engine_client.client import EngineClient, EngineUnavailable
 from app.http.connection import Connection
 from app.http.security import is_loopback
@@ -62,7 +63,7 @@ def run(
     """Serve until a signal ends the server. Returns the exit status, negative for a signal to end the process with.
 
     read_configured: returns the current tenants of the options and the config file; see `KeyReload`. build: see
-    `EngineClient`.
+    `EngineClient`. Raises `SettingsError` for a limit of the system that leaves too little.
     """
     if (files := _allow_files()) < MIN_OPEN_FILES:
         logs.write_plain(f"carousel: `ulimit -n` allows {files} open files; at least {MIN_OPEN_FILES} are needed")
@@ -74,6 +75,7 @@ def run(
     except (TokenizerError, InvalidTemplate, OSError) as error:
         logs.write_plain(f"carousel: {error}")
         return 1
+    start_tokenizer_threads(text)
     sys.setswitchinterval(SWITCH_SECONDS)
     limit_malloc_cache()
     client = EngineClient(

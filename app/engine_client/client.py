@@ -99,7 +99,11 @@ class EngineClient:
 
     async def start(self) -> None:
         """Start the engine and begin to load the model. Returns at once; `ready` waits."""
-        await self._engine.start(self.config)
+        try:
+            await self._engine.start(self.config)
+        except (OSError, RuntimeError) as error:  # no process or thread was available
+            self._fail(f"the engine process cannot be started: {error}")
+            return
         self._looking = asyncio.create_task(self._look())
 
     async def ready(self) -> ModelInfo:

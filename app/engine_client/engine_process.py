@@ -59,11 +59,15 @@ class EngineProcess:
         self.heartbeat = Heartbeat()
 
     async def start(self, config: EngineConfig) -> None:
-        """Begin to load. Returns at once."""
+        """Begin to load. Returns at once. Raises `OSError` if no process can be started."""
         ours, theirs = socket.socketpair()
         if self._build is None:
-            self.process = _spawn(theirs, self.heartbeat, self._logs)
-            theirs.close()
+            with theirs:
+                try:
+                    self.process = _spawn(theirs, self.heartbeat, self._logs)
+                except OSError:
+                    ours.close()
+                    raise
         else:
             self._thread = threading.Thread(
                 target=serve, args=(theirs, self._build, self.heartbeat), name="engine", daemon=True

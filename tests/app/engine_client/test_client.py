@@ -739,3 +739,17 @@ async def test_an_idle_engine_answers_echo_requests_and_is_not_replaced(short_wa
             await asyncio.sleep(0.01)
     assert client.restarts == 0
     await client.stop()
+
+
+async def test_an_engine_process_that_cannot_be_started_is_a_reason_and_no_traceback(monkeypatch: pytest.MonkeyPatch):
+    """For example at a limit of processes; callers of `ready` get it."""
+
+    def spawn(*arguments: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("app.engine_client.engine_process._spawn", spawn)
+    client = EngineClient(EngineConfig(model="none"))
+    await client.start()
+    with pytest.raises(EngineUnavailable, match=r"cannot be started: .*temporarily unavailable"):
+        await client.ready()
+    await client.stop()
