@@ -27,33 +27,7 @@ ASCII_FALLBACK = str.maketrans("█–×", "#-x")  # ASCII fallback for the char
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status: 0 for success, 1 for failure, 2 for a usage error."""
     _open_standard_streams()
-    parser = argparse.ArgumentParser(prog="carousel", description="An LLM server for when humans are waiting.")
-    parser.add_argument("--version", action="version", version=f"carousel {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    fetch = commands.add_parser("fetch", help="fetch a model, so that a later start needs no network")
-    fetch.add_argument("model", nargs="?", default=DEFAULT_MODEL.name, help="a hub name; default: %(default)s")
-    commands.add_parser("build-kernels", help="compile the CPU kernels, so that a later start needs no compiler")
-    serve = commands.add_parser("serve", help="serve a model on HTTP and WebSocket, with a chat page")
-    add_arguments(serve)
-    explain_parser = commands.add_parser("explain", help="show where the time of a request went")
-    explain_parser.add_argument("id", help="request ID: the id of an answer, or its X-Request-Id header")
-    explain_parser.add_argument(
-        "--url", default="http://127.0.0.1:8000", help="URL of the server; default: %(default)s"
-    )
-    explain_parser.add_argument("--api-key", help="the key that the request was made with")
-    usage = commands.add_parser("usage", help="sum up recorded usage from the file of `serve --metering`")
-    argv = sys.argv[1:] if arguments is None else arguments
-    if "usage" in argv[:1]:  # imported only for this command, so that a server starts faster
-        from app.cli.usage import add_arguments as add_usage_arguments
-
-        add_usage_arguments(usage)
-    keys = commands.add_parser("keys", help="add, list and revoke API keys, in the file of `serve --keys-file`")
-    if "keys" in argv[:1]:
-        from app.cli.keys_command import add_arguments as add_keys_arguments
-
-        add_keys_arguments(keys)
-    add_bench_arguments(commands.add_parser("bench", help="measure a running server under a load, or compare two"))
-    options = parser.parse_args(arguments)
+    options = make_parser(sys.argv[1:] if arguments is None else arguments).parse_args(arguments)
     try:
         if options.command == "bench":
             return _bench(check(vars(options)))
@@ -77,6 +51,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of the output has closed it, for example `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for output written while Python exits
         return 141
+
+
+def make_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """Return the parser of a command line. Options of rare commands are added only if `arguments` begin with them."""
+    parser = argparse.ArgumentParser(prog="carousel", description="An LLM server for when humans are waiting.")
+    parser.add_argument("--version", action="version", version=f"carousel {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    fetch = commands.add_parser("fetch", help="fetch a model, so that a later start needs no network")
+    fetch.add_argument("model", nargs="?", default=DEFAULT_MODEL.name, help="a hub name; default: %(default)s")
+    commands.add_parser("build-kernels", help="compile the CPU kernels, so that a later start needs no compiler")
+    serve = commands.add_parser("serve", help="serve a model on HTTP and WebSocket, with a chat page")
+    add_arguments(serve)
+    explain_parser = commands.add_parser("explain", help="show where the time of a request went")
+    explain_parser.add_argument("id", help="request ID: the id of an answer, or its X-Request-Id header")
+    explain_parser.add_argument(
+        "--url", default="http://127.0.0.1:8000", help="URL of the server; default: %(default)s"
+    )
+    explain_parser.add_argument("--api-key", help="the key that the request was made with")
+    usage = commands.add_parser("usage", help="sum up recorded usage from the file of `serve --metering`")
+    if "usage" in arguments[:1]:  # imported only for this command, so that a server starts faster
+        from app.cli.usage import add_arguments as add_usage_arguments
+
+        add_usage_arguments(usage)
+    keys = commands.add_parser("keys", help="add, list and revoke API keys, in the file of `serve --keys-file`")
+    if "keys" in arguments[:1]:
+        from app.cli.keys_command import add_arguments as add_keys_arguments
+
+        add_keys_arguments(keys)
+    add_bench_arguments(commands.add_parser("bench", help="measure a running server under a load, or compare two"))
+    return parser
 
 
 def _serve(settings: Settings, flags: dict[str, Any]) -> int:
