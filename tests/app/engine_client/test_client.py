@@ -50,7 +50,7 @@ PAGES = 4096  # enough pages for an answer that no test waits for
 def fake_engine(
     config: EngineConfig,
     progress,
-    costs: Costs = Costs(1e9, 1.0),  # noqa: B008
+    costs: Costs = Costs(1e9, 1e5),  # noqa: B008
     runs_ahead: bool = False,
     crash_injector: CrashInjector | None = None,
 ) -> Engine:
