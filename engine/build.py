@@ -22,7 +22,6 @@ from engine.execution.logit_edits import LogitEdits
 from engine.execution.models import load_model
 from engine.execution.models.errors import ModelError
 from engine.execution.models.interface import Model
-from engine.execution.models.safetensors_files import find_not_finite
 from engine.execution.runner import ModelRunner
 from engine.execution.swap import STAGING_BYTES
 from engine.fingerprint import fingerprint
@@ -78,6 +77,7 @@ def build_engine(
         load_format=config.load_format,
         kernels=kernels,
         on_layer=heartbeat.beat if heartbeat else lambda: None,
+        checksum_progress=lambda done, total: progress("checksums", done, total),
     )
     if config.batch_invariant and not model.is_native:
         raise ConfigError(
@@ -125,7 +125,10 @@ def build_engine(
     continuous = msgspec.structs.replace(config, batching="continuous", batch_size=None, batch_timeout=0.0)
     trial = Engine(continuous, info, Scheduler(continuous, make_policy(continuous, costs), **sizes), runner)
     if not has_finite_answers(trial):
-        raise _not_finite(config, info.dtype)
+        raise ModelError(
+            f"{config.model}: the model computes NaN or infinity in {info.dtype}; "
+            "--dtype bfloat16 or float32 has a wider range"
+        )
     return Engine(config, info, Scheduler(config, policy, **sizes), runner, constraints=ConstraintFactory())
 
 
@@ -142,17 +145,6 @@ def _record(runner: ModelRunner, kernels: Kernels, early_launch: bool, progress:
         )
         kernels.use_early_launch(False)
         runner.record(progress)
-
-
-def _not_finite(config: EngineConfig, dtype: str) -> ModelError:
-    """Return an error that names the damaged tensor, if the checkpoint itself contains NaN or infinity."""
-    broken = None if config.load_format == "dummy" else find_not_finite(Path(config.model))
-    if broken is not None:
-        name, entry = broken
-        return ModelError(f"{entry.file}: tensor {name} contains NaN or infinity: the checkpoint is damaged")
-    return ModelError(
-        f"{config.model}: the model computes NaN or infinity in {dtype}; --dtype bfloat16 or float32 has a wider range"
-    )
 
 
 def _device(name: str) -> torch.device:

@@ -51,7 +51,7 @@ ALLOCATIONS_BETWEEN_COLLECTIONS = 10_000
 # Time that a thread which decodes a large body keeps the interpreter lock when the event loop needs it. Python's
 # default of 5 ms would be added to every turn of the loop meanwhile.
 SWITCH_SECONDS = 0.001
-LONG_PHASES = ("kernels", "weights", "graphs")  # phases of a start that get a progress bar
+LONG_PHASES = ("kernels", "weights", "checksums", "graphs")  # phases of a start that get a progress bar
 
 
 def run(

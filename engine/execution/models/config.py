@@ -34,6 +34,12 @@ MAX_SIZES = {
     "num_key_value_heads": 1 << 14,
     "head_dim": 1 << 13,
 }
+# Keys that describe positions. Without rope_theta, transformers' default is used, as the first Llama models need it; a
+# file without any of these keys is not complete.
+POSITION_KEYS = (
+    "rope_theta", "rope_parameters", "rope_scaling", "max_position_embeddings", "max_sequence_length",
+)  # fmt: skip
+DEFAULT_ROPE_THETA = 10000.0  # RotaryEmbeddingConfigMixin.default_theta of transformers, for all families
 MAX_INTEGER = 2**31 - 1  # for other sizes
 MAX_NUMBER = 1e12  # for rope parameters; beyond it float32 tables have no meaning
 TEXT_LISTS = ("architectures", "layer_types")
@@ -94,6 +100,7 @@ class DecoderConfig:
             _check_text_list(config, key)
         family = _family(config)
         _refuse_unsupported(config)
+        _check_positions(config)
         num_heads = _positive(config, "num_attention_heads")
         num_kv_heads = _num_kv_heads(config, family, num_heads)
         num_layers = _positive(config, "num_hidden_layers")
@@ -134,6 +141,17 @@ def _refuse_unsupported(config: Mapping[str, Any]) -> None:
     if config.get("quantization_config"):
         raise ModelConfigError(
             "quantization_config", config["quantization_config"], "quantized weights are not supported"
+        )
+
+
+def _check_positions(config: Mapping[str, Any]) -> None:
+    if all(config.get(key) is None for key in POSITION_KEYS):
+        missing = ", ".join(POSITION_KEYS[1:])
+        raise ModelConfigError(
+            "rope_theta",
+            None,
+            f"is missing, and so are {missing}, so the file describes no positions; "
+            "compare it with that of the original model",
         )
 
 
@@ -286,7 +304,7 @@ def rope_config(config: Mapping[str, Any]) -> RopeConfig:
     partial = given.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
     if partial not in (None, 1.0):
         raise ModelConfigError("partial_rotary_factor", partial, "must be 1: only whole heads are rotated")
-    theta = _number(given if "rope_theta" in given else config, "rope_theta", 10000.0)
+    theta = _number(given if "rope_theta" in given else config, "rope_theta", DEFAULT_ROPE_THETA)
     if kind == "default":
         return RopeConfig(theta)
     required = {"linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor"), "yarn": ("factor",)}

@@ -19,7 +19,7 @@ from engine.execution.models.fallback_check import (
     refuse_config,
     unsupported_attention_error,
 )
-from engine.execution.models.safetensors_files import list_tensors
+from engine.execution.models.safetensors_files import check_magnitude, largest_magnitude, list_tensors
 from engine.execution.models.sources import Progress
 from engine.execution.models.transformers_model import ATTENTION, TransformersModel, paged_attention
 from kernels.decoder import Linear
@@ -50,10 +50,12 @@ def load_fallback(
     load_format: str,
     kernels: Kernels | None,
     on_layer: Callable[[], None],
+    max_magnitude: float,
 ) -> TransformersModel:
     """Load a model through transformers and verify its paged attention.
 
-    Raises ModelError if transformers cannot load the directory, or if the verification fails.
+    Raises ModelError if transformers cannot load the directory, if the verification fails, or if a weight is not finite
+    or larger than `max_magnitude`.
     """
     # Imported late: importing transformers takes seconds, which models of the own decoder do not need.
     from transformers import AttentionInterface
@@ -65,6 +67,8 @@ def load_fallback(
     progress(0, total)
     name = str(next(iter(config.get("architectures") or ()), path))
     causal_lm = _load_dummy(path, dtype) if load_format == "dummy" else _load_weights(path, name, dtype)
+    for parameter_name, parameter in causal_lm.named_parameters():
+        check_magnitude(path, parameter_name, largest_magnitude(parameter.contiguous()), max_magnitude)
     causal_lm = causal_lm.to(device).eval().requires_grad_(False)
     num_parameters = sum(parameter.numel() for parameter in causal_lm.parameters())
     _pack_linears(causal_lm, kernels or load_kernels(device, causal_lm.dtype))

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,6 +24,17 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 COMPARE_CHUNK_BYTES = 16 << 20  # bytes of each of two tensors that are read and compared at a time
+
+# Beyond any weight, norm or bias of published models, which stay below thousands. A flipped high bit of an exponent
+# makes 1e17 or more of most values in float32 and bfloat16.
+MAX_MAGNITUDE = 1e6
+# Signed and unsigned integers of the same size.
+INTEGERS: dict[torch.dtype, tuple[type[np.signedinteger[Any]], type[np.unsignedinteger[Any]]]] = {
+    torch.float64: (np.int64, np.uint64),
+    torch.float32: (np.int32, np.uint32),
+    torch.float16: (np.int16, np.uint16),
+    torch.bfloat16: (np.int16, np.uint16),
+}
 
 DTYPES = {
     "F32": torch.float32,
@@ -50,8 +62,11 @@ class TensorEntry:
     offset: int
     size: int
 
-    def read_into(self, out: Tensor) -> None:
-        """Fill `out`, of any dtype and device, with the tensor, converting the dtype if it differs."""
+    def read_into(self, out: Tensor) -> float:
+        """Fill `out`, of any dtype and device, with the tensor, converting the dtype if it differs.
+
+        Returns the largest magnitude of the stored values.
+        """
         direct = out.dtype == self.dtype and out.device.type == "cpu" and out.is_contiguous()
         target = out if direct else torch.empty(self.shape, dtype=self.dtype)
         buffer = target.flatten().view(torch.uint8).numpy()
@@ -67,6 +82,7 @@ class TensorEntry:
             )
         if not direct:
             out.copy_(target)
+        return largest_magnitude(target)
 
     def rows(self, first: int, last: int) -> TensorEntry:
         """Return the entry of rows `first` to `last` (excluded) of a tensor of at least one dimension."""
@@ -106,15 +122,31 @@ def list_tensors(directory: Path) -> dict[str, TensorEntry]:
     )
 
 
-def find_not_finite(directory: Path) -> tuple[str, TensorEntry] | None:
-    """Return the first tensor of a checkpoint that contains NaN or infinity, with its name. Reads all of them."""
-    for name, entry in list_tensors(directory).items():
-        if entry.dtype.is_floating_point:
-            tensor = torch.empty(entry.shape, dtype=entry.dtype)
-            entry.read_into(tensor)
-            if not tensor.float().isfinite().all():
-                return name, entry
-    return None
+def largest_magnitude(values: Tensor) -> float:
+    """Return the largest absolute value of a contiguous CPU tensor; NaN or infinity if it contains one.
+
+    The bits of a float without its sign are ordered as its magnitude, with infinity and NaN at the end. The two passes
+    over integers take a third of the time of one over bfloat16.
+    """
+    if values.dtype not in INTEGERS:
+        return 0.0
+    signed, unsigned = INTEGERS[values.dtype]
+    bits = values.detach().flatten().view(torch.uint8).numpy()
+    sign = 1 << (8 * values.dtype.itemsize - 1)
+    positive, negative = (int(bits.view(kind).max(initial=0)) for kind in (signed, unsigned))
+    magnitude = max(positive, negative - sign)
+    return float(torch.from_numpy(np.array([magnitude], signed)).view(values.dtype).item())
+
+
+def check_magnitude(file: Path, name: str, magnitude: float, most: float) -> None:
+    """Raise WeightsError for a tensor that contains NaN, infinity or a value beyond `most`."""
+    if not math.isfinite(magnitude):
+        raise WeightsError(f"{file}: tensor {name} contains NaN or infinity: the checkpoint is damaged")
+    if magnitude > most:
+        raise WeightsError(
+            f"{file}: tensor {name} contains a value of magnitude {magnitude:.3g}, and at most {most:g} is plausible: "
+            "the checkpoint is damaged; fetch it again"
+        )
 
 
 def _list_sharded(directory: Path, index_file: Path) -> dict[str, TensorEntry]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.execution.models.errors import WeightsError
-from engine.execution.models.safetensors_files import have_same_values, list_tensors
+from engine.execution.models.safetensors_files import check_magnitude, have_same_values, list_tensors
 from engine.host import free_memory_bytes
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in total
@@ -43,11 +43,13 @@ class WeightSource(Protocol):
 
 
 class CheckpointSource:
-    """Weights from the safetensors files of one directory."""
+    """Weights from the safetensors files of one directory. Values are checked as they are read."""
 
-    def __init__(self, directory: Path, progress: Progress) -> None:
+    def __init__(self, directory: Path, progress: Progress, max_magnitude: float) -> None:
+        """max_magnitude: larger values are refused."""
         self._directory = directory
         self._entries = list_tensors(directory)
+        self._max_magnitude = max_magnitude
         self._progress = progress
         self._done = 0
         self._total = sum(entry.size for entry in self._entries.values())
@@ -74,7 +76,7 @@ class CheckpointSource:
     def read_into(self, name: str, out: Tensor) -> None:
         self.check(name, tuple(out.shape))
         entry = self._entries.pop(name)
-        entry.read_into(out)
+        check_magnitude(entry.file, name, entry.read_into(out), self._max_magnitude)
         self._done += entry.size
         self._progress(self._done, self._total)
 

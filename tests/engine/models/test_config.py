@@ -44,6 +44,16 @@ def test_old_and_new_rope_keys_mean_the_same():
     assert DecoderConfig.from_hf(new).rope.theta == 5e5
 
 
+def test_a_configuration_without_any_positions_is_refused():
+    """Llama's first configurations have a length and no theta, for which transformers has a default."""
+    bare = {key: value for key, value in LLAMA.items() if key != "max_position_embeddings"}
+    with pytest.raises(ModelConfigError, match=r"config.json: rope_theta = None: is missing.*describes no positions"):
+        DecoderConfig.from_hf(bare)
+    assert DecoderConfig.from_hf(LLAMA).rope.theta == 10000.0
+    for positions in ({"max_sequence_length": 2048}, {"rope_theta": 5e5}):
+        assert DecoderConfig.from_hf(bare | positions).max_position == 2048
+
+
 def test_torch_dtype_and_dtype_mean_the_same():
     """The older name of the key is read too; the default is float32."""
     for key in ("dtype", "torch_dtype"):
