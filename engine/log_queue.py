@@ -38,6 +38,8 @@ class LogWriter:
         self._lines: deque[bytes] = deque()
         self._bytes = 0  # in `_lines` and in the write in progress
         self._unreported = 0  # dropped lines that no written line mentions yet
+        self._reason = ""  # for which the last of them were dropped
+        self._rest = b""  # of a line that was written in part; it is completed before the next one
         self._is_closing = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)
@@ -52,17 +54,17 @@ class LogWriter:
         data = text.encode(errors="backslashreplace")
         with self._changed:
             if self._bytes + len(data) > self._max_bytes:
-                self._count_dropped(1)
+                self._count_dropped(1, "standard error was not read")
                 return
             self._lines.append(data)
             self._bytes += len(data)
             self._changed.notify()
 
-    def take_unreported(self) -> int:
-        """Return the number of lines dropped since the last call."""
+    def take_unreported(self) -> tuple[int, str]:
+        """Return the number of lines dropped since the last call, and the reason of the last ones."""
         with self._changed:
             count, self._unreported = self._unreported, 0
-        return count
+            return count, self._reason
 
     @property
     def has_unreported(self) -> bool:
@@ -79,9 +81,10 @@ class LogWriter:
     def on_drained(self) -> None:
         """Run on the writing thread when all queued lines are written. A handler replaces it."""
 
-    def _count_dropped(self, count: int) -> None:
+    def _count_dropped(self, count: int, reason: str) -> None:
         self.dropped += count
         self._unreported += count
+        self._reason = reason
 
     def _run(self) -> None:
         while True:
@@ -95,16 +98,17 @@ class LogWriter:
                 while self._lines and size + len(self._lines[0]) <= MAX_WRITE_BYTES:
                     batch.append(self._lines.popleft())
                     size += len(batch[-1])
-            is_written = self._write_all(b"".join(batch))
+            error = self._write_all(self._rest + b"".join(batch))
             with self._changed:
                 self._bytes -= size
-                if not is_written:
-                    self._count_dropped(len(batch))
-                is_drained = is_written and not self._lines
+                if error is not None:
+                    self._count_dropped(self._keep_rest(batch), f"standard error cannot be written: {error.strerror}")
+                is_drained = error is None and not self._lines
             if is_drained:
                 self.on_drained()
 
-    def _write_all(self, data: bytes) -> bool:
+    def _write_all(self, data: bytes) -> OSError | None:
+        """Write data and leave the rest in `_rest`. Returns the error if there is one: a closed pipe, a full disk."""
         left = memoryview(data)
         try:
             while left:
@@ -112,9 +116,20 @@ class LogWriter:
                     left = left[os.write(self._descriptor, left) :]
                 except BlockingIOError:  # a descriptor that another process has set to non-blocking
                     select.select([], [self._descriptor], [])
-        except OSError:  # a closed pipe, a full disk
-            return False
-        return True
+        except OSError as error:
+            return error
+        finally:
+            self._rest = bytes(left)
+        return None
+
+    def _keep_rest(self, batch: list[bytes]) -> int:
+        """Reduce `_rest` to that of a line that was begun. Returns the number of lines of `batch` that are dropped."""
+        dropped, not_begun = 0, 0
+        while dropped < len(batch) and not_begun + len(batch[-1 - dropped]) <= len(self._rest):
+            not_begun += len(batch[-1 - dropped])
+            dropped += 1
+        self._rest = self._rest[: len(self._rest) - not_begun]
+        return dropped
 
 
 class LogHandler(logging.Handler):
@@ -146,9 +161,9 @@ class LogHandler(logging.Handler):
     def _report_dropped(self) -> None:
         if not self.writer.has_unreported:
             return
-        message = "%d log lines were dropped because standard error was not read"
-        count = self.writer.take_unreported()
-        self.emit(logging.LogRecord("carousel.log", logging.WARNING, __file__, 0, message, (count,), None))
+        message = "%d log lines were dropped because %s"
+        dropped = self.writer.take_unreported()
+        self.emit(logging.LogRecord("carousel.log", logging.WARNING, __file__, 0, message, dropped, None))
 
 
 class JsonFormatter(logging.Formatter):

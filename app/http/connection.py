@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -115,7 +115,10 @@ class Connection(HttpToolsProtocol):
         if self._discards_input:
             return
         if self._refusal is not None:
-            self._refuse(self._refusal)
+            if data.startswith((b"GET /livez ", f"GET {self.root_path}/livez ".encode())):
+                self._end(200, {"status": "alive"}, {})  # a full server is not to be restarted
+            else:
+                self._refuse(self._refusal)
             return
         if not self._unparsed and len(data) <= MAX_PARSE_BYTES:
             self._parse(data)
@@ -335,22 +338,26 @@ class Connection(HttpToolsProtocol):
             self._deadline = self.loop.call_later(LINGER_SECONDS, self._refuse, refusal)
 
     def _refuse(self, refusal: ApiError) -> None:
+        self._end(refusal.status, refusal.body, refusal.headers)
+
+    def _end(self, status: int, content: dict[str, Any], more_headers: Mapping[str, str]) -> None:
+        """Answer and close the connection, in place of a handler."""
         self._expect(None)
         self._discards_input = True
         if self._is_answering:  # the handler stops waiting for the body, and nothing is written after the refusal
             self.scope["extensions"] = {}
             self._mark_disconnected()
-        body = json.dumps(refusal.body).encode()
+        body = json.dumps(content).encode()
         headers = {
             "content-type": "application/json",
             "content-length": str(len(body)),
             "connection": "close",
             "x-request-id": self._request_id,
-            **refusal.headers,
+            **more_headers,
         }
         lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        status = f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}\r\n"
-        self.transport.write(f"{status}{lines}\r\n".encode() + body)
+        first = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n"
+        self.transport.write(f"{first}{lines}\r\n".encode() + body)
         self.transport.write_eof()
         # A connection closed with unread bytes would be reset, and the reset would overtake the answer.
         self.loop.call_later(LINGER_SECONDS, self.transport.close)

@@ -209,7 +209,7 @@ class LogCollector(Collector):
         self._writer = writer
 
     def collect(self) -> Iterator[Metric]:
-        text = "Log lines dropped because standard error was not read."
+        text = "Log lines dropped because standard error was not read or cannot be written."
         dropped = CounterMetricFamily("carousel:log_lines_dropped", text)
         dropped.add_metric([], self._writer.dropped if self._writer else 0)
         yield dropped

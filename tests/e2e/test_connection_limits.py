@@ -92,6 +92,7 @@ def test_a_connection_beyond_the_limit_of_its_address_gets_429(limited: Server):
         response = httpx.post(f"{limited.url}/v1/chat/completions", json={"model": "x" * 100_000})
         assert (response.status_code, response.json()["error"]["type"]) == (429, "rate_limit_error")
         assert refused(limited, "anna") == (429, "max_connections_per_address_exceeded")
+        assert httpx.get(f"{limited.url}/livez").json() == {"status": "alive"}, "a full server is not to be restarted"
         socket_.close()
         wait_until(lambda: is_served(limited))
     wait_until(lambda: metric(limited, "connections") == 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -55,6 +56,47 @@ def test_a_blocked_descriptor_blocks_no_caller_and_the_dropped_lines_are_counted
     handler.emit(record("after"))
     assert "after" in read_until(reading, "after")
     writer.close(WAIT)
+
+
+class Disk:
+    """A file of limited size, in place of `os.write`."""
+
+    def __init__(self, size: int) -> None:
+        self.content, self.size = b"", size
+        self.is_full = threading.Event()
+
+    def write(self, descriptor: int, data: bytes) -> int:
+        """Write as much as there is space for, at least a byte. Raises `OSError` without space."""
+        room = self.size - len(self.content)
+        if room <= 0:
+            self.is_full.set()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.content += data[:room]
+        return min(room, len(data))
+
+
+def test_a_full_disk_tears_no_line_and_is_the_reported_reason(monkeypatch: pytest.MonkeyPatch):
+    """A line that was written in part is completed when there is space; the lines after it are counted."""
+    disk = Disk(25)
+    monkeypatch.setattr("engine.log_queue.os.write", disk.write)
+    writer = LogWriter()
+    handler = LogHandler(writer, "text")
+    for number in range(5):
+        writer.write(f"line {number:04}")  # 10 bytes each, with its end
+    assert disk.is_full.wait(WAIT)
+    while writer.dropped < 2:
+        writer._thread.join(0.01)
+    disk.size = 10_000
+    handler.emit(record("after"))
+    writer.close(WAIT)
+    lines = disk.content.decode().splitlines()
+    assert lines[:3] == ["line 0000", "line 0001", "line 0002"]
+    assert lines[-2] == "WARNING carousel.test: after"
+    assert lines[-1] == (
+        f"WARNING carousel.log: {writer.dropped} log lines were dropped because standard error cannot be written: "
+        "No space left on device"
+    )
+    assert len(lines) == 5 - writer.dropped + 2
 
 
 def test_closing_writes_queued_lines_and_does_not_wait_for_a_blocked_descriptor(pipe: tuple[int, int]):
