@@ -26,7 +26,7 @@ from app.resources import demo_model
 from app.settings import Settings, SettingsError
 from app.text.generation_config import AUTO_CONFIG, GENERATION_CONFIG_FILE, NO_CONFIG, config_file
 from app.text.model_folder import ModelNotFound, find_default, find_folder
-from engine.config import EngineConfig
+from engine.config import EXPERIMENTS, EngineConfig
 from engine.options import VARIABLE_PREFIX, DeclaredOption, declared_options
 
 Options = tuple[DeclaredOption, ...]
@@ -40,8 +40,9 @@ ORIGIN_ENTRY = r"\*|[a-z][a-z\d+.-]*://([\w.-]+|\[[\da-f:]+\])(:\d+)?", "origin 
 
 
 def options_of(settings: type[msgspec.Struct]) -> Options:
-    """Return the options that `settings` declares, then those of the engine."""
-    return declared_options(settings) + declared_options(EngineConfig, engine=True)
+    """Return the options that `settings` declares, then those of the engine, and those for comparisons at the end."""
+    options = declared_options(settings) + declared_options(EngineConfig, engine=True)
+    return tuple(sorted(options, key=lambda option: option.group == EXPERIMENTS))
 
 
 OPTIONS = options_of(Settings)

@@ -33,6 +33,7 @@ DEFAULT_TARGET_ITL_SECONDS = {
 
 
 COMPUTATION, MEMORY, SCHEDULING = "Computation", "Memory", "Scheduling"  # groups of options
+EXPERIMENTS = "Experiments"  # those that serve comparisons; a server for people needs none of them
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -56,7 +57,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         Dtype, Option(COMPUTATION, "data type of cached keys and values; auto is that of the weights in memory")
     ] = "auto"
     kernels: Annotated[
-        Literal["auto", "torch"], Option(COMPUTATION, "torch uses no custom kernels, on any device, for comparison")
+        Literal["auto", "torch"], Option(EXPERIMENTS, "torch uses no custom kernels, on any device, for comparison")
     ] = "auto"
     batch_invariant: Annotated[
         bool,
@@ -65,7 +66,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             "on a GPU: the same text in every batch, bit for bit; slower; compiled CPU kernels always guarantee that",
         ),
     ] = False
-    enforce_eager: Annotated[bool, Option(COMPUTATION, "on a GPU: no CUDA graphs: a faster start, slower tokens")] = (
+    enforce_eager: Annotated[bool, Option(EXPERIMENTS, "on a GPU: no CUDA graphs: a faster start, slower tokens")] = (
         False
     )
     early_launch: Annotated[
@@ -76,7 +77,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             "recording of a step fails with it, the server continues without",
         ),
     ] = True
-    load_format: Annotated[Literal["safetensors", "dummy"], Option(COMPUTATION, "dummy creates random weights")] = (
+    load_format: Annotated[Literal["safetensors", "dummy"], Option(EXPERIMENTS, "dummy creates random weights")] = (
         "safetensors"
     )
     threads: Annotated[
@@ -117,10 +118,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         float,
         Option(MEMORY, "GiB of host memory for preempted sequences; 0: always recompute", bounds=(FINITE_AMOUNT,)),
     ] = 1.0
-    enable_prefix_caching: Annotated[bool, Option(MEMORY, "keep and reuse the KV cache of shared prefixes")] = True
+    enable_prefix_caching: Annotated[bool, Option(EXPERIMENTS, "keep and reuse the KV cache of shared prefixes")] = True
     scheduling_policy: Annotated[
         Literal["carousel", "orca", "vllm", "sglang", "fastserve"],
-        Option(SCHEDULING, "policy of service order and preemption; the others are for comparison"),
+        Option(EXPERIMENTS, "policy of service order and preemption; the others are for comparison"),
     ] = "carousel"
     # Longest fluent time between tokens; limits steps with prompts (docs/decisions/0029).
     target_itl_interactive: Annotated[
@@ -155,7 +156,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     step_time: Annotated[
         float | None,
         Option(
-            SCHEDULING,
+            EXPERIMENTS,
             "fixed seconds of a step for prompts, in place of the ITL targets",
             "from the ITL targets",
             (POSITIVE_SECONDS,),
@@ -164,7 +165,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     max_num_batched_tokens: Annotated[
         int | None,
         Option(
-            SCHEDULING,
+            EXPERIMENTS,
             "token budget of a step",
             "as many as --step-time allows",
             (at_least(1), at_most(MAX_BUDGET_TOKENS)),
@@ -173,7 +174,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     prefill_chunk: Annotated[
         int | None,
         Option(
-            SCHEDULING,
+            EXPERIMENTS,
             "maximum prompt tokens of one sequence in one step",
             "the rest of the step's budget",
             (at_least(1), at_most(MAX_BUDGET_TOKENS)),
@@ -206,16 +207,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     ] = 64
     batching: Annotated[
         Literal["continuous", "static", "dynamic"],
-        Option(SCHEDULING, "static and dynamic form complete batches, for comparison"),
+        Option(EXPERIMENTS, "static and dynamic form complete batches, for comparison"),
     ] = "continuous"
     batch_size: Annotated[
         int | None,
-        Option(SCHEDULING, "static, dynamic: requests of a complete batch", "all slots", (at_least(1),)),
+        Option(EXPERIMENTS, "static, dynamic: requests of a complete batch", "all slots", (at_least(1),)),
     ] = None
     batch_timeout: Annotated[
         float,
         Option(
-            SCHEDULING,
+            EXPERIMENTS,
             "static, dynamic: seconds after which an incomplete batch starts",
             bounds=(at_least(0),),
         ),
