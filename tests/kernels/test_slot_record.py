@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import subprocess
 from pathlib import Path
 
@@ -10,9 +11,13 @@ import numpy as np
 import pytest
 import torch
 
+from engine.execution.slots import SlotState
+from engine.scheduling.batch import Batch, Join
+from engine.types import SamplingParams
 from kernels.cpu.compiler import CompileError, find_compiler
 from kernels.cpu.slot_record import FILE_NAME, header
 from kernels.slots import SamplingTensors, SlotRecord, as_bytes
+from tests.conftest import ROOT
 from tests.kernels.conftest import cpu_kernels
 from tests.requirements import is_strict
 
@@ -68,3 +73,57 @@ def test_a_field_added_to_the_record_recompiles_the_library(monkeypatch: pytest.
     before = cache.Target.current()
     monkeypatch.setattr(slot_record, "header", lambda: header(EXTENDED))
     assert cache.Target.current().file_name != before.file_name
+
+
+# Sampling parameters that act elsewhere than in a back end, and the module that reads them.
+ELSEWHERE = {
+    "max_tokens": "engine/scheduling/sequence.py",
+    "stop_token_ids": "engine/scheduling/sequence.py",
+    "has_stop_strings": "engine/scheduling/sequence.py",
+    "logit_bias": "engine/execution/logit_edits.py",
+    "prompt_logprobs": "engine/scheduling/sequence.py",
+    "grammar": "engine/constraints/compiler.py",
+    "reasoning_limit": "engine/constraints/compiler.py",
+}
+# Parameters of a record that torch applies to the logits beforehand, on every device.
+BY_TORCH = {"min_tokens", "logprobs", "frequency_penalty", "presence_penalty", "repetition_penalty"}
+BACK_ENDS = ("kernels/cpu/source", "kernels/reference", "kernels/triton")
+
+
+def code(path: str) -> str:
+    """Return the source of a file, or of all files below a folder."""
+    place = ROOT / path
+    files = [place] if place.is_file() else [file for file in place.rglob("*") if file.suffix in (".py", ".cpp", ".h")]
+    return "\n".join(file.read_text() for file in files)
+
+
+def test_every_sampling_parameter_is_in_the_record_or_acts_elsewhere():
+    """A new one in neither place would be accepted and have no effect."""
+    fields = set(SamplingParams.__struct_fields__)
+    in_record = fields & set(SlotRecord.names)
+    assert in_record | set(ELSEWHERE) == fields and in_record.isdisjoint(ELSEWHERE)
+    for name, path in ELSEWHERE.items():
+        assert re.search(rf"\b{name}\b", code(path)), (name, path)
+
+
+@pytest.mark.parametrize("name", SlotRecord.names)
+def test_every_back_end_reads_a_field_of_the_record(name: str):
+    """Filters and noise are parts of each back end; edits of logits and log-probabilities are the same for all."""
+    if name in BY_TORCH or name == "prompt_len":
+        assert re.search(rf"\b{name}\b", code("engine/execution"))
+        return
+    for back_end in BACK_ENDS:
+        assert re.search(rf"\b{name}\b", code(back_end)), back_end
+
+
+@pytest.mark.parametrize("name", sorted(set(SamplingParams.__struct_fields__) & set(SlotRecord.names)))
+def test_a_joining_sequence_fills_its_record(name: str):
+    """Each field has the value of the request."""
+    different = SamplingParams(
+        max_tokens=9, seed=5, min_tokens=2, logprobs=3, temperature=0.5, top_k=7, top_p=0.25, min_p=0.125,
+        top_n_sigma=1.5, frequency_penalty=0.5, presence_penalty=-0.5, repetition_penalty=1.25,
+    )  # fmt: skip
+    slots = SlotState(2, 64, 16)
+    slots.apply(Batch(step=0, joins=(Join(1, (4, 5, 6), 3, 0, different, (0,)),)))
+    assert slots.records[1][name] == getattr(different, name)
+    assert getattr(different, name) != getattr(SamplingParams(max_tokens=9), name), "the test would see no change"
