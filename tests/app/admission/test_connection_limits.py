@@ -83,13 +83,17 @@ def test_the_total_has_a_limit_and_ended_connections_make_room():
 
 
 def test_few_refused_connections_stay_open():
-    """Each occupies an open file."""
-    limits = ConnectionLimits(1, None)
-    releases = [limits.linger() for _ in range(MAX_LINGERING)]
-    assert limits.linger() is None
-    assert releases[0] is not None
-    releases[0]()
-    assert limits.linger() is not None
+    """Beyond the limit the oldest is closed, so that the request of the latest can arrive."""
+    limits, closed = ConnectionLimits(), []
+    releases = [limits.linger(lambda number=number: closed.append(number)) for number in range(MAX_LINGERING)]
+    assert closed == []
+    limits.linger(lambda: closed.append("latest"))
+    assert closed == [0]
+    for release in releases:  # also that of the one that was closed
+        release()
+    for number in range(MAX_LINGERING - 1):
+        limits.linger(lambda number=number: closed.append(number))
+    assert closed == [0]
 
 
 @pytest.mark.parametrize(
