@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import statistics
@@ -30,12 +31,33 @@ def origin() -> dict[str, Any]:
 
 
 def save(name: str, settings: dict[str, Any], rows: list[dict[str, Any]], summary: dict[str, Any]) -> Path:
-    """Write benchmarks/results/<name>.json, replacing the previous run's file, and return its path."""
+    """Write benchmarks/results/<name>.json, replacing the previous run's file, and return its path.
+
+    The text is compact, with a line for each row, and numbers have five digits.
+    """
     FOLDER.mkdir(exist_ok=True)
     path = FOLDER / f"{name}.json"
-    content = {"origin": origin(), "settings": settings, "summary": summary, "rows": rows}
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    head = {"origin": origin(), "settings": settings, "summary": summary}
+    lines = [f"{json.dumps(key)}:{_compact(value)}" for key, value in head.items()]
+    lines.append('"rows":[\n' + ",\n".join(map(_compact, rows)) + "\n]")
+    path.write_text("{" + ",\n".join(lines) + "}\n")
     return path
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(_rounded(value), separators=(",", ":"))
+
+
+def _rounded(value: Any) -> Any:
+    """Return a JSON value with five significant digits in each float, and whole numbers beyond those."""
+    match value:
+        case float() if math.isfinite(value):
+            return round(value) if abs(value) >= 1e5 else float(f"{value:.5g}")
+        case dict():
+            return {key: _rounded(each) for key, each in value.items()}
+        case list() | tuple():
+            return [_rounded(each) for each in value]
+    return value
 
 
 def spread(values: list[float]) -> dict[str, float]:
