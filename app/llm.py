@@ -26,7 +26,6 @@ from queue import SimpleQueue
 from typing import Any, Self, TypeVar
 
 from app.admission.tenants import ANONYMOUS
-from app.cli.serve import load_text
 from app.engine_client.client import EngineClient, EngineUnavailable
 from app.engine_client.grammar_checker import GrammarChecker
 from app.errors import ApiError
@@ -35,7 +34,7 @@ from app.options import resolve
 from app.protocols.chat import ChatRequest
 from app.protocols.completions import CompletionRequest
 from app.protocols.schema import validate
-from app.server import create_service
+from app.server import create_service, load_text
 from app.service import Service
 from app.settings import Settings
 from app.streams.stream_log import Delta, Failure, LogEntry, Reader

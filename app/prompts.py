@@ -37,10 +37,10 @@ from engine.types import ModelInfo, ReasoningLimit
 MAX_INLINE_TURNS = 64  # of a conversation that is rendered on the event loop; a template takes about 20 us per turn
 MAX_INLINE_ECHO_TOKENS = 1024  # of a prompt whose text is made on the event loop; a token takes about 3 us
 MAX_INLINE_SCHEMA_CHARACTERS = 256  # of schemas that are translated on the event loop
-VALUE_CHARACTERS = 16  # characters as which any value in a schema counts
+VALUE_CHARACTERS = 16  # as which any value in a schema counts
 MAX_GRAMMAR_CHARACTERS = 1 << 20  # some 500,000 of a schema
 MAX_CACHED_SCHEMA_CHARACTERS = 1 << 17  # of an answer whose grammar is kept
-CHARACTERS_PER_TOKEN = 16  # characters per token of the context in the longest text that /tokenize accepts
+CHARACTERS_PER_TOKEN = 16  # per token of the context in the longest text that /tokenize accepts
 MAX_TRUNCATIONS = 16  # attempts to make a conversation fit
 ANSWER_SHARE = 8  # one part in so many of the context is left for the answer to a truncated conversation, or max_tokens
 CPU_SHARE = min(0.5, 0.05 * num_cores())  # share of a core for large bodies, and for texts of /tokenize and /detokenize

@@ -164,6 +164,17 @@ def create_app(
     return app
 
 
+def load_text(settings: Settings) -> TextModel:
+    """Return the tokenizer and chat template that `settings` select. Raises `TokenizerError`, `InvalidTemplate`."""
+    return TextModel.load(
+        Path(settings.engine.model),
+        settings.chat_template,
+        generation_config=settings.generation_config,
+        allow_control_tokens=settings.allow_control_tokens,
+        tool_parser=settings.tool_parser,
+    )
+
+
 class _Unrouted:
     """Serve a path with a trailing slash as the route without it, and answer 404 for unknown paths."""
 

@@ -21,7 +21,7 @@ from engine.scheduling.constraint import ConstraintSource
 from engine.scheduling.scheduler import Scheduler
 from engine.types import EngineLoad, Event, ModelInfo, Request, Vocabulary
 
-POSITION_REPORT_SECONDS = 0.2  # seconds
+POSITION_REPORT_SECONDS = 0.2
 # A step waits for masks of constrained tokens this long, and no longer than a share of the last step.
 MIN_MASK_WAIT_SECONDS = 0.001
 MASK_WAIT_SHARE = 0.05

@@ -17,10 +17,10 @@ import msgspec
 from engine.config import EngineConfig
 from engine.types import EngineLoad, Event, ModelInfo, Request, Snapshot, Vocabulary
 
-MAX_FRAME_BYTES = 256 << 20  # bytes; a million-token prompt is about 5 MB
+MAX_FRAME_BYTES = 256 << 20  # a million-token prompt is about 5 MB
 
-MAX_READ_BYTES = 16 << 20  # bytes read between two steps
-SELECTOR_TICK_SECONDS = 0.001  # seconds; a selector rounds its timeout up to a multiple of this
+MAX_READ_BYTES = 16 << 20  # read between two steps
+SELECTOR_TICK_SECONDS = 0.001  # a selector rounds its timeout up to a multiple of this
 
 _LENGTH = struct.Struct("<I")
 
@@ -56,7 +56,7 @@ class WatchSnapshots(msgspec.Struct, frozen=True, tag="watch"):
     is_enabled: bool
 
 
-class Ping(msgspec.Struct, frozen=True, tag="echo"):
+class EchoRequest(msgspec.Struct, frozen=True, tag="echo"):
     """Request a sign of progress from an idle engine.
 
     The engine's main loop turns once to read this message, and thereby counts a heartbeat. There is no answer.
@@ -83,7 +83,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     message: str
 
 
-class StepResult(msgspec.Struct, frozen=True, tag="stepped"):
+class StepResult(msgspec.Struct, frozen=True, tag="step"):
     """Results of one step."""
 
     events: tuple[Event, ...]
@@ -91,7 +91,7 @@ class StepResult(msgspec.Struct, frozen=True, tag="stepped"):
     snapshot: Snapshot | None = None
 
 
-ToEngine = Start | UseVocabulary | Submit | Abort | WatchSnapshots | Ping
+ToEngine = Start | UseVocabulary | Submit | Abort | WatchSnapshots | EchoRequest
 FromEngine = LoadProgress | Ready | Failed | StepResult
 
 MessageT = TypeVar("MessageT")

@@ -13,7 +13,7 @@ growth during that time is soon undone. This module reads no clock.
 from __future__ import annotations
 
 GROWTH_FACTOR, SHRINK_FACTOR = 1.5, 0.99
-MIN_LEAD_SECONDS = 1e-4  # seconds
+MIN_LEAD_SECONDS = 1e-4
 INITIAL_LEAD_SECONDS = 0.02  # longer than most steps, which are therefore scheduled at once until more is known
 
 

@@ -26,10 +26,10 @@ from engine.heartbeat import Heartbeat
 from engine.ipc import (
     Abort,
     ChannelClosed,
+    EchoRequest,
     EngineChannel,
     Failed,
     LoadProgress,
-    Ping,
     Ready,
     Start,
     StepResult,
@@ -46,12 +46,12 @@ from engine.types import EndEvent, Event, FinishReason, Phase, Request, Snapshot
 
 log = logging.getLogger("carousel.engine")
 
-SNAPSHOT_SECONDS = 0.2  # seconds between snapshots while requests run
-IDLE_SNAPSHOT_SECONDS = 2.0  # seconds between snapshots while idle
+SNAPSHOT_SECONDS = 0.2  # between snapshots while requests run
+IDLE_SNAPSHOT_SECONDS = 2.0  # between snapshots while idle
 HEARTBEAT_SECONDS = (
     1.0  # seconds after which the load is sent while requests exist although nothing has happened, as a sign of life
 )
-COMPILE_POLL_SECONDS = 0.002  # seconds between looks for compiled grammars
+COMPILE_POLL_SECONDS = 0.002  # between looks for compiled grammars
 MAX_LOG_FLUSH_SECONDS = 1.0  # maximum time for writing queued log lines when the process ends
 
 Builder = Callable[[EngineConfig, Callable[[str, int, int], None]], Engine]
@@ -122,7 +122,7 @@ class Worker:
                 self._abort(request_id, choice)
             case UseVocabulary(vocabulary):
                 self._engine.use_vocabulary(vocabulary)
-            case Ping():
+            case EchoRequest():
                 pass  # this turn of the loop counts a heartbeat
             case WatchSnapshots(on):
                 self._is_watched, self._watched_at = on, 0.0

@@ -12,7 +12,7 @@ from torch import Tensor
 
 HAS_MAPPINGS = hasattr(mmap, "MAP_ANONYMOUS")
 MIN_MAPPING_BYTES = 64 << 20  # bytes: minimum size of an arena's mapping
-ALIGNMENT_BYTES = 64  # bytes
+ALIGNMENT_BYTES = 64
 
 
 def mmap_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -19,7 +19,7 @@ from app.admission.rotation import Rotation
 from app.streams.timeline import IntakeTimeline
 from engine.types import ServiceClass, WaitReason
 
-RELEASE_BYTES = 1 << 20  # bytes or characters of inputs after which freed memory is returned to the system
+RELEASE_BYTES = 1 << 20  # or characters of inputs after which freed memory is returned to the system
 RELEASE_SECONDS = 1.0  # delay after the last of them
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # options of mallopt(3)
 

@@ -32,11 +32,10 @@ from app.engine_client.client import EngineClient, EngineUnavailable
 from app.http.connection import Connection
 from app.http.security import is_loopback
 from app.http.websocket import WebSocketProtocol
-from app.server import create_app
+from app.server import create_app, load_text
 from app.settings import Settings, SettingsError
 from app.text.chat_template import InvalidTemplate
 from app.text.checkpoint_files import TokenizerError
-from app.text.text_model import TextModel
 from engine.log_queue import LogHandler, LogWriter
 from engine.worker import Builder
 
@@ -121,17 +120,6 @@ def spare_loaded_objects() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(ALLOCATIONS_BETWEEN_COLLECTIONS, *gc.get_threshold()[1:])
-
-
-def load_text(settings: Settings) -> TextModel:
-    """Return the tokenizer and chat template that `settings` select. Raises `TokenizerError`, `InvalidTemplate`."""
-    return TextModel.load(
-        Path(settings.engine.model),
-        settings.chat_template,
-        generation_config=settings.generation_config,
-        allow_control_tokens=settings.allow_control_tokens,
-        tool_parser=settings.tool_parser,
-    )
 
 
 async def _run(server: GracefulServer, manager: ServiceManager, settings: Settings, logs: LogHandler) -> int:

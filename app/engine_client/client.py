@@ -21,7 +21,17 @@ from app.engine_client.in_flight import InFlight, Sink
 from app.engine_client.restart_policy import MAX_FAILED_STARTS, RestartPolicy
 from engine.checks import check_request
 from engine.config import EngineConfig
-from engine.ipc import Abort, FromEngine, LoadProgress, Ping, Ready, StepResult, Submit, UseVocabulary, WatchSnapshots
+from engine.ipc import (
+    Abort,
+    EchoRequest,
+    FromEngine,
+    LoadProgress,
+    Ready,
+    StepResult,
+    Submit,
+    UseVocabulary,
+    WatchSnapshots,
+)
 from engine.types import EngineLoad, ModelInfo, Request, Snapshot, Vocabulary
 from engine.worker import Builder
 
@@ -32,7 +42,7 @@ STALL_SECONDS = 3.0  # without progress after which a server with work is report
 ECHO_AFTER_SECONDS = 2.0  # without a heartbeat after which an idle engine is sent an echo request
 # minimum seconds without a message that a loading engine is given, regardless of the watchdog's time
 MIN_LOADING_SECONDS = 300.0
-EXIT_SECONDS = 5.0  # seconds in which a stopped engine may exit by itself
+EXIT_SECONDS = 5.0  # in which a stopped engine may exit by itself
 CLOSED_EXIT_SECONDS = 1.0  # the same for an engine that has closed its channel
 # seconds in which this process, if it was itself delayed, reads messages that the engine sent meanwhile
 CATCH_UP_SECONDS = 0.2
@@ -309,14 +319,14 @@ class EngineClient:
             if self._engine.heartbeat.count != self._beats:
                 self._note_progress()
             elif self.phase is EngineState.READY:
-                self._send_canary()
+                self._send_echo_request()
             if self._is_silent:
                 await asyncio.sleep(CATCH_UP_SECONDS)
                 if self._engine.heartbeat.count == self._beats and self._is_silent:
                     silent = time.monotonic() - self._last_message_at
                     self._engine.abandon(f"the engine has made no progress for {silent:.0f} s")
 
-    def _send_canary(self) -> None:
+    def _send_echo_request(self) -> None:
         """Send an echo request to an engine without a recent heartbeat.
 
         An echo through the worker's main loop detects a stopped process, a hanging loop and a blocked channel. A
@@ -328,7 +338,7 @@ class EngineClient:
         if not self._in_flight:
             self._last_message_at = time.monotonic()
         self._is_echo_due = True
-        self._engine.send(Ping())
+        self._engine.send(EchoRequest())
 
     @property
     def _is_heartbeat_due(self) -> bool:

@@ -1,4 +1,4 @@
-"""Life: one engine from start to end, and the channel to it. Independent of requests."""
+"""EngineProcess: one engine from its start to its end, and the channel to it. Independent of requests."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ ENGINE_ENVIRONMENT_DEFAULTS = {"GOMP_SPINCOUNT": "50000"}
 MAX_EVENTS_PER_TURN = 64
 
 ENDED_MESSAGE = "the engine process ended unexpectedly"
-KILL_WAIT_SECONDS = 10.0  # seconds to wait for a killed process
+KILL_WAIT_SECONDS = 10.0  # to wait for a killed process
 
 
 class EngineProcess:
     """Engine in its own process; with `build`, on a thread of this process (for tests).
 
-    on_message: handles a message and yields after each of its events. on_lost: called once with the reason when nothing
+    on_message: handles a message and yields after each of its events. on_loss: called once with the reason when nothing
     more will arrive: the engine could not be built, or it has ended and all its messages were handled, or it was given
-    up. It is not called after `end`.
+    up. It is not called after `close`.
     """
 
     def __init__(
@@ -117,9 +117,9 @@ class _Channel(asyncio.Protocol):
     the socket, so that the engine notices and sends only necessary messages.
     """
 
-    def __init__(self, on_message: Callable[[FromEngine], Iterator[None]], on_lost: Callable[[str], None]) -> None:
+    def __init__(self, on_message: Callable[[FromEngine], Iterator[None]], on_loss: Callable[[str], None]) -> None:
         self._receive = on_message
-        self._on_lost = on_lost
+        self._on_loss = on_loss
         self._frames = FrameReader(API_DECODER)
         self._messages: deque[FromEngine] = deque()
         self._handling: Iterator[None] | None = None  # set while messages are being handled
@@ -161,7 +161,7 @@ class _Channel(asyncio.Protocol):
         """Close the connection and report the reason, unless it is closed already."""
         if not self._is_over:
             self.close()
-            self._on_lost(why)
+            self._on_loss(why)
 
     def _handle_messages(self) -> Iterator[None]:
         while self._messages:

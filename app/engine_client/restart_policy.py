@@ -5,7 +5,7 @@ from __future__ import annotations
 MAX_FAILED_STARTS = 8  # engines in a row without progress, after which no further engine is started
 # delay after the first such engine, doubled for each further one, and its maximum
 INITIAL_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 1.0, 10.0
-MIN_HEALTHY_SECONDS = 10.0  # seconds of idle life after which a crash is not attributed to the start
+MIN_HEALTHY_SECONDS = 10.0  # of idle life after which a crash is not attributed to the start
 
 
 class RestartPolicy:

@@ -35,7 +35,7 @@ from engine.types import EndEvent, Event, FinishReason, Phase, PromptEvent, Requ
 log = logging.getLogger("carousel.generation")
 
 ABANDONED_CODE = "abandoned"  # error code of an answer whose last reader has left
-DEADLINE_GRACE_SECONDS = 0.25  # seconds after a deadline by which a running engine has ended the request
+DEADLINE_GRACE_SECONDS = 0.25  # after a deadline by which a running engine has ended the request
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class Timing:
 
 
 class Generation:
-    """Writer of one log. `take` is the sink that the engine client calls."""
+    """Writer of one log. `handle_event` is the sink that the engine client calls."""
 
     __slots__ = (
         "__weakref__",

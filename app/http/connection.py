@@ -32,8 +32,8 @@ BODY_HEADERS = (b"content-length", b"transfer-encoding")  # headers that define 
 MAX_PARSE_BYTES = 16 << 10  # given to the parser at a time
 MAX_PIECES_PER_TURN = 1000  # pieces of bodies, which take about 1 ms
 REST_SECONDS = 0.01  # pause after a turn in which more pieces were found
-LINGER_SECONDS = 1.0  # seconds that a refused client may still send data, which is discarded
-MAX_UNSENT_BYTES = 1 << 14  # bytes of an answer that the system buffers beyond those in flight
+LINGER_SECONDS = 1.0  # that a refused client may still send data, which is discarded
+MAX_UNSENT_BYTES = 1 << 14  # of an answer that the system buffers beyond those in flight
 
 
 # scope extension: `stop` drops what has arrived of a body, and closes the connection after the answer

@@ -28,7 +28,7 @@ LATENCY_BUCKETS = (
     1, 1.5, 2.5, 5, 10, 20, 40, 80, 160,
 )  # fmt: skip
 LABELS = (*ENGINE_LABELS, "tenant")
-COUNT_DELAY_SECONDS = 0.01  # seconds until a token is counted; by then the step's other tokens have been sent
+COUNT_DELAY_SECONDS = 0.01  # until a token is counted; by then the step's other tokens have been sent
 
 
 class TokenBatch:

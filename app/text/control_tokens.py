@@ -21,7 +21,7 @@ Variables: TypeAlias = Mapping[str, Any]
 
 MAX_CONTROL_TOKENS = 16_384  # control tokens in one conversation: more would hold up the event loop
 NONCE_DIGITS = 12
-SEARCH_SLICE_CHARACTERS = 64 << 10  # characters searched at a time
+SEARCH_SLICE_CHARACTERS = 64 << 10  # searched at a time
 
 
 class TooManyControlTokens(Exception):

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from app.text.text_model import TextModel
 
 MAX_WINDOW_TOKENS = 32  # maximum tokens that a detokenizer decodes again
-CONTEXT_TOKENS = 5  # tokens of a prompt with which the continuation is decoded (as in vLLM)
+CONTEXT_TOKENS = 5  # of a prompt with which the continuation is decoded (as in vLLM)
 
 
 class Detokenizer:

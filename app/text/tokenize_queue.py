@@ -6,7 +6,7 @@ from app.admission.thread_queue import Caller, ThreadQueue
 from app.text.text_model import TextModel
 from engine.errors import ContextExceeded
 
-MIN_THREAD_CHARACTERS = 8_192  # characters; shorter texts are tokenized faster than a thread is woken
+MIN_THREAD_CHARACTERS = 8_192  # shorter texts are tokenized faster than a thread is woken
 MAX_CONCURRENT = 2  # texts at once: each needs a hundred times its size in memory, and a core that the engine uses
 RESERVED_INTERACTIVE = 1  # of these, for interactive requests
 

@@ -18,7 +18,7 @@ from engine.types import ReasoningLimit
 
 log = logging.getLogger(__name__)
 
-MAX_LEADING_BYTES = 256  # bytes of white space before a reasoning block
+MAX_LEADING_BYTES = 256  # of white space before a reasoning block
 
 
 class _Mask(enum.Enum):

@@ -31,7 +31,7 @@ from kernels.slots import PromptRows, SlotMasks
 # Runs and records a function that computes on fixed tensors; returns a function that replays it.
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
 
-MIN_WIDTH_TOKENS = 512  # tokens of the smallest page-table width; further widths double
+MIN_WIDTH_TOKENS = 512  # of the smallest page-table width; further widths double
 MAX_PROMPT_ROWS = 512  # in addition to one per slot; with this many, a GPU multiplies for longer than it reads weights
 MIN_PROMPT_ROWS = 16  # a step with fewer is padded
 MAX_SHORT_TILES = 32  # tiles with fewer than QUERIES queries; a step can have at least this many prompts

@@ -36,7 +36,7 @@ from kernels.decoder import RowMasks, StepPass
 from kernels.interface import Kernels
 from kernels.slots import StepState
 
-PREFAULT_BYTES = 256 << 20  # bytes of fresh pages kept ready for new sequences
+PREFAULT_BYTES = 256 << 20  # of fresh pages kept ready for new sequences
 PREFAULT_STEP_BYTES = (
     2 << 20
 )  # bytes prefaulted at a time; takes 5 ms if a virtual machine's memory is new to its host too

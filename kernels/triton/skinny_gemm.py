@@ -28,7 +28,7 @@ from kernels.triton.tile_table import FOUND
 MAX_ALWAYS_ROWS = 8  # up to this many rows the kernel is always used: the columns of a tensor-core product
 MAX_ROWS = 16  # up to this many rows it is used for matrices with a matching tile in the table
 MIN_WIDE_OUTPUTS = 1 << 15  # from this many outputs on, even large tiles give enough programs
-MAX_PREFETCH_BYTES = 1 << 16  # bytes that a program prefetches; the sum over concurrent programs fits in the L2 cache
+MAX_PREFETCH_BYTES = 1 << 16  # that a program prefetches; the sum over concurrent programs fits in the L2 cache
 
 
 @dataclass(frozen=True)

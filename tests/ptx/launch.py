@@ -20,7 +20,7 @@ from tests.ptx.operands import Operands
 from tests.ptx.program import Program, parse
 from tests.ptx.state import State
 
-MIN_SHARED_BYTES = 16  # bytes
+MIN_SHARED_BYTES = 16
 PACK_FORMATS = {"i32": "<i", "i64": "<q", "fp32": "<f"}
 # Arguments that an early-launched kernel may read before griddepcontrol.wait (`kernels.triton.pdl`).
 READABLE_EARLY = {

@@ -18,7 +18,7 @@ from tests.ptx.program import PtxError, Statement
 from tests.ptx.state import Execute, Mask, State
 
 WARPGROUP = 4  # warps of a warpgroup
-ROW_BYTES = 16  # bytes of a row of 8 numbers
+ROW_BYTES = 16  # of a row of 8 numbers
 
 
 def _whole_warps(state: State, mask: Mask) -> Array:

@@ -15,7 +15,7 @@ from tests.ptx.program import Statement
 from tests.ptx.state import Copy, Execute, Mask, State
 
 LANES = np.arange(WARP)
-PREFETCH_UNIT_BYTES = 16  # bytes
+PREFETCH_UNIT_BYTES = 16
 
 
 def _no_op(statement: Statement, operands: Operands) -> Execute:

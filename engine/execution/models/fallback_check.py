@@ -28,7 +28,7 @@ from kernels.load import load as load_kernels
 log = logging.getLogger("carousel.engine")
 
 PROBE_TOKENS = 24
-PROBE_MARGIN_TOKENS = 8  # tokens of a probe beyond the length with the effect that it must reveal
+PROBE_MARGIN_TOKENS = 8  # of a probe beyond the length with the effect that it must reveal
 PROBE_PAGE_SIZE = 16
 # Maximum difference of logits, relative to the largest logit. float32 leaves 1e-5, half precision a few percent; wrong
 # positions or masks are far beyond both.

@@ -23,7 +23,7 @@ from engine.execution.models.errors import WeightsError
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
-COMPARE_CHUNK_BYTES = 16 << 20  # bytes of each of two tensors that are read and compared at a time
+COMPARE_CHUNK_BYTES = 16 << 20  # of each of two tensors that are read and compared at a time
 
 # Beyond any weight, norm or bias of published models, which stay below thousands. A flipped high bit of an exponent
 # makes 1e17 or more of most values in float32 and bfloat16.

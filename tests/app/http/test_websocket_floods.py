@@ -28,7 +28,7 @@ from app.http.websocket import (
 from tests.app.routes.test_realtime_session import Transport
 from tests.limits import HANG_SECONDS
 
-READ_BYTES = 256 << 10  # bytes that a transport delivers in one call
+READ_BYTES = 256 << 10  # that a transport delivers in one call
 READS_PER_TURN = 32
 BUDGET_BYTES = MEMORY_PER_BYTE << 20  # for one message of the maximum size
 MAX_FRAMES_PER_SLICE = MAX_PARSE_BYTES // 6 + 1

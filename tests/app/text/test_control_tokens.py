@@ -11,8 +11,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers
 
-from app.cli.serve import load_text
 from app.options import parse
+from app.server import load_text
 from app.text import control_tokens
 from app.text.chat_template import MessagesRefused
 from app.text.text_model import TextModel

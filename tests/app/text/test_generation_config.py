@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from app.cli.serve import load_text
 from app.options import parse
+from app.server import load_text
 from app.settings import SettingsError
 from app.text.checkpoint_files import TokenizerError
 from app.text.text_model import TextModel

@@ -19,7 +19,7 @@ from tests.engine.scheduling.test_scheduler_machine import model_info
 from tests.fakes import MemoryRunner, text_alone
 
 PAGE_SIZE = 4
-STEP_SECONDS = 0.01  # seconds
+STEP_SECONDS = 0.01
 
 
 class History:
