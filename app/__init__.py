@@ -1,3 +1,3 @@
 """Carousel: an LLM server for when humans are waiting."""
 
-__version__ = "0.1.0"
+__version__ = "0.3.0"
