@@ -38,6 +38,11 @@ def reference(chat_model: Path) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(chat_model, dtype=torch.float32)
 
 
+# Between the largest logit and that of a chosen token. Where two are nearly equal, the order of sums decides, which
+# differs between processors.
+MAX_GAP = 0.05
+
+
 @pytest.mark.model
 @pytest.mark.parametrize(
     ("question", "content"),
@@ -70,7 +75,8 @@ def test_greedy_answers_are_sensible_and_those_of_transformers(
     assert (usage.prompt_tokens, usage.completion_tokens) == (len(prompt), len(ids))
     with torch.inference_mode():
         logits = reference(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
-    assert tokenizer.decode(logits.argmax(-1)) == tokenizer.decode(ids)
+    chosen = logits.gather(1, torch.tensor(ids)[:, None])[:, 0]
+    assert bool((logits.max(-1).values - chosen <= MAX_GAP).all())
 
 
 @pytest.mark.model
