@@ -15,8 +15,9 @@ SELECT ?=
 # COVERAGE=1: also measure the share of lines of app/ and engine/ that the quick tests run, and refuse less than `fail_under`.
 COVERAGE ?=
 # Each worker begins with half of the tests, and takes over some of the other's when it has none left.
-PYTEST = CAROUSEL_STRICT=$(STRICT) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal \
-  $(if $(COVERAGE),--cov --cov-report=term)
+PYTEST = CAROUSEL_STRICT=$(STRICT) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+COVER = $(if $(COVERAGE),--cov --cov-report=term)
+SELECTED = $(if $(SELECT),($(SELECT)) and )
 # Hundreds of processes of the same code are started; without bytecode each of them would compile all of it.
 export PYTHONDONTWRITEBYTECODE :=
 # For `make sanitize`: compile the kernels with sanitizers; their runtime must be loaded first.
@@ -64,11 +65,16 @@ $(JS_STAMP): package.json package-lock.json
 	@npm ci --silent --no-audit --no-fund
 	@touch $@
 
+# With coverage the quick tests run first, since all others would be slower in a process that measures it.
 unit: install  ## every test
+ifeq ($(COVERAGE),)
 	@$(PYTEST) $(if $(SELECT),-m "$(SELECT)")
+else
+	@$(PYTEST) $(COVER) -m "$(SELECTED)quick"; quick=$$?; $(PYTEST) -m "$(SELECTED)not quick" && exit $$quick
+endif
 
 quick: install  ## the tests that need no server, browser or compiler
-	@$(PYTEST) -q -m quick
+	@$(PYTEST) $(COVER) -q -m quick
 
 coverage:  ## the same tests, and the share of lines of app/ and engine/ that they run
 	@$(MAKE) --no-print-directory quick COVERAGE=1

@@ -39,7 +39,7 @@ def outstanding(url: str) -> dict[str, float]:
 def footprint(pid: int) -> dict[str, float]:
     """Return open descriptors, threads and memory (MiB) of the server and its engine."""
     processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-    assert len(processes) == 2
+    assert len(processes) == 3, "the API, the engine, and the process that checks grammars"
     return {
         "descriptors": sum(p.num_fds() for p in processes),
         "threads": sum(p.num_threads() for p in processes),
