@@ -8,9 +8,11 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import cast
 
 import uvicorn
 
+from app.cli.acceptor import Acceptor
 from app.cli.key_reload import KeyReload
 from app.cli.listener import Listener
 from app.cli.service_manager import ServiceManager
@@ -86,7 +88,8 @@ class GracefulServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to accept connections: at once, or when the model is loaded, see `Listener`."""
-        await super().startup(sockets)
+        await super().startup([])
+        self.servers = [cast(asyncio.Server, Acceptor(self.listener.sock, self._connection, self.config.backlog))]
         if self.should_exit:  # uvicorn leaves it at that
             await self.shutdown(sockets)
             return
@@ -133,6 +136,11 @@ class GracefulServer(uvicorn.Server):
         for connection in list(self.server_state.connections):
             if isinstance(connection, Connection):
                 connection.shutdown()  # after the answer in progress
+
+    def _connection(self) -> asyncio.Protocol:
+        """Return the protocol of a new connection, as uvicorn makes it."""
+        make: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
+        return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
     def _begin_drain(self) -> None:
         self.service.begin_drain()
