@@ -3,7 +3,7 @@
 The default model (`carousel fetch`) runs with all cores, on one core, and with the reference kernels of torch, which
 are several times slower. For each, streams run alone for a while, then the prompt arrives; the window ends with the
 prompt or after a minute. The target is that of standard answers (--target-itl-standard). Where a step without it takes
-longer, the target cannot be kept, and the step may take 1.5 times as long.
+longer, the target cannot be kept, and the step may take 1.2 times as long.
 
     python -m benchmarks.long_prompt
     python -m benchmarks.long_prompt --only one-core --seconds 20
@@ -23,7 +23,6 @@ from benchmarks.tally import percentile
 from engine.build import build_engine
 from engine.config import DEFAULT_TARGET_ITL_SECONDS, EngineConfig
 from engine.engine import Engine
-from engine.scheduling.itl_targets import SHARE_BEYOND_TARGET
 from engine.types import Request, SamplingParams, TokenEvent
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -36,7 +35,7 @@ STREAMS = (1, 8)
 ALONE_TOKENS = 60  # of each stream, before the prompt arrives
 MAX_TOKENS = 2000
 TARGET_SECONDS = DEFAULT_TARGET_ITL_SECONDS["target_itl_standard"]
-MAX_RATIO = 1.2  # of the median to the target, to pass
+MAX_RATIO = 1.2  # of the median to the target, or to the median of the streams alone, to pass
 
 
 class Gaps:
@@ -99,11 +98,8 @@ def measure(variant: str, streams: int, seconds: float) -> dict[str, Any]:
 
 
 def passes(row: dict[str, Any]) -> bool:
-    """Return whether the target is kept, or, where it is out of reach, the step takes at most half as long again."""
-    is_out_of_reach = row["alone_p50_ms"] > 1000 * TARGET_SECONDS
-    return bool(
-        row["of_alone"] <= 1.1 * (1 + SHARE_BEYOND_TARGET) if is_out_of_reach else row["of_target"] <= MAX_RATIO
-    )
+    """Return whether the target is kept, or, where it is out of reach, the time of the streams alone."""
+    return bool(min(row["of_target"], row["of_alone"]) <= MAX_RATIO)
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 from engine.config import EngineConfig
 from engine.scheduling.carousel_state import CarouselState
+from engine.scheduling.policy import MIN_PROMPT_SHARE
 from engine.scheduling.sequence import Sequence
 from engine.types import ServiceClass
 
@@ -23,7 +24,6 @@ PLANNED_SHARE = 0.95  # of a target, because a step sometimes takes longer than 
 TTFT_URGENT_SECONDS = 1.0
 SINGLE_PROMPT_SHARE = 2 / 3  # of a target, for a single prompt: many streams would slow down for one
 FULL_TARGET_PROMPTS = 4  # number of prompts from which on they get the full target
-SHARE_BEYOND_TARGET = 0.5  # of the time of rows that take longer than a target, for prompts
 WARNING_SECONDS = 600.0  # between two warnings about targets that cannot be met
 MAX_LAG_SECONDS = 0.5  # a stream that lags further behind its pace catches up only this much
 AGEING = 4.0  # a prompt that takes a second to compute is overtaken only by prompts less than this many seconds younger
@@ -57,15 +57,10 @@ class ItlTargets:
         left = token_seconds * sum([s.num_uncomputed for s in prompts])
         return max(0.0, longest), min(1.0, (waited + left) / TTFT_URGENT_SECONDS)
 
-    def seconds_beyond(self, decodes: Iterable[Sequence], row_seconds: float, now: float) -> float:
-        """Return the seconds for prompts in a step whose rows alone take longer than a target; 0 if they do not.
-
-        A warning says so from time to time.
-        """
+    def check(self, decodes: Iterable[Sequence], row_seconds: float, now: float) -> None:
+        """Warn, from time to time, if rows alone take longer than a target."""
         target, service_class = min((self._targets[s.service_class], s.service_class) for s in decodes)
-        if row_seconds <= target:
-            return 0.0
-        if now >= self._warn_at:
+        if row_seconds > target and now >= self._warn_at:
             self._warn_at = now + WARNING_SECONDS
             log.warning(
                 "a step of the running answers takes %.2f s on this machine, longer than --target-itl-%s %g; beside "
@@ -73,9 +68,8 @@ class ItlTargets:
                 row_seconds,
                 service_class.name.lower(),
                 target,
-                (1 + SHARE_BEYOND_TARGET) * row_seconds,
+                (1 + MIN_PROMPT_SHARE) * row_seconds,
             )
-        return SHARE_BEYOND_TARGET * row_seconds
 
     @staticmethod
     def _next_due(sequence: Sequence, target: float, now: float) -> float:

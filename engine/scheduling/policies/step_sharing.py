@@ -135,8 +135,8 @@ class StepSharing(Policy):
             return 0.0
         longest, urgency = self._targets.step_seconds(paced, prompts, self.step_time_model.token_seconds, now)
         row_seconds = self.step_time_model.step_seconds(rows)
-        beyond = self._targets.seconds_beyond(paced, row_seconds, now)
-        return max(beyond, urgency * (longest - row_seconds))
+        self._targets.check(paced, row_seconds, now)
+        return urgency * max(0.0, longest - row_seconds)
 
     def _lateness(self, overdue: list[Sequence], now: float) -> float:
         """Return how far the latest of `overdue` is past its bound: 0 at the bound, 1 at twice the bound."""
