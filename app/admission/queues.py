@@ -19,6 +19,7 @@ from engine.types import ServiceClass
 
 RATE_DECAY_SECONDS = 30.0  # time constant of the exponential decay of observed drain rates
 DRAIN_TARGET_SHARE = 0.75  # of a bound: Retry-After is the time until a queue has drained to this share
+DEVIATIONS = 2.5  # by which the number of starts may fall short of the expected one in 1 of 100 estimates
 DEFAULT_RETRY_SECONDS, MAX_RETRY_SECONDS = 5, 600  # Retry-After while no rate is known, and its maximum
 
 
@@ -186,9 +187,9 @@ class Admission:
         own = self._tenants.get(tenant_id, EMPTY_QUEUES).classes[service_class].requests + requests
         ahead = sum(min(queues.classes[service_class].requests, own) for queues in self._tenants.values())
         ahead += requests - 1 - free_slots
-        # Starts are about a Poisson process: in a time with `ahead` expected ones, two deviations fewer are likely.
+        # Starts are about a Poisson process: in a time with `ahead` expected ones, some deviations fewer are possible.
         ahead = max(0, ahead)
-        return seconds + (ahead + 2 * math.sqrt(ahead)) / self._rates[service_class].per_second(now, slots / 2)
+        return seconds + (ahead + DEVIATIONS * math.sqrt(ahead)) / self._rates[service_class].per_second(now, slots / 2)
 
     def add_waiting(self, tenant_id: str, service_class: ServiceClass, tokens: int) -> None:
         """Count a request that starts to wait."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-DECAY_SECONDS = 60.0  # time constant of the exponential decay, in time with waiting requests
+DECAY_SECONDS = 20.0  # time constant of the exponential decay, in time with waiting requests
 # Time with waiting requests after which slots count as taken. A request waits for the next step even if slots are free,
 # and such starts would count as a rate that no busy server has.
 SETTLE_SECONDS = 1.0
