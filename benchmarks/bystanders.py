@@ -24,12 +24,13 @@ from benchmarks.hostile_clients import CALM_KEY, CHAT, HOST, RESPONSES
 from benchmarks.sse_client import Part, receive, run
 from benchmarks.tally import percentile
 
-STREAMS, TOKENS = 16, 1900
+DEMO_STREAMS, STREAMS, TOKENS = 16, 4, 1900  # a real model keeps its target beside fewer streams
 EVENT = b"\ndata: "
 HEALTH_SECONDS = 0.05  # interval between checks
 MAX_HEALTH_SECONDS = 5.0
 CHAT_SECONDS = 0.5  # pause after an answer
-LONG_TURNS, TURN_BYTES = 24, 1000  # of the long chat, which is truncated to the context
+DEMO_TURNS, TURN_BYTES = 24, 1000  # of the long chat, which is truncated to the context
+BYTES = 200  # of the long chat of a real model, which reads it in some seconds beside the streams
 FIRST_TOKEN = {CHAT: b'"content":"', RESPONSES: b"event: response.output_text.delta"}
 
 
@@ -43,6 +44,11 @@ def milliseconds(seconds: list[float]) -> dict[str, float]:
         "p99": 1000 * percentile(seconds, 0.99),
         "max": 1000 * max(seconds),
     }
+
+
+def is_demo(model: Path) -> bool:
+    """Return whether a model is the demo model, which takes a thousandth of a real one's time."""
+    return model.name == "demo"
 
 
 def without_special_tokens(model: Path) -> dict[str, int]:
@@ -59,6 +65,11 @@ class Stream:
         self._bias = bias
         self._tail = b""
         self._last = 0.0  # time of the last token; 0: none yet in this answer
+
+    @property
+    def is_running(self) -> bool:
+        """Return whether the current answer has begun."""
+        return self._last > 0
 
     @property
     def silence(self) -> float:
@@ -95,11 +106,12 @@ class Stream:
 
 
 async def follow_streams(port: int, model: Path) -> None:
-    """Keep `STREAMS` answers in progress, and report the gaps between their tokens."""
+    """Keep answers in progress, and report the gaps between their tokens."""
     gaps: list[float] = []
     failures: list[str] = []
     bias = without_special_tokens(model)
-    streams = [Stream(port, number, bias, gaps, failures) for number in range(STREAMS)]
+    number = DEMO_STREAMS if is_demo(model) else STREAMS
+    streams = [Stream(port, index, bias, gaps, failures) for index in range(number)]
     tasks = [asyncio.create_task(stream.follow()) for stream in streams]
 
     def figures() -> dict[str, Any]:
@@ -108,7 +120,7 @@ async def follow_streams(port: int, model: Path) -> None:
             gaps.append(longest)
         found = milliseconds(gaps)
         gaps.clear()
-        return found
+        return {**found, "streams": len(streams), "running": sum(stream.is_running for stream in streams)}
 
     await report_on_request(figures, failures)
     for task in tasks:
@@ -120,10 +132,11 @@ def short_chat(number: int) -> tuple[str, dict[str, Any]]:
     return CHAT, {"messages": [{"role": "user", "content": f"Hi {number}"}]}
 
 
-def long_chat(number: int) -> tuple[str, dict[str, Any]]:
+def long_chat(number: int, model: Path) -> tuple[str, dict[str, Any]]:
     """Return path and body of a question at the end of a long conversation."""
     roles = ("user", "assistant")
-    turns = [{"role": roles[turn % 2], "content": f"{number} {words(TURN_BYTES)}"} for turn in range(LONG_TURNS)]
+    length, size = (DEMO_TURNS, TURN_BYTES) if is_demo(model) else (1, BYTES)
+    turns = [{"role": roles[turn % 2], "content": f"{number} {words(size)}"} for turn in range(length)]
     return RESPONSES, {"input": [*turns, {"role": "user", "content": "Hi"}], "truncation": "auto"}
 
 
@@ -173,9 +186,8 @@ async def follow_chats(port: int, model: Path) -> None:
     retry = Retry(port)
 
     async def ask(kind: str) -> None:
-        make = {"short": short_chat, "long": long_chat}[kind]
         for number in count():
-            path, body = make(number)
+            path, body = short_chat(number) if kind == "short" else long_chat(number, model)
             limit = {"max_tokens": 4, "logit_bias": bias} if path == CHAT else {"max_output_tokens": 16}
             began[kind] = time.perf_counter()
             try:

@@ -1,10 +1,11 @@
 """Effect of one hostile client on the streams of other clients.
 
 For each kind of hostile client a server is started, of the demo model or, where the vocabulary matters, of the default
-model (`carousel fetch`). 16 ordinary chat streams, a short and a long chat (24 kB) again and again, and a health check
-(20 per second) run in separate processes. One window is undisturbed, the next one has the hostile client; each ratio
-compares two successive windows. The client shares the machine's cores with the server, so the ratio must be read
-together with the client's own CPU time (`client_cores`).
+model (`carousel fetch`). 16 ordinary chat streams (4 of the default model), a short and a long chat (24 kB; 1 kB) again
+and again, and a health check (20 per second) run in separate processes. One window is undisturbed, the next one has the
+hostile client; each ratio compares two successive windows. Against clients that take part of the engine as well, the
+first window has an ordinary client with as many answers. The client shares the machine's cores with the server, so
+the ratio must be read together with the client's own CPU time (`client_cores`).
 
     python -m benchmarks.hostile                       # windows of 10 s
     python -m benchmarks.hostile --only pings --seconds 3
@@ -25,14 +26,13 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
-from benchmarks.bystanders import STREAMS
 from benchmarks.hostile_clients import CASES, HOST
 from benchmarks.results import save
 from benchmarks.serving import Serving
 
 MAX_SECONDS = 120.0  # per window
 SLOTS = 48  # of the server, so that all streams run at once, beside as many hostile ones as may be
-WARM_UP_SECONDS = 2.0
+WARM_UP_SECONDS, MAX_WARM_UP_SECONDS = 2.0, 60.0
 SETTLE_SECONDS = 2.0  # after an attack, before memory is read again
 MAX_CLIENT_SECONDS = 30.0  # for a hostile client to end after its window
 RSS_SECONDS = 0.05  # interval between readings
@@ -134,9 +134,14 @@ class Watched:
         return float(self._process.memory_info().rss / MB)
 
     def warm_up(self) -> None:
-        """Wait until every stream runs, and discard the figures so far."""
-        time.sleep(WARM_UP_SECONDS)
-        self._observe()
+        """Wait until every stream runs, and discard the figures so far. Raises `RuntimeError` after a minute."""
+        end = time.monotonic() + MAX_WARM_UP_SECONDS
+        while time.monotonic() < end:
+            time.sleep(WARM_UP_SECONDS)
+            streams = self._observe()["between_tokens_ms"]
+            if streams["running"] == streams["streams"]:
+                return
+        raise RuntimeError("The ordinary streams did not begin.")
 
     def window(self, seconds: float, client: Child | None = None) -> dict[str, Any]:
         """Return the figures of a window, during which `client`, if given, attacks."""
@@ -170,19 +175,22 @@ class Watched:
 
 def measure(case: str, seconds: float) -> dict[str, Any]:
     """Start a server and return the figures of an undisturbed window and of one with the hostile client `case`."""
-    model = CASES[case].model
+    model, control = CASES[case].model, CASES[case].control
     with (
         Serving("--host", HOST, "--max-num-seqs", str(SLOTS), *CASES[case].options, model=str(model)) as server,
         Child("bystanders", "streams", server.port, model) as streams,
         Child("bystanders", "chats", server.port, model) as chats,
         Child("bystanders", "health", server.port) as health,
         Child("hostile_clients", case, server.port, seconds) as client,
+        Child("hostile_clients", control or case, server.port, seconds) as ordinary,
     ):
         watched = Watched(server, streams, chats, health)
         client.read()  # wait until it is ready
+        ordinary.read()
         watched.warm_up()
         rss_before = watched.rss
-        undisturbed = watched.window(seconds)
+        undisturbed = watched.window(seconds, ordinary if control else None)
+        ordinary.process.kill()
         attacked = watched.window(seconds, client)
         attack = json.loads(client.read())
         time.sleep(SETTLE_SECONDS)
@@ -317,7 +325,6 @@ def main() -> None:
             print(f"{case}: {miss}")
     settings = {
         "seconds": options.seconds,
-        "streams": STREAMS,
         "slots": SLOTS,
         "health_checks_per_second": 20,
     }

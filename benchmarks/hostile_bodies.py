@@ -46,6 +46,11 @@ def hostile_format(number: int) -> bytes:
     return json.dumps({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 60, **fields}).encode()
 
 
+def length(choices: int) -> dict[str, int]:
+    """Return the fields of a body for that many answers without an end."""
+    return {"max_tokens": 1000, "min_tokens": 1000, "n": choices}
+
+
 def expensive_masks(choices: int) -> Callable[[int], bytes]:
     """Return a function that makes a chat body with that many answers in an ambiguous grammar, without an end.
 
@@ -55,8 +60,19 @@ def expensive_masks(choices: int) -> Callable[[int], bytes]:
     def body(number: int) -> bytes:
         digits = "DIGITS " if number % 4 > 1 else ""
         grammar = f"start: {digits}{AMBIGUOUS[number % 2]}\nDIGITS: /[0-9]{{{90 + number}}}/"
-        fields = {"structured_outputs": {"grammar": grammar}, "max_tokens": 1000, "min_tokens": 1000, "n": choices}
+        fields = {"structured_outputs": {"grammar": grammar}, **length(choices)}
         return json.dumps({"messages": [{"role": "user", "content": "Hi"}], **fields}).encode()
+
+    return body
+
+
+def endless_array(choices: int) -> Callable[[int], bytes]:
+    """Return a function that makes a chat body with that many answers of an ordinary schema, as long as the masks'."""
+
+    def body(number: int) -> bytes:
+        schema = {"type": "array", "items": {"type": "integer"}, "minItems": 1000}
+        fields = {"response_format": {"type": "json_schema", "json_schema": {"name": "numbers", "schema": schema}}}
+        return json.dumps({"messages": [{"role": "user", "content": "Hi"}], **fields, **length(choices)}).encode()
 
     return body
 

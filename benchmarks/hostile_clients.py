@@ -26,6 +26,7 @@ import psutil  # type: ignore[import-untyped]
 from app.resources import demo_model
 from app.text.packaged_model import DEFAULT_MODEL
 from benchmarks.hostile_bodies import (
+    endless_array,
     expensive_masks,
     hostile_format,
     many_parts,
@@ -269,6 +270,7 @@ class Case:
     model: Path = DEMO_MODEL
     options: tuple[str, ...] = ()  # of the server
     is_served: bool = False  # it takes a share of the engine like other clients, so that it may delay their tokens
+    control: str = ""  # case of an ordinary client with as many answers, which runs in the undisturbed window
 
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
@@ -303,10 +305,22 @@ CASES = {
     "formats": Case("exponential, deep, huge and recursive formats", lambda: post_each(CHAT, hostile_format, 1)),
     "formats-many": Case("the same on eight connections", lambda: post_each(CHAT, hostile_format)),
     "masks": Case(
-        "an answer with expensive masks", lambda: post_each(CHAT, expensive_masks(1), 1), DEFAULT_MODEL.folder
+        "an answer with expensive masks",
+        lambda: post_each(CHAT, expensive_masks(1), 1),
+        DEFAULT_MODEL.folder,
+        control="schema",
     ),
     "masks-many": Case(
-        "32 answers with expensive masks", lambda: post_each(CHAT, expensive_masks(16), 2), DEFAULT_MODEL.folder
+        "32 answers with expensive masks",
+        lambda: post_each(CHAT, expensive_masks(16), 2),
+        DEFAULT_MODEL.folder,
+        control="schema-many",
+    ),
+    "schema": Case(
+        "an answer with a schema", lambda: post_each(CHAT, endless_array(1), 1), DEFAULT_MODEL.folder, is_served=True
+    ),
+    "schema-many": Case(
+        "32 answers with a schema", lambda: post_each(CHAT, endless_array(16), 2), DEFAULT_MODEL.folder, is_served=True
     ),
     "checker-killed": Case("formats, and kill -9 of their checking process", lambda: kill_checker(0.5)),
     "bodies": Case(
@@ -321,7 +335,7 @@ CASES = {
             lambda number: json.dumps({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}).encode(),
             make_headers=lambda number: f"{AS_FLOOD}\r\nIdempotency-Key: {number}",
         ),
-        WITH_KEYS,
+        options=WITH_KEYS,
         is_served=True,
     ),
     "prompt": Case("a prompt of 4 MB", lambda: post(COMPLETIONS, text_body(words(SIZE)))),
