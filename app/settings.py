@@ -222,7 +222,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # dict: f
         Option(
             LIMITS,
             "maximum open connections, WebSockets included; beyond it 503 with Retry-After",
-            "the limit of open files (`ulimit -n`) minus 64",
+            "the limit of open files (`ulimit -n`) minus 96",
             (at_least(1),),
         ),
     ] = None

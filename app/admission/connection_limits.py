@@ -9,7 +9,7 @@ from collections.abc import Callable, Container
 from app.admission.addresses import client_network
 from app.errors import ApiError
 
-RESERVED_FILES = 64  # open files for the engine, logs, static files, and connections that are being refused
+RESERVED_FILES = 96  # open files for the engine, logs, static files, and connections that are being accepted or refused
 DEFAULT_PER_ADDRESS = 256
 MAX_LINGERING = 16  # refused connections that stay open until the client has sent a request and read the answer
 MAX_DISCARDING = 4  # connections whose unread bodies are read and discarded, which takes as long as reading them

@@ -38,6 +38,9 @@ class Acceptor:
             self._retry = None
         self._loop.remove_reader(self._sock)
 
+    async def wait_closed(self) -> None:
+        """Return at once: connections outlive the acceptor."""
+
     def accept(self) -> None:
         """Accept the connections that wait, up to a limit. Called by the loop."""
         for _ in range(MAX_PER_TURN):

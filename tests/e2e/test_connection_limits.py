@@ -191,13 +191,13 @@ def test_connections_beyond_the_limit_of_open_files_get_503(small: Server):
 
 def test_more_connections_than_open_files_are_refused_at_the_start():
     """The exit status is 2, with one line."""
-    command = f"ulimit -n {OPEN_FILES}; exec {sys.executable} -m app serve demo --port 0 --max-connections 129"
+    command = f"ulimit -n {OPEN_FILES}; exec {sys.executable} -m app serve demo --port 0 --max-connections 97"
     done = subprocess.run(
         ["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECONDS, check=False
     )
-    reason = "`ulimit -n` allows 192 open files, of which 64 are reserved"
+    reason = "`ulimit -n` allows 192 open files, of which 96 are reserved"
     assert done.returncode == 2
-    assert done.stderr.splitlines() == [f"carousel: max_connections must be at most 128, not 129: {reason}"]
+    assert done.stderr.splitlines() == [f"carousel: max_connections must be at most 96, not 97: {reason}"]
 
 
 def test_after_floods_loopback_without_keys_still_opens_sockets(small: Server):
