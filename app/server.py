@@ -41,8 +41,8 @@ from app.observe.energy import Energy
 from app.observe.loop_lag import LoopLag
 from app.observe.metrics import Metrics
 from app.observe.request_log import REQUEST_ID, RequestLog
-from app.protocols.error_format import error_format
-from app.routes import anthropic, api_docs, live, openai_responses, ops, pages, realtime, requests, streams
+from app.protocols.wire_formats import wire_format
+from app.routes import anthropic, api_docs, live, ollama, openai_responses, ops, pages, realtime, requests, streams
 from app.routes import text as text_routes
 from app.service import Service
 from app.settings import Settings
@@ -123,6 +123,7 @@ def create_app(
             Route("/v1/responses/{response_id}", openai_responses.response_by_id, methods=["GET", "DELETE"]),
             Route("/v1/responses/{response_id}/cancel", openai_responses.cancel_response, methods=["POST"]),
             Route("/v1/responses/{response_id}/input_items", openai_responses.input_items),
+            *ollama.ROUTES,
             Route("/", pages.chat_page),
             Route("/engine", pages.engine_page),
             Route("/docs", api_docs.docs_page),
@@ -244,7 +245,7 @@ async def _internal_error(request: Request, error: Exception) -> Response:
 
 def _refusal(request: Request, error: ApiError) -> Response:
     """Return an error in the format of the protocol that the request's path belongs to."""
-    return JSONResponse(error_format(_route_path(request))(error), status_code=error.status, headers=error.headers)
+    return JSONResponse(wire_format(_route_path(request)).error_body(error), status_code=error.status, headers=error.headers)
 
 
 def _route_path(request: Request) -> str:

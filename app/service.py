@@ -144,6 +144,10 @@ class Service:
         self.admission.check(tenant, requested, tokens, self.prompts.tokenize_queue.pending, free, requests)
         self.admission.check_wait(tenant, requested, self._slots, free, requests)
 
+    def check_loaded(self) -> None:
+        """Raise `ApiError` (503) before the model is loaded, and if no engine will be started."""
+        _ = self.info
+
     def check_model(self, name: str | None) -> None:
         """Raise `ApiError` (404) if `name` is not the served model. None selects the served model."""
         if name is not None and name != self.settings.model_name:

@@ -13,7 +13,7 @@ import msgspec
 
 from app.errors import NON_RETRYABLE_CODES, ApiError, error_body, failure_status
 from app.generation.request import AnswerHead
-from app.http import sse
+from app.http.sse import EventFormat
 from app.streams.stream_log import (
     ChoiceFinished,
     ChoiceStarted,
@@ -31,6 +31,7 @@ from app.text.text_model import TextModel
 from engine.types import StatusEvent
 
 _encode = msgspec.json.Encoder().encode
+OPENAI = EventFormat("/v1/", end_mark=b"[DONE]")
 
 
 @dataclass
@@ -116,7 +117,7 @@ class OpenAIEncoder(ABC):
 
     __slots__ = ("_chunk_start", "_counted", "_head", "_is_plain", "_options", "_reports")
 
-    ping = sse.PING
+    wire = OPENAI
     prefix: str  # of the answer's id
     chunk_object: str
     body_object: str
@@ -165,10 +166,10 @@ class OpenAIEncoder(ABC):
         return blocks[0] if len(blocks) == 1 else b"".join(blocks)
 
     def _block(self, log: StreamLog, seq: int, data: bytes) -> bytes:
-        return sse.plain_block(data) if self._is_plain else sse.block(log, seq, data)
+        return self.wire.frame(data, cursor=b"" if self._is_plain else log.cursor_at(seq))
 
     def _status(self, status: StatusEvent) -> bytes:
-        return b"" if self._is_plain else sse.status_comment(status)
+        return b"" if self._is_plain else self.wire.status(status)
 
     def body(self, log: StreamLog, n: int) -> dict[str, Any]:
         """Return the body of an answer that is not streamed. Raises `ApiError` if the answer failed."""
@@ -223,7 +224,7 @@ class OpenAIEncoder(ABC):
                 if self._reports.at_end:
                     chunk = {**self._fields(log, self.chunk_object), "choices": [], "usage": usage(record)}
                     block = self._block(log, item.seq, msgspec.json.encode(chunk))
-                return block + self._block(log, item.seq, sse.DONE)
+                return block + self._block(log, item.seq, self.wire.end_mark)
 
     def _chunk(
         self, log: StreamLog, seq: int, choice: int, content: dict[str, Any], finish: str | None = None

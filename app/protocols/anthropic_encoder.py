@@ -12,7 +12,7 @@ from pydantic_core import from_json
 
 from app.errors import ApiError, failure_status
 from app.generation.request import AnswerHead
-from app.http import sse
+from app.http.sse import EventFormat, event
 from app.protocols.answers import ChoiceText, failure_error
 from app.streams.stream_log import (
     ChoiceFinished,
@@ -27,7 +27,6 @@ from app.streams.stream_log import (
 )
 
 _encode = msgspec.json.Encoder().encode
-PING_EVENT = sse.plain_block(b'{"type":"ping"}', b"ping")
 STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens", "abort": "end_turn"}
 # Code in the details of a refusal, after which Anthropic's clients send the whole conversation instead of a thread.
 THREAD_UNSUPPORTED = "thread_unsupported_request"
@@ -47,6 +46,18 @@ def anthropic_error(status: int, message: str) -> dict[str, Any]:
     """Return an error in the protocol's format."""
     kind = ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+def error_body(error: ApiError) -> dict[str, Any]:
+    """Return the body of a refusal, as Anthropic's clients read it."""
+    body = anthropic_error(error.status, str(error))
+    if error.code == THREAD_UNSUPPORTED:
+        body["error"]["details"] = {"error_code": error.code}
+    return body
+
+
+ANTHROPIC = EventFormat("/v1/messages", event(b'{"type":"ping"}', b"ping"), error_body=error_body)
+Event = tuple[bytes, bytes]  # kind and data
 
 
 @dataclass(slots=True)
@@ -80,7 +91,7 @@ class _Blocks:
 class AnthropicEncoder:
     """Encoder of one message for one reader."""
 
-    ping = PING_EVENT
+    wire = ANTHROPIC
 
     def __init__(self, head: AnswerHead, *, is_clipped: bool = False, hides_thinking: bool = False) -> None:
         """is_clipped: the context has less room than `max_tokens`, so that a cut answer has reached its end."""
@@ -99,25 +110,22 @@ class AnthropicEncoder:
     def opening(self, log: StreamLog) -> bytes:
         """Return the events before the first record."""
         message = self._message(log, [], None, None, self._usage(self._head.prompt_tokens, 0, 0))
-        return self._block("message_start", {"message": message}) + PING_EVENT
+        return self._frames([_event("message_start", {"message": message})]) + self.wire.keep_alive
 
     def encode(self, log: StreamLog, items: list[Item]) -> bytes:
         """Return the events of some items."""
         parts: list[bytes] = []
         for item in items:
             if not isinstance(item, LogEntry):
-                parts.append(b"" if self._is_plain else sse.status_comment(item))
+                parts.append(b"" if self._is_plain else self.wire.status(item))
                 continue
             if self._blocks.records != item.seq - 1:
                 self._blocks = _Blocks()
                 for record in log.records[: item.seq - 1]:
                     self._blocks.advance(record)
-            data = b"".join(self._record(item.record))
+            events = list(self._record(item.record))
             self._blocks.records = item.seq
-            if data and not self._is_plain:  # the position is sent with the last event of the record
-                head, _, last = data.rpartition(b"event: ")
-                data = b"%sid: %s.%d\nevent: %s" % (head, log.cursor_start, item.seq, last)
-            parts.append(data)
+            parts.append(self._frames(events, b"" if self._is_plain else log.cursor_at(item.seq)))
         return b"".join(parts)
 
     def body(self, log: StreamLog, n: int) -> dict[str, Any]:
@@ -139,7 +147,13 @@ class AnthropicEncoder:
         content = [view for kind, block in blocks for view in self._views(kind, block)]
         return self._message(log, content, *self._stop(finish), usage)
 
-    def _record(self, record: Record) -> Iterable[bytes]:
+    def _frames(self, events: list[Event], cursor: bytes = b"") -> bytes:
+        """Return the frames of some events, of which the last has the position of their record."""
+        last = len(events) - 1
+        frame = self.wire.frame
+        return b"".join([frame(data, kind, cursor if at == last else b"") for at, (kind, data) in enumerate(events)])
+
+    def _record(self, record: Record) -> Iterable[Event]:
         match record:
             case Delta(_, text, _, _, reasoning, calls):
                 if reasoning:
@@ -152,14 +166,14 @@ class AnthropicEncoder:
                 yield from self._close()
                 self._blocks.finish = record
             case Failure(message, code, _):
-                yield self._block("error", anthropic_error(failure_status(code), message))
+                yield _event("error", anthropic_error(failure_status(code), message))
             case Usage(prompt, completion, cached):
                 reason, sequence = self._stop(self._blocks.finish)
                 delta = {"stop_reason": reason, "stop_sequence": sequence}
-                yield self._block("message_delta", {"delta": delta, "usage": self._usage(prompt, completion, cached)})
-                yield self._block("message_stop", {})
+                yield _event("message_delta", {"delta": delta, "usage": self._usage(prompt, completion, cached)})
+                yield _event("message_stop", {})
 
-    def _call(self, piece: ToolCallPiece) -> Iterable[bytes]:
+    def _call(self, piece: ToolCallPiece) -> Iterable[Event]:
         if piece.id:
             yield from self._open("tool_use", {"id": piece.id, "name": piece.name, "input": {}})
         if piece.arguments:
@@ -168,34 +182,31 @@ class AnthropicEncoder:
     def _thinking(self, text: str) -> dict[str, Any]:
         return {"type": "thinking_delta", "thinking": "" if self._hides_thinking else text}
 
-    def _piece(self, kind: str, start: dict[str, Any], delta: dict[str, Any]) -> Iterable[bytes]:
+    def _piece(self, kind: str, start: dict[str, Any], delta: dict[str, Any]) -> Iterable[Event]:
         """Yield a piece of a block, which begins if another one is open."""
         if self._blocks.open != kind:
             yield from self._open(kind, start)
         yield self._delta(delta)
 
-    def _open(self, kind: str, start: dict[str, Any]) -> Iterable[bytes]:
+    def _open(self, kind: str, start: dict[str, Any]) -> Iterable[Event]:
         yield from self._close()
         self._blocks.open = kind
         self._blocks.next_index += 1
-        yield self._block("content_block_start", {"index": self._index, "content_block": {"type": kind, **start}})
+        yield _event("content_block_start", {"index": self._index, "content_block": {"type": kind, **start}})
 
-    def _close(self) -> Iterable[bytes]:
+    def _close(self) -> Iterable[Event]:
         if self._blocks.open:
             if self._blocks.open == "thinking":
                 yield self._delta({"type": "signature_delta", "signature": ""})
-            yield self._block("content_block_stop", {"index": self._index})
+            yield _event("content_block_stop", {"index": self._index})
             self._blocks.open = ""
 
     @property
     def _index(self) -> int:
         return self._blocks.next_index - 1
 
-    def _delta(self, delta: dict[str, Any]) -> bytes:
-        return self._block("content_block_delta", {"index": self._index, "delta": delta})
-
-    def _block(self, kind: str, fields: dict[str, Any]) -> bytes:
-        return sse.plain_block(_encode({"type": kind, **fields}), kind.encode())
+    def _delta(self, delta: dict[str, Any]) -> Event:
+        return _event("content_block_delta", {"index": self._index, "delta": delta})
 
     def _stop(self, finish: ChoiceFinished | None) -> tuple[str | None, str | None]:
         """Return the protocol's reason for the end, and the stop sequence."""
@@ -253,6 +264,10 @@ def parsed_input(arguments: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
+def _event(kind: str, fields: dict[str, Any]) -> Event:
+    return kind.encode(), _encode({"type": kind, **fields})
+
+
 def _append(blocks: list[tuple[str, ChoiceText]], kind: str, text: str) -> None:
     if text:
         if not blocks or blocks[-1][0] != kind:
@@ -266,11 +281,3 @@ def _append_calls(blocks: list[tuple[str, ChoiceText]], calls: Iterable[ToolCall
             blocks.append(("tool_use", ChoiceText()))
         block = blocks[-1][1]
         block.add_calls([ToolCallPiece(0, piece.arguments, piece.id, piece.name)])
-
-
-def error_body(error: ApiError) -> dict[str, Any]:
-    """Return the body of a refusal, as Anthropic's clients read it."""
-    body = anthropic_error(error.status, str(error))
-    if error.code == THREAD_UNSUPPORTED:
-        body["error"]["details"] = {"error_code": error.code}
-    return body

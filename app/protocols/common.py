@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -27,6 +27,13 @@ class StreamOptions(Strict):
     include_obfuscation: FalseOnly | None = None
 
 
+class InstantAnswer(NamedTuple):
+    """Answer to a request that needs no text from the model. model: its name as it is served."""
+
+    model: str
+    body: dict[str, Any]
+
+
 class TextRequest(Strict):
     """Body of a request that is answered with text."""
 
@@ -35,6 +42,16 @@ class TextRequest(Strict):
     def generation_request(self, resume_seconds: float = 0.0) -> GenerationRequest:
         """Return the request for the service. resume_seconds: time for which it continues without a reader."""
         raise NotImplementedError
+
+    @property
+    def is_streamed(self) -> bool:
+        """Return whether the answer is sent in pieces."""
+        return bool(self.stream)
+
+    @property
+    def instant_answer(self) -> InstantAnswer | None:
+        """Return the answer to a request that needs no text from the model; None for any other."""
+        return None
 
     @property
     def ignored_tools(self) -> tuple[str, ...]:

@@ -10,11 +10,12 @@ from collections.abc import Iterable
 from typing import Any, Self
 
 from app.errors import ApiError
-from app.http import sse
+from app.http.sse import EventFormat
 from app.protocols.answers import failure_error
 from app.protocols.responses_output import Event, ResponseHead, ResponseOutput
 from app.streams.stream_log import Failure, Item, LogEntry, StreamLog
 
+RESPONSES = EventFormat("/v1/responses")
 CHECKPOINT_RECORDS = 2048  # records between two checkpoints; adding so many without events takes about 1 ms
 
 
@@ -26,7 +27,7 @@ class ResponsesEncoder:
     reader that resumes continues.
     """
 
-    ping = sse.PING
+    wire = RESPONSES
 
     def __init__(self, head: ResponseHead) -> None:
         self._head = head
@@ -56,7 +57,7 @@ class ResponsesEncoder:
                 blocks.append(_blocks(output.advance(item.record)))
                 self._keep_checkpoint(output)
             elif self._has_status:
-                blocks.append(sse.status_comment(item))
+                blocks.append(self.wire.status(item))
         return blocks[0] if len(blocks) == 1 else b"".join(blocks)
 
     def body(self, log: StreamLog, n: int) -> dict[str, Any]:
@@ -118,4 +119,4 @@ class ResponsesEncoder:
 
 
 def _blocks(events: Iterable[Event]) -> bytes:
-    return b"".join([sse.plain_block(event.data, event.kind.encode()) for event in events])
+    return b"".join([RESPONSES.frame(event.data, event.kind.encode()) for event in events])

@@ -6,7 +6,7 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.http import sse
+from app.http.answer_stream import KEEP_ALIVE_SECONDS, STREAM_HEADERS
 from app.routes import authenticate_request, get_service
 
 SHUTDOWN_GRACE_SECONDS = 2.0
@@ -19,8 +19,8 @@ async def engine_events(request: Request) -> Response:
     tenant, service = authenticate_request(request), get_service(request)
     return EventSourceResponse(
         service.live.watch(lambda: service.current_tenant(tenant) is not None),
-        headers=sse.HEADERS,
-        ping=sse.PING_SECONDS,
+        headers=STREAM_HEADERS,
+        ping=KEEP_ALIVE_SECONDS,
         ping_message_factory=lambda: ServerSentEvent(comment="ping"),
         shutdown_grace_period=SHUTDOWN_GRACE_SECONDS,
     )

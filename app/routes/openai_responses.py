@@ -13,9 +13,9 @@ from starlette.websockets import WebSocket
 from app.admission.thread_queue import Caller
 from app.errors import ApiError
 from app.generation.generation import Generation
+from app.http.answer_stream import STREAM_HEADERS
 from app.http.disconnect import run_unless_disconnected
 from app.http.security import read_json_body
-from app.http.sse import HEADERS
 from app.protocols.responses import PARAMETER_NAMES, InputTokensRequest, ResponsesRequest
 from app.protocols.responses_encoder import ResponsesEncoder
 from app.routes import authenticate_request, get_service, parse_stream_id, with_ignored_tools
@@ -47,7 +47,8 @@ async def response_by_id(request: Request) -> Response:
         return await _snapshot(generation, encoder)
     resumed = await encoder.resume(generation.log, -1 if after is None else after)
     if resumed is None:
-        return Response(media_type="text/event-stream", headers=HEADERS | stream_headers(generation.log))
+        headers = STREAM_HEADERS | stream_headers(generation.log)
+        return Response(media_type=encoder.wire.media_type, headers=headers)
     reader, records = resumed
     return stream(generation, records, reader, resumes=expects_status(request))
 

@@ -13,11 +13,11 @@ from starlette.responses import Response
 from app.errors import ApiError
 from app.generation.generation import Generation
 from app.generation.prompt_batch import PromptBatch
-from app.http import sse
+from app.http.answer_stream import KEEP_ALIVE_SECONDS, AnswerStream
 from app.http.disconnect import cancel_on_disconnect
-from app.http.sse import EventStream
 from app.streams.stream_log import Encoder, Failure, StreamLog
 from app.streams.tail import stream_chunks
+from app.streams.wire_format import WireFormat
 
 MAX_INLINE_SIZE = 256  # records and log-probabilities of an answer that is encoded on the event loop
 
@@ -25,7 +25,7 @@ MAX_INLINE_SIZE = 256  # records and log-probabilities of an answer that is enco
 def stream(
     generation: Generation | PromptBatch, after: int = 0, encoder: Encoder | None = None, *, resumes: bool = True
 ) -> Response:
-    """Return the log's records after `after`, and all later ones, as server-sent events.
+    """Return the log's records after `after`, and all later ones, in frames of their protocol.
 
     encoder: replaces the generation's own. resumes: the reader reads ids and status. Raises `ApiError` (404) for an
     answer that is not a stream.
@@ -35,18 +35,21 @@ def stream(
         message = f"{log.id} belongs to a realtime session or to a request with several prompts and is not a stream"
         raise ApiError(404, message, code="stream_not_found")
     encoder = shared.for_reader(resumes=resumes)
-    if log.is_closed and after == len(log.records) and isinstance(log.records[-1], Failure):
-        # tells an EventSource, which has received the failure, to stop reconnecting
-        return Response(status_code=204, headers=stream_headers(log))
+    wire = encoder.wire
+    if log.is_closed and after == len(log.records):
+        if isinstance(log.records[-1], Failure) or not wire.end_mark:
+            # tells an EventSource, which has received everything, to stop reconnecting
+            return Response(status_code=204, headers=stream_headers(log))
 
-    def content(response: EventStream) -> AsyncGenerator[bytes]:
+    def content(response: AnswerStream) -> AsyncGenerator[bytes]:
         if log.is_closed and after == len(log.records):
-            return _end_mark(log)  # the connection was cut after the last record
-        chunks = stream_chunks(log, after, encoder, response, (sse.PING_SECONDS, encoder.ping))
+            return _end_mark(log, wire)  # the connection was cut after the last record
+        keep_alive = (KEEP_ALIVE_SECONDS, wire.keep_alive) if wire.keep_alive else None
+        chunks = stream_chunks(log, after, encoder, response, keep_alive)
         opening = encoder.opening(log) if after == 0 else b""
         return _after_opening(opening, chunks) if opening else chunks
 
-    return EventStream(content, generation.on_reader_left, stream_headers(log))
+    return AnswerStream(content, generation.on_reader_left, wire.media_type, stream_headers(log))
 
 
 async def _after_opening(opening: bytes, chunks: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
@@ -56,8 +59,8 @@ async def _after_opening(opening: bytes, chunks: AsyncGenerator[bytes]) -> Async
             yield chunk
 
 
-async def _end_mark(log: StreamLog) -> AsyncGenerator[bytes]:
-    yield sse.block(log, len(log.records), sse.DONE)
+async def _end_mark(log: StreamLog, wire: WireFormat) -> AsyncGenerator[bytes]:
+    yield wire.frame(wire.end_mark, cursor=log.cursor_at(len(log.records)))
 
 
 async def respond_whole(request: Request, generation: Generation | PromptBatch, encoder: Encoder) -> Response:

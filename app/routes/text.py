@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from app.admission.body_budget import BodyMemory
 from app.admission.tenants import Tenant
@@ -55,6 +55,8 @@ async def answer(request: Request, schema: type[TextRequest]) -> Response:
     tenant = authenticate_request(request)
     with get_service(request).bodies.memory(tenant.id) as memory:
         started = await _start(request, schema, tenant, intake, memory)
+    if isinstance(started, Response):
+        return started
     response = await _respond(request, started.generation, is_streamed=started.is_streamed)
     if started.was_repeated:
         response.headers["Idempotent-Replayed"] = "true"
@@ -63,12 +65,18 @@ async def answer(request: Request, schema: type[TextRequest]) -> Response:
 
 async def _start(
     request: Request, schema: type[TextRequest], tenant: Tenant, intake: IntakeTimeline, memory: BodyMemory
-) -> _Started:
-    """Read a request and queue it, or find the answer of an earlier one with its key."""
+) -> _Started | Response:
+    """Read a request and queue it, or find the answer of an earlier one with its key. Return the answer to a request
+    that needs no text from the model.
+    """
     service = get_service(request)
     body = await read_json_body(request, service.settings, memory)
     intake.body_received(time.monotonic())
     parsed = await service.prompts.parse(schema, body, Caller(tenant.id, intake=intake))
+    if (instant := parsed.instant_answer) is not None:
+        service.check_loaded()
+        service.check_model(instant.model)
+        return JSONResponse(instant.body)
     key = _idempotency_key(request)
     resume_seconds = _resume_seconds(request)
     header = "X-Carousel-Resume" if resume_seconds else "Idempotency-Key"
@@ -85,7 +93,7 @@ async def _start(
         generation, was_repeated = await run_unless_disconnected(
             request.receive, service.idempotent.run(tenant, key, digest, start)
         )
-    return _Started(generation, bool(parsed.stream), was_repeated, parsed.ignored_tools)
+    return _Started(generation, parsed.is_streamed, was_repeated, parsed.ignored_tools)
 
 
 async def _respond(request: Request, generation: Generation | PromptBatch, *, is_streamed: bool) -> Response:

@@ -17,6 +17,7 @@ from typing import Any, Protocol, Self
 
 import msgspec
 
+from app.streams.wire_format import WireFormat
 from engine.types import Alternative, StatusEvent
 
 
@@ -111,8 +112,8 @@ class Encoder(Protocol):
     """
 
     @property
-    def ping(self) -> bytes:
-        """Return the bytes that keep a connection without records alive."""
+    def wire(self) -> WireFormat:
+        """Return the format of the protocol."""
         ...
 
     def opening(self, log: StreamLog) -> bytes:
@@ -183,6 +184,10 @@ class StreamLog:
                 self.logprob_count += sum(1 + len(info.top) for info in record.infos)
         elif isinstance(record, (Usage, Failure)):
             self.closed_at = time.monotonic()
+
+    def cursor_at(self, seq: int) -> bytes:
+        """Return the `Cursor` of a reader that has read the records up to `seq`, as it is sent."""
+        return b"%s.%d" % (self.cursor_start, seq)
 
     def notify(self) -> None:
         """Notify followers of appended records or a new `status`."""

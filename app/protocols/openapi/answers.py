@@ -62,7 +62,7 @@ FINISH = nullable({"type": "string", "enum": ["stop", "length", "tool_calls"]})
 
 ANSWERS: dict[str, Schema] = {
     "Error": fields(
-        "Error of every protocol but Anthropic's.",
+        "Error of every protocol but Anthropic's and Ollama's.",
         error=fields(
             "Reason of a refusal or failure.",
             message=STRING,
@@ -122,6 +122,19 @@ ANSWERS: dict[str, Schema] = {
         stop_reason=nullable(STRING),
         usage=fields("Numbers of tokens.", input_tokens=INTEGER, output_tokens=INTEGER),
     ),
+    "OllamaError": fields("Error of Ollama's protocol.", error=STRING),
+    "OllamaAnswer": fields(
+        "Answer with its numbers of tokens, and times in nanoseconds.",
+        {"message": OBJECT, "response": STRING, "thinking": STRING, "logprobs": array(OBJECT), "done_reason": STRING},
+        model=STRING,
+        created_at=STRING,
+        done=BOOLEAN,
+    ),
+    "OllamaModels": fields("The served model, as a list.", models=array(OBJECT)),
+    "OllamaModel": fields(
+        "Description of the served model.", details=OBJECT, model_info=OBJECT, capabilities=array(STRING)
+    ),
+    "OllamaVersion": fields("Version of Ollama's API, and of this server.", version=STRING, carousel=STRING),
     "InputTokens": fields("Size of a prompt.", input_tokens=INTEGER),
     "TokenList": fields("Token ids of a text.", count=INTEGER, max_model_len=INTEGER, tokens=array(INTEGER)),
     "Text": fields("Text of token ids.", prompt=STRING),

@@ -10,12 +10,15 @@ from typing import Any, NamedTuple
 
 from pydantic.json_schema import models_json_schema
 
+from app.protocols.anthropic_encoder import ANTHROPIC
+from app.protocols.ollama_encoder import OLLAMA
 from app.protocols.openapi.answers import ANSWERS, ref
 from app.protocols.openapi.fields import FIELD_TEXTS
 from app.protocols.openapi.operations import EVENT_STREAM, OPERATIONS, PATH_PARAMETERS, Operation
 
 DESCRIPTION = (
-    "Carousel speaks OpenAI's chat completions, text completions and Responses, and Anthropic's Messages. "
+    "Carousel speaks OpenAI's chat completions, text completions and Responses, Anthropic's Messages, and Ollama's "
+    "chat and generate. "
     "Every parameter that is accepted is honoured; any other is a 400 that names it. Keys are needed only if the "
     "server has some."
 )
@@ -34,6 +37,7 @@ SECURITY: Mapping[str | None, list[dict[str, list[str]]]] = {
 }
 # `GET /v1/...: ` at the beginning of a docstring.
 ROUTE = re.compile(r"^(GET|POST|DELETE) [^:]+: ")
+ERRORS = {ANTHROPIC.prefix: "AnthropicError", OLLAMA.prefix: "OllamaError"}  # schemas by the beginning of a path
 # Pydantic's name of a schema of which several modules have one of the same name.
 QUALIFIED_NAME = re.compile(r"app__protocols__(\w+?)__(\w+)")
 PREFIXES = {"messages": "Chat", "tools": "Chat", "responses_input": "Responses", "responses_tools": "Responses"}
@@ -114,10 +118,11 @@ def _responses(operation: Operation, path: str) -> dict[str, Any]:
         schema = ref(operation.answer) if operation.answer else {"type": "string"}
         content[operation.media_type] = {"schema": schema}
     if operation.streams:
-        content[EVENT_STREAM] = {"schema": {"type": "string", "description": "Server-sent events."}}
+        text = "Server-sent events." if operation.stream_type == EVENT_STREAM else "Lines, each of them one object."
+        content[operation.stream_type] = {"schema": {"type": "string", "description": text}}
     answer: dict[str, Any] = {"description": HTTPStatus(operation.status).phrase}
     responses = {str(operation.status): answer | ({"content": content} if content else {})}
-    error = ref("AnthropicError" if path.startswith("/v1/messages") else "Error")
+    error = ref(next((name for prefix, name in ERRORS.items() if path.startswith(prefix)), "Error"))
     for status in sorted({*operation.errors, *([401] if operation.key else [])}):
         responses[str(status)] = {
             "description": HTTPStatus(status).phrase,

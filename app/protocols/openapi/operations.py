@@ -9,6 +9,7 @@ from typing import Any
 from app.protocols.anthropic import CountTokensRequest, MessagesRequest
 from app.protocols.chat import ChatRequest
 from app.protocols.completions import CompletionRequest
+from app.protocols.ollama import OllamaChatRequest, OllamaGenerateRequest, ShowRequest
 from app.protocols.responses import InputTokensRequest, ResponsesRequest
 from app.protocols.schema import Strict
 from app.protocols.tokens import DetokenizeRequest, TokenizeRequest
@@ -28,7 +29,8 @@ class Operation:
     """Operation of a route.
 
     tag: group. answer: name of the schema of its answer; None for another media type. body: schema of the request.
-    examples: bodies by name. summary: replaces the handler's docstring. streams: whether events can be sent instead.
+    examples: bodies by name. summary: replaces the handler's docstring. streams: whether pieces can be sent instead.
+    stream_type: their media type.
     status: that of success, or the only one. parameters: meanings by place (query or header) and name. errors: further
     statuses. key: kind of key that it needs, if any.
     """
@@ -40,16 +42,18 @@ class Operation:
     summary: str = ""
     media_type: str = "application/json"
     streams: bool = False
+    stream_type: str = "text/event-stream"
     status: int = 200
     parameters: Mapping[tuple[str, str], str] | None = None
     errors: tuple[int, ...] = ()
     key: str | None = "key"
 
 
-CHAT, RESPONSES, ANTHROPIC, STREAMS, MODELS, SERVER = (
+CHAT, RESPONSES, ANTHROPIC, OLLAMA, STREAMS, MODELS, SERVER = (
     "Chat and text completions",
     "Responses",
     "Anthropic Messages",
+    "Ollama",
     "Streams and timelines",
     "Models and tokens",
     "Server",
@@ -68,7 +72,7 @@ EVENTS_AFTER = {
 }
 GENERATION_ERRORS = (400, 404, 413, 415, 429, 500, 503, 504)
 BODY_ERRORS = (400, 404, 413, 415, 503)
-EVENT_STREAM = "text/event-stream"
+EVENT_STREAM, LINES = "text/event-stream", "application/x-ndjson"
 FUNCTION = {"name": "get_weather", "description": "Get the current weather in a city.", "parameters": WEATHER}
 
 PATH_PARAMETERS = {
@@ -76,7 +80,10 @@ PATH_PARAMETERS = {
     "stream_id": "Id of the answer, or of its stream (`X-Carousel-Stream`).",
     "request_id": "Id of the answer, of its stream (`X-Carousel-Stream`), or of the request (`X-Request-Id`).",
     "model_id": "Name of a model.",
+    "digest": "Digest of a file.",
 }
+
+REFUSED = Operation(OLLAMA, "OllamaError", status=501)
 
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("POST", "/v1/chat/completions"): Operation(
@@ -170,6 +177,35 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("POST", "/v1/messages/count_tokens"): Operation(
         ANTHROPIC, "InputTokens", CountTokensRequest, {"conversation": {"messages": QUESTION}}, errors=BODY_ERRORS
     ),
+    ("POST", "/api/chat"): Operation(
+        OLLAMA,
+        "OllamaAnswer",
+        OllamaChatRequest,
+        {"conversation": {"model": "smollm2-135m-instruct", "messages": QUESTION, "stream": False}},
+        streams=True,
+        stream_type=LINES,
+        parameters=RESUME,
+        errors=GENERATION_ERRORS,
+    ),
+    ("POST", "/api/generate"): Operation(
+        OLLAMA,
+        "OllamaAnswer",
+        OllamaGenerateRequest,
+        {"prompt": {"model": "smollm2-135m-instruct", "prompt": "Why do cats purr?", "stream": False}},
+        streams=True,
+        stream_type=LINES,
+        parameters=RESUME,
+        errors=GENERATION_ERRORS,
+    ),
+    ("GET", "/api/tags"): Operation(OLLAMA, "OllamaModels", errors=(503,)),
+    ("GET", "/api/ps"): Operation(OLLAMA, "OllamaModels", errors=(503,)),
+    ("POST", "/api/show"): Operation(
+        OLLAMA, "OllamaModel", ShowRequest, {"model": {"model": "smollm2-135m-instruct"}}, errors=BODY_ERRORS
+    ),
+    ("GET", "/api/version"): Operation(OLLAMA, "OllamaVersion", key=None),
+    ("DELETE", "/api/delete"): REFUSED,
+    ("POST", "/api/blobs/{digest}"): REFUSED,
+    **{("POST", f"/api/{name}"): REFUSED for name in ("pull", "push", "create", "copy", "embed", "embeddings")},
     ("GET", "/v1/streams/{stream_id}"): Operation(
         STREAMS,
         media_type=EVENT_STREAM,

@@ -15,7 +15,8 @@ from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from app.http import slow_client, sse
+from app.http import slow_client
+from app.http.answer_stream import AnswerStream
 from app.http.connection import Connection
 from app.http.slow_client import set_tcp_user_timeout
 from app.http.websocket import WebSocketProtocol
@@ -47,9 +48,8 @@ class StreamingApp:
             self.ended.set()
 
     async def stream(self, request: Request) -> Response:
-        return sse.EventStream(
-            lambda _: self.content(int(request.query_params.get("pieces", MAX_CHUNKS))), lambda: None
-        )
+        pieces = int(request.query_params.get("pieces", MAX_CHUNKS))
+        return AnswerStream(lambda _: self.content(pieces), lambda: None, "text/event-stream")
 
     async def live(self, _: Request) -> Response:
         return EventSourceResponse(self.content())

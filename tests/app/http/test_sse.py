@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from app.generation.request import AnswerHead
 from app.http import sse
+from app.http.answer_stream import AnswerStream
 from app.protocols.answers import UsageReports
 from app.protocols.chat import ChatEncoder
 from app.routes import responses
@@ -25,8 +26,8 @@ from tests.profiles import examples
 @given(st.text())
 def test_an_event_is_one_line_for_every_client(text: str):
     """For any way to split lines, `data:` is one line with the whole JSON."""
-    log = StreamLog("stream", "epoch", "")
-    lines = sse.block(log, 1, msgspec.json.encode({"content": text})).decode().splitlines()
+    cursor = StreamLog("stream", "epoch", "").cursor_at(1)
+    lines = sse.event(msgspec.json.encode({"content": text}), cursor=cursor).decode().splitlines()
     assert lines[0] == "id: stream.epoch.1"
     assert msgspec.json.decode(lines[1].removeprefix("data: ")) == {"content": text}
     assert lines[2:] == [""]
@@ -127,7 +128,7 @@ def test_every_record_is_sent_once_in_order_across_stalls(script, extensions, pi
         assert (answer.left, answer.log.readers, answer.log.listeners) == (1, 0, ())
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sse, "PING", (ping_seconds, sse.PING[1]))
+        patch.setattr(responses, "KEEP_ALIVE_SECONDS", ping_seconds)
         asyncio.run(run())
 
 
@@ -168,7 +169,7 @@ async def test_a_reader_that_leaves_ends_its_stream_at_once(is_full: bool):
 
 async def test_a_silent_stream_is_pinged(monkeypatch: pytest.MonkeyPatch):
     """Proxies close idle connections, and events after a ping are sent as usual."""
-    monkeypatch.setattr(sse, "PING_SECONDS", 0.02)
+    monkeypatch.setattr(responses, "KEEP_ALIVE_SECONDS", 0.02)
     answer, socket = FakeGeneration(), Socket()
     serving = asyncio.create_task(socket.serve(answer))
     async with asyncio.timeout(HANG_SECONDS):
@@ -188,7 +189,7 @@ async def test_a_timeout_inside_a_stream_is_not_taken_for_a_disconnect():
         raise TimeoutError("inside")
 
     left = []
-    response = sse.EventStream(lambda _: content(), lambda: left.append(True))
+    response = AnswerStream(lambda _: content(), lambda: left.append(True), "text/event-stream")
     with pytest.raises(TimeoutError, match="inside"):
         await response({"type": "http", "method": "GET"}, asyncio.Event().wait, Socket().send)
     assert left == [True]
@@ -226,7 +227,6 @@ async def test_a_record_that_cannot_be_encoded_ends_only_its_own_stream(monkeypa
 
 def test_a_protocol_may_name_its_events():
     """The type is in an `event:` line before the data, with and without an id."""
-    log = StreamLog("s", "e", "")
-    assert sse.plain_block(b"{}", b"ping") == b"event: ping\ndata: {}\n\n"
-    assert sse.block(log, 3, b"{}", b"ping") == b"id: s.e.3\nevent: ping\ndata: {}\n\n"
-    assert sse.block(log, 3, b"{}") == b"id: s.e.3\ndata: {}\n\n"
+    assert sse.event(b"{}", b"ping") == b"event: ping\ndata: {}\n\n"
+    assert sse.event(b"{}", b"ping", b"s.e.3") == b"id: s.e.3\nevent: ping\ndata: {}\n\n"
+    assert sse.event(b"{}", cursor=b"s.e.3") == b"id: s.e.3\ndata: {}\n\n"

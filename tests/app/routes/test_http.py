@@ -363,7 +363,7 @@ def test_a_list_of_one_prompt_is_that_prompt(http):
         assert ask(empty)["error"]["param"] == "prompt"
 
 
-@pytest.mark.parametrize("path", ["/chat/completions", "/completions", "/api/chat", "/responses"])
+@pytest.mark.parametrize("path", ["/chat/completions", "/completions", "/responses"])
 def test_a_post_to_a_wrong_address_lists_the_right_ones(http, path: str):
     """The /v1 is often missing in the base URL of a client."""
     error = http.post(path, json=BODY).json()["error"]

@@ -5,18 +5,19 @@ from __future__ import annotations
 import pytest
 
 from app.errors import ApiError
-from app.protocols import error_format
+from app.http.sse import EventFormat
+from app.protocols import wire_formats
 from tests.app.routes.test_http import CHAT, make, ready
 
 
-def other_format(error: ApiError) -> dict:
+def other_error_body(error: ApiError) -> dict:
     return {"type": "error", "error": {"type": f"status_{error.status}", "message": str(error)}}
 
 
 @pytest.fixture
 def other_protocol(monkeypatch):
     """Register the chat route's path for another protocol."""
-    monkeypatch.setattr(error_format, "FORMATS", {CHAT: other_format})
+    monkeypatch.setattr(wire_formats, "WIRE_FORMATS", (EventFormat(CHAT, error_body=other_error_body),))
 
 
 def test_every_refusal_of_a_path_has_the_format_of_its_protocol(other_protocol, monkeypatch):
