@@ -251,7 +251,7 @@ class Prompts:
             fields = decode_json(body)
             name = fields.get("model") if isinstance(fields, dict) else None
             if isinstance(name, str):
-                self.check_model(name)
+                self.check_model(schema.served_model(name))
             return validate(schema, fields)
 
         if len(body) <= MAX_INLINE_BYTES:

@@ -245,7 +245,9 @@ async def _internal_error(request: Request, error: Exception) -> Response:
 
 def _refusal(request: Request, error: ApiError) -> Response:
     """Return an error in the format of the protocol that the request's path belongs to."""
-    return JSONResponse(wire_format(_route_path(request)).error_body(error), status_code=error.status, headers=error.headers)
+    return JSONResponse(
+        wire_format(_route_path(request)).error_body(error), status_code=error.status, headers=error.headers
+    )
 
 
 def _route_path(request: Request) -> str:

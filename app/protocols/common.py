@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -27,13 +27,6 @@ class StreamOptions(Strict):
     include_obfuscation: FalseOnly | None = None
 
 
-class InstantAnswer(NamedTuple):
-    """Answer to a request that needs no text from the model. model: its name as it is served."""
-
-    model: str
-    body: dict[str, Any]
-
-
 class TextRequest(Strict):
     """Body of a request that is answered with text."""
 
@@ -49,7 +42,7 @@ class TextRequest(Strict):
         return bool(self.stream)
 
     @property
-    def instant_answer(self) -> InstantAnswer | None:
+    def instant_answer(self) -> dict[str, Any] | None:
         """Return the answer to a request that needs no text from the model; None for any other."""
         return None
 

@@ -12,7 +12,7 @@ from pydantic import Discriminator, Field, Tag
 
 from app.errors import ApiError
 from app.generation.request import ChatPrompt, GenerationRequest
-from app.protocols.common import InstantAnswer, TextRequest, template_variables
+from app.protocols.common import TextRequest, template_variables
 from app.protocols.messages import MAX_CALLS, MAX_MESSAGES, CalledFunction, CalledTool, Message, check_messages, turns
 from app.protocols.ollama_encoder import ChatLines, GenerateLines, OllamaEncoder, timestamp
 from app.protocols.schema import FalseOnly, Lenient, StopString, Strict, Unsupported, max_fields, only_value
@@ -31,15 +31,15 @@ class OllamaOptions(Strict):
     there, and a context that is too short is refused in any case.
     """
 
-    temperature: float | None = Field(None, ge=0.0, le=2.0)
-    top_p: float | None = Field(None, gt=0.0, le=1.0)
-    top_k: int | None = Field(None, ge=0, le=2**31 - 1)
-    min_p: float | None = Field(None, ge=0.0, le=1.0)
-    repeat_penalty: float | None = Field(None, ge=1e-6, le=10.0)
-    frequency_penalty: float | None = Field(None, ge=-2.0, le=2.0)
-    presence_penalty: float | None = Field(None, ge=-2.0, le=2.0)
-    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
-    num_predict: int | None = Field(None, ge=-2, lt=2**31)  # below 1: as many as fit
+    temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    repeat_penalty: Annotated[float, Field(ge=1e-6, le=10.0)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    num_predict: Annotated[int, Field(ge=-2, lt=2**31)] | None = None  # below 1: as many as fit
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
     repeat_last_n: Annotated[int, only_value(-1)] | None = None  # penalties count the whole text
     typical_p: Annotated[float, only_value(1.0)] | None = None
@@ -86,7 +86,7 @@ class OllamaCalledFunction(Lenient):
     """Function of a tool call in an earlier answer."""
 
     name: str
-    arguments: Annotated[dict[str, Any], max_fields(4096)] = {}
+    arguments: Annotated[dict[str, Any], max_fields(4096)] = Field(default_factory=dict)
 
 
 class OllamaCall(Lenient):
@@ -133,13 +133,21 @@ def _format_tag(value: Any) -> str:
 
 
 Format = Annotated[
-    Annotated[Literal["", "json"], Tag("[name]")]
-    | Annotated[dict[str, Any], max_fields(4096), Tag("[schema]")],
+    Annotated[Literal["", "json"], Tag("[name]")] | Annotated[dict[str, Any], max_fields(4096), Tag("[schema]")],
     Discriminator(_format_tag),
 ]
 
 
-class OllamaRequest(TextRequest):
+class _ModelField(Strict):
+    """Request that names a model. Ollama's clients add a default tag to names."""
+
+    @classmethod
+    def served_model(cls, name: str) -> str:
+        """Return a name without the default tag."""
+        return name.removesuffix(DEFAULT_TAG)
+
+
+class OllamaRequest(_ModelField, TextRequest):
     """Fields that both requests have."""
 
     model: str
@@ -174,18 +182,18 @@ class OllamaRequest(TextRequest):
             sampling=options.sampling | {"logprobs": (self.top_logprobs or 0) if self.logprobs else None},
             max_tokens=limit if limit > 0 else None,
             stop=options.stops,
-            model=served_name(self.model),
+            model=self.served_model(self.model),
             content_format=self._content_format(),
             resume_seconds=resume_seconds,
             parameter_names={name: f"options.{theirs}" for name, theirs in OPTION_NAMES.items()},
             encoder=partial(lines, name=self.model),
         )
 
-    def _loaded(self, lines: type[OllamaEncoder]) -> InstantAnswer:
-        """Return the answer to a request that asks for the model to be loaded, or to be unloaded, which has no effect."""
+    def _loaded(self, lines: type[OllamaEncoder]) -> dict[str, Any]:
+        """Return the answer to a request for the model to be loaded, or to be unloaded, which has no effect."""
         reason = "unload" if self.keep_alive in (0, "0", "0s") else "load"
         head = {"model": self.model, "created_at": timestamp(time.time())}
-        return InstantAnswer(served_name(self.model), {**head, **lines.piece(""), "done_reason": reason, "done": True})
+        return {**head, **lines.piece(""), "done_reason": reason, "done": True}
 
     def _content_format(self) -> ContentFormat | None:
         if not self.format:
@@ -219,7 +227,7 @@ class OllamaChatRequest(OllamaRequest):
             raise _invalid("tools", "two tools have the same name")
 
     @property
-    def instant_answer(self) -> InstantAnswer | None:
+    def instant_answer(self) -> dict[str, Any] | None:
         """Return the answer to a request without messages."""
         return None if self.messages else self._loaded(ChatLines)
 
@@ -258,7 +266,7 @@ class OllamaGenerateRequest(OllamaRequest):
             raise _invalid("system", "it cannot be combined with raw: true")
 
     @property
-    def instant_answer(self) -> InstantAnswer | None:
+    def instant_answer(self) -> dict[str, Any] | None:
         """Return the answer to a request without a prompt."""
         return None if self.prompt else self._loaded(GenerateLines)
 
@@ -272,17 +280,12 @@ class OllamaGenerateRequest(OllamaRequest):
         return self._request(prompt, GenerateLines, resume_seconds)
 
 
-class ShowRequest(Strict):
+class ShowRequest(_ModelField):
     """Body of `POST /api/show`."""
 
     model: str | None = None
     name: str | None = None  # earlier name of `model`
     verbose: bool | None = None
-
-
-def served_name(name: str) -> str:
-    """Return the name of a model as it is served. Ollama's clients add a default tag."""
-    return name.removesuffix(DEFAULT_TAG)
 
 
 def conversation(messages: Iterable[OllamaMessage]) -> list[Message]:

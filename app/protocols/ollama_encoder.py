@@ -91,8 +91,8 @@ class OllamaEncoder(ABC):
                     raise failure_error(record)
                 case Usage():
                     totals = _totals(record)
-        calls = [view for call in content.calls if (view := _view(call)) is not None]
-        piece = self.piece(content.text, content.reasoning, calls) | self._logprobs(content.infos)
+        views = [view for call in content.calls if (view := _view(call)) is not None]
+        piece = self.piece(content.text, content.reasoning, views) | self._logprobs(content.infos)
         return self._line(log, piece, is_last=True) | {"done_reason": DONE_REASONS.get(reason, "stop"), **totals}
 
     def _lines(self, log: StreamLog, record: Record) -> list[dict[str, Any]]:

@@ -67,6 +67,11 @@ class Strict(BaseModel):
         """Return the first problem of a validation as an error for the client."""
         return refusal(error)
 
+    @classmethod
+    def served_model(cls, name: str) -> str:
+        """Return the name under which the model is served that clients of the protocol call `name`."""
+        return name
+
     @model_validator(mode="before")
     @classmethod
     def _one_unknown_is_enough(cls, fields: Any) -> Any:

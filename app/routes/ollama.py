@@ -13,7 +13,7 @@ from app import __version__
 from app.admission.thread_queue import Caller
 from app.errors import ApiError
 from app.http.security import read_json_body
-from app.protocols.ollama import OllamaChatRequest, OllamaGenerateRequest, ShowRequest, served_name
+from app.protocols.ollama import OllamaChatRequest, OllamaGenerateRequest, ShowRequest
 from app.protocols.ollama_encoder import timestamp
 from app.routes import authenticate_request, get_service
 from app.routes.text import answer
@@ -75,7 +75,7 @@ async def show(request: Request) -> Response:
     name = parsed.model or parsed.name
     if name is None:
         raise ApiError(400, "model is missing", param="model", code="invalid_value")
-    service.check_model(served_name(name))
+    service.check_model(parsed.served_model(name))
     info, text = service.info, service.text
     can = {"completion": True, "tools": text.reads_tools, "thinking": text.writes_reasoning}
     return JSONResponse(
@@ -97,6 +97,7 @@ async def show(request: Request) -> Response:
 
 async def version(request: Request) -> Response:
     """Return the version of Ollama whose API this is, and that of the server."""
+    authenticate_request(request)
     return JSONResponse({"version": API_VERSION, "carousel": __version__})
 
 

@@ -36,13 +36,13 @@ def stream(
         raise ApiError(404, message, code="stream_not_found")
     encoder = shared.for_reader(resumes=resumes)
     wire = encoder.wire
-    if log.is_closed and after == len(log.records):
-        if isinstance(log.records[-1], Failure) or not wire.end_mark:
-            # tells an EventSource, which has received everything, to stop reconnecting
-            return Response(status_code=204, headers=stream_headers(log))
+    is_read = log.is_closed and after == len(log.records)
+    if is_read and (isinstance(log.records[-1], Failure) or not wire.end_mark):
+        # tells an EventSource, which has received everything, to stop reconnecting
+        return Response(status_code=204, headers=stream_headers(log))
 
     def content(response: AnswerStream) -> AsyncGenerator[bytes]:
-        if log.is_closed and after == len(log.records):
+        if is_read:
             return _end_mark(log, wire)  # the connection was cut after the last record
         keep_alive = (KEEP_ALIVE_SECONDS, wire.keep_alive) if wire.keep_alive else None
         chunks = stream_chunks(log, after, encoder, response, keep_alive)

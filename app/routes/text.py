@@ -75,8 +75,7 @@ async def _start(
     parsed = await service.prompts.parse(schema, body, Caller(tenant.id, intake=intake))
     if (instant := parsed.instant_answer) is not None:
         service.check_loaded()
-        service.check_model(instant.model)
-        return JSONResponse(instant.body)
+        return JSONResponse(instant)
     key = _idempotency_key(request)
     resume_seconds = _resume_seconds(request)
     header = "X-Carousel-Resume" if resume_seconds else "Idempotency-Key"

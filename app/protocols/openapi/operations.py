@@ -202,7 +202,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("POST", "/api/show"): Operation(
         OLLAMA, "OllamaModel", ShowRequest, {"model": {"model": "smollm2-135m-instruct"}}, errors=BODY_ERRORS
     ),
-    ("GET", "/api/version"): Operation(OLLAMA, "OllamaVersion", key=None),
+    ("GET", "/api/version"): Operation(OLLAMA, "OllamaVersion"),
     ("DELETE", "/api/delete"): REFUSED,
     ("POST", "/api/blobs/{digest}"): REFUSED,
     **{("POST", f"/api/{name}"): REFUSED for name in ("pull", "push", "create", "copy", "embed", "embeddings")},

@@ -1,4 +1,4 @@
-"""Error bodies: each path answers in the format of its protocol."""
+"""Wire formats: each path answers in the format of its protocol."""
 
 from __future__ import annotations
 
@@ -31,6 +31,23 @@ def test_every_refusal_of_a_path_has_the_format_of_its_protocol(other_protocol, 
         monkeypatch.setattr(client.app.state.service, "generate", None)
         failed = client.post(CHAT, json={"messages": [{"role": "user", "content": "hi"}]})
         assert (failed.status_code, failed.json()["error"]["type"]) == (500, "status_500")
+
+
+def last_id(stream: str) -> str:
+    return stream.rpartition("\nid: ")[2].partition("\n")[0]
+
+
+@pytest.mark.parametrize(("path", "rest"), [("/v1/messages", (204, "")), (CHAT, (200, "[DONE]"))])
+def test_a_stream_that_was_read_to_its_end_has_the_end_mark_of_its_protocol_left(path: str, rest: tuple[int, str]):
+    """Anthropic's protocol has none."""
+    body = {"model": "fake", "max_tokens": 3, "messages": [{"role": "user", "content": "hi"}], "stream": True}
+    with make() as client:
+        ready(client)
+        streamed = client.post(path, json=body, headers={"X-Carousel-Resume": "60"})
+        again = client.get(
+            f"/v1/streams/{streamed.headers['x-carousel-stream']}", headers={"Last-Event-ID": last_id(streamed.text)}
+        )
+    assert (again.status_code, again.text.strip().rpartition("data: ")[2]) == rest
 
 
 @pytest.mark.parametrize("thread", [{"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}])

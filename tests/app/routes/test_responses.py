@@ -10,6 +10,7 @@ from openai.types.responses import Response
 from starlette.testclient import TestClient, WebSocketDenialResponse
 
 from app.admission.tenants import tenant_of_key
+from app.protocols.answers import OPENAI
 from app.routes.responses import stream
 from app.streams.stream_log import Delta
 from tests.app.routes.test_http import CHAT, make, ready
@@ -229,7 +230,7 @@ async def test_each_reader_has_an_encoder_and_the_opening_is_only_sent_from_the_
     """A reader that resumes has received the opening."""
     identity = http.post(CHAT, json={"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}).json()["id"]
     generation = http.app.state.service.registry.get_any_owner(identity.removeprefix("chatcmpl-"))
-    encoder = SimpleNamespace(opening=lambda log: b"opening", encode=lambda log, items: b"records", ping=b": ping\n\n")
+    encoder = SimpleNamespace(opening=lambda log: b"opening", encode=lambda log, items: b"records", wire=OPENAI)
     readers: list[bool] = []
     shared = SimpleNamespace(for_reader=lambda resumes: readers.append(resumes) or encoder)
     chunks = [

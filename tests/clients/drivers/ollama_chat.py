@@ -109,6 +109,4 @@ def changed_models() -> None:
     common.check_error(lambda: client.embed(MODEL, "text"), "/api/embed")
 
 
-common.run_features(
-    chat, generate, stream, turns, tools, structured, models, errors, cancel, limits=[changed_models]
-)
+common.run_features(chat, generate, stream, turns, tools, structured, models, errors, cancel, limits=[changed_models])
