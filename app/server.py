@@ -42,10 +42,12 @@ from app.observe.loop_lag import LoopLag
 from app.observe.metrics import Metrics
 from app.observe.request_log import REQUEST_ID, RequestLog
 from app.protocols.wire_formats import wire_format
+from app.recovery import recover
 from app.routes import anthropic, api_docs, live, ollama, openai_responses, ops, pages, realtime, requests, streams
 from app.routes import text as text_routes
 from app.service import Service
 from app.settings import Settings
+from app.store.journal import Journal, Saved
 from app.text.text_model import TextModel
 from engine.log_queue import LogWriter
 
@@ -58,7 +60,9 @@ log = logging.getLogger("carousel.server")
 GENERATING_PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/completions", "/v1/realtime")
 
 
-def create_service(settings: Settings, client: EngineClient, text: TextModel) -> Service:
+def create_service(
+    settings: Settings, client: EngineClient, text: TextModel, journal: Journal | None = None
+) -> Service:
     """Return the parts that routes share, also used without HTTP by `app.llm`. Raises `SettingsError`."""
     return Service(
         settings=settings,
@@ -75,6 +79,7 @@ def create_service(settings: Settings, client: EngineClient, text: TextModel) ->
         ),
         energy=Energy(),
         metering=_metering(settings),
+        journal=journal,
         started=int(time.time()),  # wall clock, because it is shown to clients
     )
 
@@ -91,7 +96,9 @@ def create_app(
 
     logs, connections: their counters appear in /metrics.
     """
-    service = create_service(settings, client, text)
+    journal = Journal(Path(settings.store)) if settings.store else None
+    service = create_service(settings, client, text, journal)
+    found = _open(service, journal)
     _collect(service, logs, connections or ConnectionLimits())
     lag = LoopLag(service.metrics.registry, settings.model_name)
 
@@ -100,6 +107,7 @@ def create_app(
         if service.metering is not None:
             service.metering.start()
         await client.start()
+        recovering = asyncio.create_task(_recover(service, found))
         lag.start()
         if service.before_accepting is not None:
             await service.before_accepting()
@@ -107,6 +115,7 @@ def create_app(
             yield
         finally:
             lag.stop()
+            recovering.cancel()
             await client.stop()
             await service.grammars.close()
             await asyncio.to_thread(service.close)
@@ -163,6 +172,26 @@ def create_app(
     app.router.redirect_slashes = False  # a redirect would make clients send their body twice
     app.router.default = _Unrouted(app.router)
     return app
+
+
+def _open(service: Service, journal: Journal | None) -> list[Saved]:
+    """Read the answers of an earlier process, whose streams are restored when the model is loaded."""
+    if journal is None:
+        return []
+    registry = service.registry
+    registry.epoch = journal.epoch(registry.epoch)
+    registry.on_evict = journal.forget
+    found = journal.read()
+    registry.awaited |= {saved.entry.request.id for saved in found}
+    journal.writer.start()
+    return found
+
+
+async def _recover(service: Service, found: list[Saved]) -> None:
+    """Restore the answers of an earlier process once the model is loaded."""
+    if service.journal is not None:
+        await service.client.ready()
+        await recover(service, service.journal, found)
 
 
 def load_text(settings: Settings) -> TextModel:

@@ -18,11 +18,12 @@ from app.admission.event_pacer import EventPacer
 from app.admission.queues import Admission
 from app.admission.rate_limits import RateLimits
 from app.admission.refused_keys import RefusedKeys
-from app.admission.tenants import LIMIT_OPTIONS, TIER_OF_CLASS, Tenant
+from app.admission.tenants import LIMIT_OPTIONS, TIER_OF_CLASS, AnonymousTenant, Tenant
 from app.admission.thread_queue import Caller
 from app.admission.websocket_limits import WebSocketLimits
 from app.engine_client.client import EngineClient, EngineState, EngineUnavailable
 from app.engine_client.grammar_checker import GrammarChecker
+from app.engine_client.in_flight import Sink
 from app.errors import ApiError
 from app.generation.choice import OutputOptions
 from app.generation.generation import Generation
@@ -36,6 +37,7 @@ from app.observe.metrics import Metrics
 from app.options import check_keys
 from app.prompts import PreparedPrompt, Prompts, constraint_param, with_names
 from app.settings import Settings, SettingsError
+from app.store.journal import Entry, Journal, Origin
 from app.streams.stream_log import StreamLog
 from app.streams.timeline import IntakeTimeline
 from app.text.text_model import TextModel
@@ -66,6 +68,7 @@ class Service:
     admission: Admission
     energy: Energy
     metering: Metering | None
+    journal: Journal | None
     started: int  # Unix time, shown to clients
     draining: bool = False  # the server is stopping: new requests are refused, unless it hands over
     hands_over: bool = False  # new connections go to another server, and requests on old ones are served
@@ -109,6 +112,11 @@ class Service:
             )
         return self.client.info
 
+    @property
+    def is_exact(self) -> bool:
+        """Return whether a token that is computed again is the same."""
+        return self.info.device == "cpu" or bool(self.settings.engine.batch_invariant)
+
     def admit(
         self, tenant: Tenant, requested: ServiceClass | None, tokens: int = 0, choices: int = 1, requests: int = 1
     ) -> ServiceClass:
@@ -129,6 +137,13 @@ class Service:
 
     def _check(self, tenant: Tenant, requested: ServiceClass, tokens: int, choices: int, requests: int) -> None:
         _ = self.info
+        if self.registry.awaited:
+            raise ApiError(
+                503,
+                f"{len(self.registry.awaited)} answers of an earlier process are being restored",
+                code="engine_unavailable",
+                headers={"Retry-After": "1"},
+            )
         if self.draining and not self.hands_over:
             raise ApiError(503, "the server is stopping", code="server_shutdown", headers={"Retry-After": "5"})
         if not tenant.may(requested):
@@ -231,30 +246,64 @@ class Service:
             raise with_names(error, names) from None
         except EngineUnavailable:
             raise ApiError(503, ENGINE_UNAVAILABLE, code="engine_unavailable", headers={"Retry-After": "2"}) from None
-        tier, limit = TIER_OF_CLASS[service_class], queued.sampling.max_tokens
+        log = StreamLog(queued.id, self.registry.epoch, tenant.owner)
+        generation = self.generation(queued, request, prompt, log, intake)
+        sink: Sink = generation.handle_event
+        if self.journal is not None and request.origin is not None:
+            entry = self._entry(queued, request.origin, log, tenant, intake)
+            sink = self.journal.begin(entry, sink, is_exact=self.is_exact)
+        self.submit(generation, sink, tenant)
+        return generation
+
+    def generation(
+        self,
+        queued: Request,
+        request: GenerationRequest,
+        prompt: PreparedPrompt,
+        log: StreamLog,
+        intake: IntakeTimeline,
+    ) -> Generation:
+        """Return the generation of a request for the engine, which `submit` sends."""
+        tier, limit = TIER_OF_CLASS[queued.service_class], queued.sampling.max_tokens
         fingerprint = self.info.fingerprint
-        head = AnswerHead(self.settings.model_name, tier, self.text, len(prompt.ids), limit, fingerprint)
-        generation = Generation(
+        head = AnswerHead(self.settings.model_name, tier, self.text, len(queued.prompt), limit, fingerprint)
+        return Generation(
             queued,
             self.text,
             self._output_options(request, prompt),
-            StreamLog(queued.id, self.registry.epoch, tenant.owner),
+            log,
             request.encoder(head) if request.encoder is not None else None,
             self.client,
             intake,
             parser=prompt.parser,
             continues_prompt=request.continues_prompt,
             grace=min(request.resume_seconds, MAX_RESUME_SECONDS),
-            on_start=self._started,
-            on_end=self._ended,
-            on_token=self.metrics.token_batch(service_class, tenant.name).add_token,
         )
-        self.client.submit(queued, generation.handle_event)
-        self.admission.add_waiting(tenant.id, service_class, len(prompt.ids))
-        self.limits.enter(tenant, request.n, len(prompt.ids))
+
+    def submit(self, generation: Generation, sink: Sink, tenant: Tenant) -> None:
+        """Send a request to the engine, and register its stream. sink: is called with its events."""
+        request = generation.request
+        token_batch = self.metrics.token_batch(request.service_class, tenant.name)
+        generation.connect(self._started, self._ended, token_batch.add_token)
+        self.client.submit(request, sink)
+        self.admission.add_waiting(request.tenant, request.service_class, len(request.prompt))
+        self.limits.enter(tenant, request.n, len(request.prompt))
         self.registry.add(generation)
         generation.start_deadline_timer()
-        return generation
+
+    def _entry(self, request: Request, origin: Origin, log: StreamLog, tenant: Tenant, intake: IntakeTimeline) -> Entry:
+        """Return a request for the journal."""
+        deadline = None if request.deadline is None else time.time() + request.deadline - time.monotonic()
+        return Entry(
+            request=msgspec.structs.replace(request, deadline=None),
+            origin=origin,
+            owner=log.owner,
+            key_digest=tenant.digest,
+            network=tenant.network if isinstance(tenant, AnonymousTenant) else "",
+            created=log.created,
+            deadline=deadline,
+            fingerprint=self.info.fingerprint,
+        )
 
     def _output_options(self, request: GenerationRequest, prompt: PreparedPrompt) -> OutputOptions:
         """Return how the tokens of a request become text."""
@@ -342,6 +391,8 @@ class Service:
         """Write pending data to disk. Blocks; further calls do nothing."""
         if self.metering is not None:
             self.metering.close()
+        if self.journal is not None:
+            self.journal.close()
 
     @property
     def _slots(self) -> int:
@@ -362,6 +413,8 @@ class Service:
             self._running -= generation.request.n
         request = generation.request
         self.limits.leave(request.tenant, request.n, generation.completion_tokens)
+        if self.journal is not None:
+            self.journal.end(generation.log)
         self.registry.finish(generation)
         self.metrics.count_end(generation)
         if self.metering is not None:

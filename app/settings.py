@@ -266,6 +266,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # dict: f
     resume_ttl: Annotated[
         float, Option(RECOVERY, "seconds for which a finished answer can be read again", bounds=(at_least(0),))
     ] = 300.0
+    store: Annotated[
+        str | None,
+        Option(
+            RECOVERY,
+            "SQLite file from which a server that is started again continues its resumable answers; it has texts of "
+            "users",
+            "none",
+        ),
+    ] = None
     watchdog_timeout: Annotated[
         float,
         Option(

@@ -25,7 +25,8 @@ FORBIDDEN = {
 # Rooms of app/ (docs/architecture.md), each of which imports only those before it.
 ROOMS = (
     "errors", "resources", "child_environment", "streams", "admission", "text", "settings", "options", "engine_client",
-    "generation", "observe", "http", "protocols", "prompts", "service", "routes", "server", "cli", "llm", "__main__",
+    "store", "generation", "observe", "http", "protocols", "prompts", "service", "recovery", "routes", "server", "cli",
+    "llm", "__main__",
 )  # fmt: skip
 
 

@@ -59,7 +59,8 @@ class InFlightRequest:
     def __init__(self, request: Request, sink: Sink) -> None:
         self.request = request
         self.sink = sink
-        self.output = {choice: array("I") for choice in range(request.n)}  # token ids of choices that have not ended
+        # token ids of choices that have not ended
+        self.output = {choice: array("I", request.output_so_far.get(choice, ())) for choice in request.choices}
         self.is_sent = False
         self.progress = 0  # tokens since it was sent
         self.deaths = 0  # of engines that were computing it, since its last progress

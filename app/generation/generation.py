@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from app.engine_client.client import EngineClient
 from app.generation.choice import ChoiceOutput, OutputOptions
@@ -46,6 +47,10 @@ class Timing:
     submitted: float
     started: float | None = None
     first_token: float | None = None
+
+
+GenerationCallback: TypeAlias = "Callable[[Generation], None]"
+TokenCallback = Callable[[float | None, float | None], None]
 
 
 class Generation:
@@ -84,9 +89,9 @@ class Generation:
         parser: Callable[[], OutputParser | None] = lambda: None,
         continues_prompt: bool = False,
         grace: float = 0.0,
-        on_start: Callable[[Generation], None] = lambda generation: None,
-        on_end: Callable[[Generation], None] = lambda generation: None,
-        on_token: Callable[[float | None, float | None], None] = lambda gap, waited: None,
+        on_start: GenerationCallback = lambda generation: None,
+        on_end: GenerationCallback = lambda generation: None,
+        on_token: TokenCallback = lambda gap, waited: None,
     ) -> None:
         """parser: returns the output parser of a choice; None if all text is content. continues_prompt: the answer
         continues the text of the prompt. on_token is called with the seconds since the previous token of its choice, if
@@ -118,6 +123,32 @@ class Generation:
         self._on_token = on_token
         self._abandon_timer: asyncio.TimerHandle | None = None
         self._deadline_timer: asyncio.TimerHandle | None = None
+
+    def replay(self, events: Iterable[TokenEvent]) -> None:
+        """Write the records of tokens that an earlier process has received, without counting their times."""
+        for event in events:
+            choice = self._choices[event.choice]
+            if not choice.is_finished:
+                self._push(choice, event)
+
+    def end_as(self, record: Usage | Failure) -> None:
+        """End a replayed answer as the earlier process did, with its last record."""
+        for choice in self._choices:
+            if isinstance(record, Usage):
+                self._abort(choice)
+        if self.log.is_closed:
+            self.log.records[-1] = record
+        else:
+            self._close(record)
+
+    def connect(self, on_start: GenerationCallback, on_end: GenerationCallback, on_token: TokenCallback) -> None:
+        """Set the functions that are called from now on; see `__init__`."""
+        self._on_start, self._on_end, self._on_token = on_start, on_end, on_token
+
+    @property
+    def unfinished(self) -> list[int]:
+        """Return the choices that have not ended."""
+        return [choice.index for choice in self._choices if not choice.is_finished]
 
     @property
     def num_choices(self) -> int:
@@ -256,6 +287,10 @@ class Generation:
 
     def _on_token_event(self, choice: ChoiceOutput, event: TokenEvent) -> None:
         self._clock_token(choice)
+        self._push(choice, event)
+
+    def _push(self, choice: ChoiceOutput, event: TokenEvent) -> None:
+        """Write the records of a token."""
         self._open(choice)
         for delta in choice.push(event):
             self.log.append(delta)

@@ -62,6 +62,12 @@ class IdempotentRequests:
             self._forget(tenant.id, key, entry)
         return await self._start(tenant.id, key, digest, start), False
 
+    def restore(self, tenant_id: str, key: str, digest: bytes, generation: Generation) -> None:
+        """Remember the generation of an earlier process."""
+        entry = _Entry(digest, asyncio.get_running_loop().create_future())
+        entry.generation.set_result(ref(generation))
+        self.entries.add(tenant_id, key, entry)
+
     async def _start(
         self, tenant_id: str, key: str, digest: bytes, start: Callable[[], Awaitable[Generation]]
     ) -> Generation:

@@ -51,6 +51,8 @@ class StreamRegistry:
     # networks are tenants, which share one owner.
     max_size: int = 500_000
     epoch: str = field(default_factory=lambda: secrets.token_hex(3))  # identifies one run of this server
+    awaited: set[str] = field(default_factory=set)  # ids of streams that are about to be restored
+    on_evict: Callable[[str], None] = lambda _: None  # called with the id of a stream that can no longer be read
     _streams: dict[str, Generation] = field(default_factory=dict)
     _finished: OrderedDict[str, Generation] = field(default_factory=OrderedDict)  # the first that was finished first
     _tenants: dict[str, _Finished] = field(default_factory=dict)  # with finished streams
@@ -67,6 +69,8 @@ class StreamRegistry:
     def get(self, stream_id: str, owner: str) -> Generation:
         """Return a stream. Raises `CursorError` (404) if it is missing or has another owner, without distinction."""
         self.expire()
+        if stream_id in self.awaited:
+            raise CursorError(503, f"stream {stream_id[:80]!r} is being restored; retry in a few seconds")
         generation = self._streams.get(stream_id)
         if generation is None or generation.log.owner != owner:
             raise CursorError(404, f"no stream {stream_id[:80]!r}")
@@ -85,9 +89,11 @@ class StreamRegistry:
             raise CursorError(410, f"event id {cursor[:80]!r} is from before a server restart; later events are lost")
         try:
             generation = self.get(stream_id, owner)
-        except CursorError:
+        except CursorError as error:
+            if error.status == 503:
+                raise
             raise CursorError(410, f"the stream of event id {cursor[:80]!r} has expired") from None
-        if position.sequence_number > len(generation.log.records):
+        if position.sequence_number > len(generation.log.records) and not generation.log.is_restored:
             raise CursorError(400, f"event id {cursor[:80]!r} is beyond the end of the stream")
         return generation, position.sequence_number
 
@@ -131,6 +137,7 @@ class StreamRegistry:
         stream_id, generation = finished.streams.popitem(last=False)
         log_request(log, logging.DEBUG, generation.request, "its stream can no longer be read")
         del self._streams[stream_id], self._finished[stream_id]
+        self.on_evict(stream_id)
         finished.size -= stream_size(generation)
         self._size -= stream_size(generation)
         if not finished.streams:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from app.store.journal import Origin
 from app.streams.stream_log import Encoder
 from app.text.content_format import ContentFormat
 from app.text.text_model import TextModel
@@ -54,8 +55,9 @@ class GenerationRequest:
     thinking_budget: maximum number of reasoning tokens, after which the block is closed. clips_max_tokens: reduce
     `max_tokens` to the room that the context has left, instead of refusing the request. truncates_prompt: drop the
     oldest turns of a conversation that does not fit. resume_seconds: time for which the answer continues without a
-    reader. parameter_names: the protocol's names of engine parameters that it names differently. encoder: constructor
-    of the encoder for readers that resume the stream; None if it cannot be resumed.
+    reader. origin: the client's request, for the journal; None: it is not resumable. parameter_names: the protocol's
+    names of engine parameters that it names differently. encoder: constructor of the encoder for readers that resume
+    the stream; None if it cannot be resumed.
     """
 
     prompt: ChatPrompt | str | Sequence[int]
@@ -80,6 +82,7 @@ class GenerationRequest:
     truncates_prompt: bool = False
     stream_id: str | None = None
     resume_seconds: float = 0.0
+    origin: Origin | None = None
     parameter_names: Mapping[str, str] = field(default_factory=dict)
     encoder: Callable[[AnswerHead], Encoder] | None = None
 

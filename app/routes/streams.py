@@ -26,6 +26,8 @@ async def get_stream(request: Request) -> Response:
     except CursorError as error:
         if error.status == 404:
             raise ApiError(404, str(error), code="stream_not_found") from None
+        if error.status == 503:
+            raise ApiError(503, str(error), code="engine_unavailable", headers={"Retry-After": "1"}) from None
         raise ApiError(error.status, str(error), param="starting_after", code="cursor_refused") from None
     if isinstance(generation.encoder, ResponsesEncoder):
         message = f"{stream_id} is a response: follow GET /v1/responses/resp_{stream_id}?stream=true instead"

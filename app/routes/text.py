@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from starlette.requests import Request
@@ -26,6 +26,7 @@ from app.protocols.common import TextRequest
 from app.protocols.completions import CompletionRequest
 from app.routes import authenticate_request, get_service, with_ignored_tools
 from app.routes.responses import respond_whole, stream
+from app.store.journal import Origin
 from app.streams.timeline import IntakeTimeline
 
 
@@ -79,7 +80,11 @@ async def _start(
     key = _idempotency_key(request)
     resume_seconds = _resume_seconds(request)
     header = "X-Carousel-Resume" if resume_seconds else "Idempotency-Key"
-    requests = parsed.generation_requests(max(resume_seconds, RETRY_SECONDS if key else 0.0), header)
+    grace = max(resume_seconds, RETRY_SECONDS if key else 0.0)
+    requests = parsed.generation_requests(grace, header)
+    digest = b"" if key is None else hashlib.sha256(request.url.path.encode() + b"\0" + body).digest()
+    if grace and service.journal is not None:
+        requests = [replace(requests[0], origin=Origin(schema.__name__, body, grace, key or "", digest))]
     generation: Generation | PromptBatch
     was_repeated = False
     if len(requests) > 1:
@@ -87,7 +92,6 @@ async def _start(
     elif key is None:
         generation = await run_unless_disconnected(request.receive, service.generate(requests[0], tenant, intake))
     else:
-        digest = hashlib.sha256(request.url.path.encode() + b"\0" + body).digest()
         start = partial(service.generate, requests[0], tenant, intake)
         generation, was_repeated = await run_unless_disconnected(
             request.receive, service.idempotent.run(tenant, key, digest, start)

@@ -142,6 +142,7 @@ class StreamLog:
         "cursor_start",
         "epoch",
         "id",
+        "is_restored",
         "listeners",
         "logprob_count",
         "opened_at",
@@ -161,6 +162,7 @@ class StreamLog:
         self.records: list[Record] = []
         self.logprob_count = 0  # number of log-probabilities in the records
         self.status: StatusEvent | None = None
+        self.is_restored = False  # by a process that replaced another: a reader may have read more than there is
         self.closed_at: float | None = None
         self.readers = 0
         self.listeners: tuple[Callable[[], None], ...] = ()  # called by `notify`, oldest first; they raise nothing
@@ -239,7 +241,7 @@ class Reader:
     @property
     def is_done(self) -> bool:
         """Return whether no further items will follow."""
-        return self._log.is_closed and self._after == len(self._log.records)
+        return self._log.is_closed and self._after >= len(self._log.records)
 
     @property
     def is_behind(self) -> bool:
@@ -257,8 +259,9 @@ class Reader:
             self._last_status = log.status
             if log.status is not None and not log.is_closed:
                 items.append(log.status)
-        self._after = len(log.records) if limit is None else min(len(log.records), after + limit)
-        records = log.records[after : self._after]
+        end = len(log.records) if limit is None else min(len(log.records), after + limit)
+        records = log.records[after:end]
+        self._after = max(after, end)  # the log is shorter while a restored answer is computed again
         items += [LogEntry(seq, record) for seq, record in enumerate(records, after + 1)]
         return items
 

@@ -1,0 +1,149 @@
+"""Recovery: continues the answers of an earlier process from the journal.
+
+The body of a request is read again, which gives its encoder and its parsers; the stored tokens give the records that
+were sent. An unfinished answer goes to the engine with its output so far, as after the death of an engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from itertools import islice
+
+import msgspec
+
+from app.admission.tenants import Tenant
+from app.admission.thread_queue import Caller
+from app.generation.generation import Generation
+from app.protocols.text_requests import TEXT_REQUESTS
+from app.service import Service
+from app.store.journal import MAX_STARTS, Journal, Saved
+from app.streams.stream_log import Failure, StreamLog
+from app.streams.timeline import IntakeTimeline
+
+log = logging.getLogger("carousel.recovery")
+
+TOKENS_PER_TURN = 256  # replayed tokens, which take about 10 ms
+RESTARTED = "server_restarted"
+
+
+async def recover(service: Service, journal: Journal, found: Sequence[Saved]) -> None:
+    """Restore the answers of an earlier process, the oldest first. Until each is restored, its readers are told to
+    retry, and new requests wait.
+    """
+    continued = 0
+    for saved in found:
+        stream_id = saved.entry.request.id
+        try:
+            continued += await _restore(service, journal, saved)
+        except Exception:
+            log.exception("the answer %s of an earlier process could not be restored", stream_id)
+            journal.keep(saved)
+            journal.forget(stream_id)
+        finally:
+            service.registry.awaited.discard(stream_id)
+    if found:
+        log.warning("%d answers of an earlier process are kept, and %d continue", len(found) - continued, continued)
+
+
+async def _restore(service: Service, journal: Journal, saved: Saved) -> bool:
+    """Restore one answer. Returns whether it continues."""
+    entry = saved.entry
+    tenant = entry.tenant(service.settings)
+    if tenant is None:  # its key was revoked
+        journal.keep(saved)
+        journal.forget(entry.request.id)
+        return False
+    generation = await _generation(service, saved, tenant)
+    await _replay(generation, saved)
+    if not (_is_whole(saved, generation) or generation.log.is_closed):
+        return _continue(service, journal, saved, generation, tenant)
+    _finish(service, journal, saved, generation)
+    return False
+
+
+async def _generation(service: Service, saved: Saved, tenant: Tenant) -> Generation:
+    """Return the generation of a stored request, without records."""
+    entry, origin = saved.entry, saved.entry.origin
+    intake = IntakeTimeline(time.monotonic(), entry.request.client_id)
+    caller = Caller(tenant.id, entry.request.service_class, intake)
+    parsed = await service.prompts.parse(TEXT_REQUESTS[origin.schema], origin.body, caller)
+    [request] = parsed.generation_requests(origin.resume_seconds)
+    prompt = await service.prompts.prepare(request, caller)
+    if prompt.grammar is not None or prompt.reasoning_limit is not None:
+        service.client.use_vocabulary(await service.grammars.vocabulary())
+    stream = StreamLog(entry.request.id, service.registry.epoch, entry.owner)
+    stream.is_restored = True
+    stream.created = entry.created
+    stream.opened_at -= max(0.0, time.time() - entry.created)
+    queued = msgspec.structs.replace(entry.request, weight=tenant.weight, deadline=_monotonic(entry.deadline))
+    generation = service.generation(queued, request, prompt, stream, intake)
+    if origin.key:
+        service.idempotent.restore(tenant.id, origin.key, origin.digest, generation)
+    return generation
+
+
+async def _replay(generation: Generation, saved: Saved) -> None:
+    """Replay the stored tokens, and let other tasks run between some of them."""
+    events = saved.events()
+    while batch := list(islice(events, TOKENS_PER_TURN)):
+        generation.replay(batch)
+        await asyncio.sleep(0)
+
+
+def _is_whole(saved: Saved, generation: Generation) -> bool:
+    """Return whether a replayed answer had ended, with all its tokens in the store."""
+    if saved.end is None:
+        return False
+    usage = saved.end.usage
+    return usage is None or usage.completion_tokens == generation.completion_tokens
+
+
+def _continue(service: Service, journal: Journal, saved: Saved, generation: Generation, tenant: Tenant) -> bool:
+    """Send an unfinished answer to the engine. Returns whether it was sent."""
+    failure = _reason_against(service, saved)
+    if failure is not None:
+        generation.end_as(failure)
+        _finish(service, journal, saved, generation)
+        journal.end(generation.log)
+        return False
+    output = {choice: saved.output(choice) for choice in generation.unfinished}
+    has_output = len(output) < generation.num_choices or any(output.values())
+    generation.request = msgspec.structs.replace(generation.request, output_so_far=output if has_output else {})
+    sink = journal.take_up(saved, generation.handle_event, is_exact=service.is_exact)
+    service.submit(generation, sink, tenant)
+    generation.on_reader_left()  # starts the time for which it continues without a reader
+    return True
+
+
+def _reason_against(service: Service, saved: Saved) -> Failure | None:
+    """Return why an answer cannot be continued; None if it can."""
+    if saved.entry.fingerprint != service.info.fingerprint:
+        return Failure("The server was restarted with another model before the answer was complete.", RESTARTED, None)
+    if saved.starts >= MAX_STARTS:
+        message = f"The server ended {saved.starts} times while it computed this answer, so it is not tried again."
+        return Failure(message, RESTARTED, None)
+    try:
+        service.client.check(saved.entry.request)
+    except Exception as error:
+        return Failure(f"The restarted server cannot continue the answer: {error}", RESTARTED, None)
+    return None
+
+
+def _finish(service: Service, journal: Journal, saved: Saved, generation: Generation) -> None:
+    """Register an answer that has ended, for as long as it can be read."""
+    ended = saved.end
+    if ended is not None and (record := ended.usage or ended.failure) is not None:
+        generation.end_as(record)
+    now = time.monotonic()
+    generation.log.closed_at = now if ended is None else now - max(0.0, time.time() - ended.at)
+    journal.keep(saved)
+    service.registry.add(generation)
+    service.registry.finish(generation)
+
+
+def _monotonic(moment: float | None) -> float | None:
+    """Return a time of the wall clock on the monotonic clock."""
+    return None if moment is None else time.monotonic() + moment - time.time()

@@ -1,0 +1,1 @@
+"""Store: state of a server that survives its process."""

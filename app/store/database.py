@@ -1,0 +1,87 @@
+"""SQLite file of the store: its schema, its version, and the lock that keeps a second server out."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+from pathlib import Path
+
+from app.settings import SettingsError
+
+APPLICATION_ID = 0x43617253  # PRAGMA application_id of these files
+SCHEMA_VERSION = 1  # in PRAGMA user_version
+BUSY_SECONDS = 2.0  # time for which another process may lock the file before a write fails
+MODE = 0o600  # texts of users are in it
+
+SCHEMA = f"""
+BEGIN IMMEDIATE;
+CREATE TABLE state (name TEXT NOT NULL PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE request (
+    id TEXT NOT NULL PRIMARY KEY,
+    entry BLOB NOT NULL,              -- app.store.journal.Entry
+    end BLOB,                         -- app.store.journal.Ended
+    starts INTEGER NOT NULL DEFAULT 0 -- processes that have taken it up and have not ended it
+);
+CREATE TABLE tokens (
+    id TEXT NOT NULL,
+    start INTEGER NOT NULL,           -- number of tokens of the request before these
+    ids BLOB NOT NULL,                -- in order of arrival, 4 bytes each, little-endian
+    choices BLOB NOT NULL,            -- a byte each; empty: all of the first choice
+    finish TEXT,                      -- reason, if the last one ended its choice
+    PRIMARY KEY (id, start)
+) WITHOUT ROWID;
+PRAGMA application_id = {APPLICATION_ID};
+PRAGMA user_version = {SCHEMA_VERSION};
+COMMIT;
+"""
+
+
+class StoreError(SettingsError):
+    """The file cannot be used; the message names the file and the reason."""
+
+
+class StoreLock:
+    """Lock of a store, which the kernel releases when its process ends in any way."""
+
+    def __init__(self, path: Path) -> None:
+        """Raise `StoreError` if another server has the lock, and `OSError`."""
+        self._file = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, MODE)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._file)
+            raise StoreError("another server uses it; give each server a --store of its own") from None
+
+    def release(self) -> None:
+        """Let another server use the store."""
+        os.close(self._file)
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """Open the file for the one thread that writes it, and create it if it is missing. Raises `StoreError` for another
+    program's file or another version, and `sqlite3.Error`.
+    """
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, MODE))  # before SQLite creates it for everyone
+    connection = sqlite3.connect(path.absolute(), timeout=BUSY_SECONDS, check_same_thread=False)
+    try:
+        if not _check(connection):
+            connection.execute("PRAGMA journal_mode = WAL")  # a commit appends to one file and waits for no disk
+            connection.executescript(SCHEMA)
+        connection.execute("PRAGMA synchronous = NORMAL")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _check(connection: sqlite3.Connection) -> bool:
+    """Return whether the file already has the tables. Raises `StoreError`."""
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+        if version or connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            raise StoreError("it is a database of another application")
+        return False
+    if version != SCHEMA_VERSION:
+        raise StoreError(f"it has version {version}; this Carousel supports version {SCHEMA_VERSION}")
+    return True

@@ -1,0 +1,314 @@
+"""Journal: resumable requests and their tokens in the store, from which a server continues that replaces a killed one.
+
+A request is written when it is queued, with the body that its client sent and the token ids of its prompt. Its output
+is token ids only: records come from them again, through the same detokenizer and parsers, and have the same numbers.
+Tokens of the last moments may be missing; they are computed again and are the same, as texts depend on seeds alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from app.admission.tenants import Tenant, anonymous
+from app.settings import Settings
+from app.store.database import connect
+from app.store.writer import Write, Writer
+from app.streams.stream_log import Failure, StreamLog, Usage
+from engine.types import Event, FinishReason, Request, TokenEvent
+
+Sink = Callable[[Event], None]
+
+PIECE_TOKENS = 64  # in a row of the table
+PIECE_SECONDS = 1.0  # after which tokens are written in any case
+HOLD_SECONDS = 0.02  # for which tokens that are written before they are sent wait for further ones
+MAX_STARTS = 3  # processes that may take a request up: it may be the reason for their ends
+
+INSERT = "INSERT OR REPLACE INTO request (id, entry, starts) VALUES (?, ?, 1)"
+TOKENS = "INSERT OR REPLACE INTO tokens (id, start, ids, choices, finish) VALUES (?, ?, ?, ?, ?)"
+END = "UPDATE request SET end = ?, starts = 0 WHERE id = ?"
+DELETE = "DELETE FROM request WHERE id = ?", "DELETE FROM tokens WHERE id = ?"
+COUNT_START = "UPDATE request SET starts = starts + 1 WHERE id = ?"
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """Request of a client, from which its encoder and parsers are made again.
+
+    schema: name of the class of its body. key, digest: idempotency key with the digest of route and body, if there is
+    one.
+    """
+
+    schema: str
+    body: bytes
+    resume_seconds: float
+    key: str = ""
+    digest: bytes = b""
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """Resumable request. Times are Unix seconds, as no other clock survives a machine.
+
+    request: as the engine received it, with its drawn seed; without its deadline. key_digest, network: of its tenant.
+    """
+
+    request: Request
+    origin: Origin
+    owner: str
+    key_digest: str
+    network: str
+    created: float
+    deadline: float | None
+    fingerprint: str
+
+    @property
+    def has_logprobs(self) -> bool:
+        """Return whether its records have log-probabilities. These are not stored, and so its tokens are not."""
+        sampling = self.request.sampling
+        return sampling.logprobs is not None or sampling.prompt_logprobs is not None
+
+    def tenant(self, settings: Settings) -> Tenant | None:
+        """Return its tenant with the current limits; None if its key was revoked, or if keys are needed by now."""
+        if self.key_digest:
+            return settings.tenants_by_digest.get(self.key_digest)
+        if settings.requires_keys:
+            return None
+        return anonymous(self.network)
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """End of a request: its last record, and when that was written, in Unix seconds."""
+
+    at: float
+    usage: Usage | None = None
+    failure: Failure | None = None
+
+
+class Token(NamedTuple):
+    """Stored token. finish: reason, if it ended its choice."""
+
+    choice: int
+    id: int
+    finish: FinishReason | None
+
+
+class Saved(msgspec.Struct):
+    """Request as the store has it, with its tokens in order of arrival."""
+
+    entry: Entry
+    end: Ended | None
+    starts: int
+    tokens: list[Token]
+
+    def events(self) -> Iterator[TokenEvent]:
+        """Yield the events of its tokens."""
+        for token in self.tokens:
+            yield TokenEvent(self.entry.request.id, token.choice, token.id, token.finish)
+
+    def output(self, choice: int) -> tuple[int, ...]:
+        """Return the token ids of a choice."""
+        return tuple(token.id for token in self.tokens if token.choice == choice)
+
+
+class Recorder:
+    """Writer of one request's tokens. Called with each event of the engine, which it passes on."""
+
+    def __init__(self, journal: Journal, entry: Entry, written: int, sink: Sink, *, writes_first: bool) -> None:
+        """written: number of tokens that the store has already. writes_first: an event is passed on when its tokens
+        are written, as they might not be the same when they are computed again.
+        """
+        self._journal = journal
+        self._id = entry.request.id
+        self._written = written
+        self._sink = sink
+        self._writes_first = writes_first
+        self._is_silent = entry.has_logprobs
+        self._ids = array("I")
+        self._choices = bytearray()
+        self._held: list[Event] = []  # after the last flush
+        self._batches: deque[list[Event]] = deque()  # whose tokens are being written
+
+    def __call__(self, event: Event) -> None:
+        if self._is_silent or not isinstance(event, TokenEvent):
+            self._pass_on(event)
+            return
+        self._ids.append(event.token_id)
+        self._choices.append(event.choice)
+        if self._writes_first:
+            self._held.append(event)
+        if event.finish is not None or len(self._ids) >= PIECE_TOKENS:
+            self.flush(event.finish)
+        else:
+            self._journal.flush_later(self, HOLD_SECONDS if self._writes_first else PIECE_SECONDS)
+        if not self._writes_first:
+            self._sink(event)
+
+    def flush(self, finish: FinishReason | None = None) -> None:
+        """Write the tokens so far. finish: reason, if the last one ended its choice."""
+        if not self._ids:
+            return
+        ids, choices, held = self._ids, self._choices, self._held
+        self._ids, self._choices, self._held = array("I"), bytearray(), []
+        values = (self._id, self._written, _to_bytes(ids), bytes(choices) if any(choices) else b"", finish)
+        self._written += len(ids)
+        if held:
+            self._batches.append(held)
+        self._journal.write(Write(TOKENS, values), self._on_written if held else None)
+
+    def _pass_on(self, event: Event) -> None:
+        """Pass an event on, after those that are held."""
+        if self._held or self._batches:
+            self._held.append(event)
+        else:
+            self._sink(event)
+
+    def _on_written(self) -> None:
+        """Pass on the events whose tokens are written, and those after them that have none."""
+        for event in self._batches.popleft():
+            self._sink(event)
+        if not (self._batches or self._ids):
+            held, self._held = self._held, []
+            for event in held:
+                self._sink(event)
+
+
+class Journal:
+    """Resumable requests of a server. All methods but `read` are for the event loop and never wait for the disk."""
+
+    def __init__(self, path: Path) -> None:
+        """Raise `StoreError` if the file cannot be used."""
+        self.writer = Writer(path, connect)
+        self._recorders: dict[Recorder, asyncio.TimerHandle] = {}  # with tokens that are not written
+        self._kept: dict[str, Recorder] = {}  # of requests in the store, by id
+
+    def epoch(self, new: str) -> str:
+        """Return the epoch of the store's streams, which is `new` for an empty store."""
+        connection = self.writer.connection
+        with connection:
+            connection.execute("INSERT OR IGNORE INTO state (name, value) VALUES ('epoch', ?)", (new,))
+        return str(connection.execute("SELECT value FROM state WHERE name = 'epoch'").fetchone()[0])
+
+    def read(self) -> list[Saved]:
+        """Return all requests, the oldest first, before the writer starts. Wrong rows are left out and removed."""
+        connection = self.writer.connection
+        found: list[Saved] = []
+        for stream_id, entry, end, starts in connection.execute("SELECT id, entry, end, starts FROM request"):
+            try:
+                decoded = msgspec.msgpack.decode(entry, type=Entry)
+                ended = None if end is None else msgspec.msgpack.decode(end, type=Ended)
+            except msgspec.DecodeError:
+                self._delete(stream_id)
+                continue
+            rows = connection.execute(
+                "SELECT start, ids, choices, finish FROM tokens WHERE id = ? ORDER BY start", (stream_id,)
+            )
+            found.append(Saved(decoded, ended, starts, _tokens(rows)))
+        connection.execute("DELETE FROM tokens WHERE id NOT IN (SELECT id FROM request)")
+        connection.commit()
+        return sorted(found, key=lambda saved: saved.entry.created)
+
+    def begin(self, entry: Entry, sink: Sink, *, is_exact: bool) -> Sink:
+        """Write a request that is about to be queued. Returns the function for its events, which passes them to `sink`.
+
+        is_exact: tokens that are computed again are the same.
+        """
+        if entry.has_logprobs and _writes_first(entry, is_exact=is_exact):
+            return sink
+        self.write(Write(INSERT, (entry.request.id, msgspec.msgpack.encode(entry))))
+        return self._recorder(entry, 0, sink, is_exact=is_exact)
+
+    def take_up(self, saved: Saved, sink: Sink, *, is_exact: bool) -> Sink:
+        """Do as `begin` for a request that this process continues, and count the start."""
+        self.write(Write(COUNT_START, (saved.entry.request.id,)))
+        return self._recorder(saved.entry, len(saved.tokens), sink, is_exact=is_exact)
+
+    def keep(self, saved: Saved) -> None:
+        """Keep a request that has ended."""
+        self._recorder(saved.entry, len(saved.tokens), lambda event: None, is_exact=True)
+
+    def end(self, log: StreamLog) -> None:
+        """Write the end of a request, if it is in the store."""
+        if (recorder := self._kept.get(log.id)) is None:
+            return
+        recorder.flush()
+        last = log.records[-1]
+        ended = Ended(
+            time.time(), last if isinstance(last, Usage) else None, last if isinstance(last, Failure) else None
+        )
+        self.write(Write(END, (msgspec.msgpack.encode(ended), log.id)))
+
+    def forget(self, stream_id: str) -> None:
+        """Remove a request that can no longer be read."""
+        if self._kept.pop(stream_id, None) is not None:
+            self._delete(stream_id)
+
+    def write(self, write: Write, on_written: Callable[[], None] | None = None) -> None:
+        """Queue a change. on_written: called on the event loop when it is written, or at once if it cannot be."""
+        if on_written is None:
+            self.writer.put(write)
+        else:
+            loop = asyncio.get_running_loop()
+            self.writer.put(write, lambda: loop.call_soon_threadsafe(on_written))
+
+    def flush_later(self, recorder: Recorder, seconds: float) -> None:
+        """Write the tokens of a recorder within some seconds."""
+        if recorder not in self._recorders:
+            self._recorders[recorder] = asyncio.get_running_loop().call_later(seconds, self._flush, recorder)
+
+    def close(self) -> None:
+        """Write everything that is pending. Blocks."""
+        for recorder in list(self._recorders):
+            recorder.flush()
+        self.writer.close()
+
+    def _recorder(self, entry: Entry, written: int, sink: Sink, *, is_exact: bool) -> Recorder:
+        writes_first = _writes_first(entry, is_exact=is_exact)
+        recorder = self._kept[entry.request.id] = Recorder(self, entry, written, sink, writes_first=writes_first)
+        return recorder
+
+    def _delete(self, stream_id: str) -> None:
+        for statement in DELETE:
+            self.write(Write(statement, (stream_id,)))
+
+    def _flush(self, recorder: Recorder) -> None:
+        del self._recorders[recorder]
+        recorder.flush()
+
+
+def _writes_first(entry: Entry, *, is_exact: bool) -> bool:
+    """Return whether tokens are written before they are sent. Choices that are computed again take turns differently."""
+    return not is_exact or entry.request.n > 1
+
+
+def _tokens(rows: Iterable[tuple[int, bytes, bytes, str | None]]) -> list[Token]:
+    """Return the tokens of rows in order, up to the first gap: those after it were written while others were lost."""
+    tokens: list[Token] = []
+    for start, data, choices, finish in rows:
+        if start != len(tokens):
+            break
+        ids = _from_bytes(data)
+        tokens += [Token(choice, token, None) for choice, token in zip(choices or bytes(len(ids)), ids, strict=True)]
+        if finish is not None:
+            tokens[-1] = tokens[-1]._replace(finish=FinishReason(finish))
+    return tokens
+
+
+def _to_bytes(tokens: array[int]) -> bytes:
+    if sys.byteorder == "big":
+        tokens.byteswap()
+    return tokens.tobytes()
+
+
+def _from_bytes(data: bytes) -> array[int]:
+    tokens = array("I")
+    tokens.frombytes(data)
+    if sys.byteorder == "big":
+        tokens.byteswap()
+    return tokens
