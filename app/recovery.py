@@ -112,7 +112,7 @@ def _continue(service: Service, journal: Journal, saved: Saved, generation: Gene
     output = {choice: saved.output(choice) for choice in generation.unfinished}
     has_output = len(output) < generation.num_choices or any(output.values())
     generation.request = msgspec.structs.replace(generation.request, output_so_far=output if has_output else {})
-    sink = journal.take_up(saved, generation.handle_event, is_exact=service.is_exact)
+    sink = journal.take_up(saved, generation.handle_event, is_exact=service.info.is_exact)
     service.submit(generation, sink, tenant)
     generation.on_reader_left()  # starts the time for which it continues without a reader
     return True

@@ -36,6 +36,7 @@ from app.observe.collectors import (
     LogCollector,
     MeteringCollector,
     RefusedKeysCollector,
+    StoreCollector,
 )
 from app.observe.energy import Energy
 from app.observe.loop_lag import LoopLag
@@ -118,6 +119,8 @@ def create_app(
             recovering.cancel()
             await client.stop()
             await service.grammars.close()
+            if journal is not None:
+                journal.flush()
             await asyncio.to_thread(service.close)
 
     app = Starlette(
@@ -238,6 +241,8 @@ def _collect(service: Service, logs: LogWriter | None, connections: ConnectionLi
     registry.register(RefusedKeysCollector(service.refused_keys, model))
     if service.metering is not None:
         registry.register(MeteringCollector(service.metering, model))
+    if service.journal is not None:
+        registry.register(StoreCollector(service.journal.writer, model))
 
 
 async def _api_error(request: Request, error: Exception) -> Response:

@@ -112,11 +112,6 @@ class Service:
             )
         return self.client.info
 
-    @property
-    def is_exact(self) -> bool:
-        """Return whether a token that is computed again is the same."""
-        return self.info.device == "cpu" or bool(self.settings.engine.batch_invariant)
-
     def admit(
         self, tenant: Tenant, requested: ServiceClass | None, tokens: int = 0, choices: int = 1, requests: int = 1
     ) -> ServiceClass:
@@ -251,7 +246,7 @@ class Service:
         sink: Sink = generation.handle_event
         if self.journal is not None and request.origin is not None:
             entry = self._entry(queued, request.origin, log, tenant, intake)
-            sink = self.journal.begin(entry, sink, is_exact=self.is_exact)
+            sink = self.journal.begin(entry, sink, is_exact=self.info.is_exact)
         self.submit(generation, sink, tenant)
         return generation
 

@@ -34,6 +34,7 @@ from engine.scheduling.scheduler import Scheduler
 from engine.types import ModelInfo, SamplingParams
 from kernels.interface import Kernels
 from kernels.load import load as load_kernels
+from kernels.reference.backend import ReferenceKernels
 
 # Parameters below which one thread of torch serves a model fastest. Its operations are too short to share, and torch's
 # threads wait for each other: they lose nine tenths of their speed as soon as another process needs a core.
@@ -119,6 +120,7 @@ def build_engine(
         device=str(device),
         dtype=str(model.weights_dtype if config.dtype == "auto" else dtype).removeprefix("torch."),
         parameters=model.num_parameters,
+        is_exact=_is_exact(config, model, kernels, device),
         fingerprint=fingerprint(config, str(model.dtype), type(kernels).__name__),
     )
     sizes = {"num_pages": num_pages, "host_pages": host_pages, "max_len": max_len}
@@ -130,6 +132,16 @@ def build_engine(
             "--dtype bfloat16 or float32 has a wider range"
         )
     return Engine(config, info, Scheduler(config, policy, **sizes), runner, constraints=ConstraintFactory())
+
+
+def _is_exact(config: EngineConfig, model: Model, kernels: Kernels, device: torch.device) -> bool:
+    """Return whether the tokens of a request are the same in any batch. On a CPU the compiled kernels and torch in
+    float32 are invariant.
+    """
+    if config.batch_invariant:
+        return True
+    is_invariant = type(kernels) is not ReferenceKernels or model.dtype is torch.float32
+    return model.is_native and device.type == "cpu" and is_invariant
 
 
 def _record(runner: ModelRunner, kernels: Kernels, early_launch: bool, progress: Callable[[int, int], None]) -> None:

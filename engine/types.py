@@ -353,6 +353,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     dtype: str
     parameters: int
+    is_exact: bool = False  # the tokens of a request are the same in any batch, so those computed again are the same
     fingerprint: str = ""  # of weights, dtype and kernels: answers of equal ones can be compared
 
     @property

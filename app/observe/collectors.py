@@ -18,6 +18,7 @@ from app.admission.refused_keys import RefusedKeys
 from app.engine_client.client import EngineClient, EngineState
 from app.generation.idempotency import IdempotentRequests
 from app.observe.energy import Energy
+from app.store.writer import Writer
 from engine.log_queue import LogWriter
 from engine.types import PreemptionMode, ServiceClass
 
@@ -181,6 +182,32 @@ class MeteringCollector(Collector):
         )
         lost.add_metric([self._model], self._metering.lost)
         yield lost
+
+
+class StoreCollector(Collector):
+    """Reads the state of the store's writer."""
+
+    def __init__(self, writer: Writer, model: str) -> None:
+        self._writer = writer
+        self._model = model
+
+    def collect(self) -> Iterator[Metric]:
+        gauges = (
+            ("carousel:store_pending_bytes", "Changes that are not yet on disk.", self._writer.pending_bytes),
+            ("carousel:store_failing", "Whether the store cannot be written.", int(self._writer.is_failing)),
+        )
+        for name, text, value in gauges:
+            gauge = GaugeMetricFamily(name, text, labels=("model_name",))
+            gauge.add_metric([self._model], value)
+            yield gauge
+        counters = (
+            ("carousel:store_written_bytes", "Changes of the store that are on disk.", self._writer.written_bytes),
+            ("carousel:store_lost_changes", "Changes dropped because memory was full.", self._writer.lost),
+        )
+        for name, text, value in counters:
+            counter = CounterMetricFamily(name, text, labels=("model_name",))
+            counter.add_metric([self._model], value)
+            yield counter
 
 
 class EnergyCollector(Collector):

@@ -78,7 +78,8 @@ class ResponsesEncoder:
         before those that it needs; None if no event will follow. Raises `ApiError` (400) for an event in the future.
         """
         next_event = (await self._latest_output(log)).number
-        if after >= next_event:
+        is_ahead = log.is_restored and not log.is_closed  # the rest is being computed again
+        if after >= next_event and not is_ahead:
             message = f"starting_after must be less than {next_event}, the number of events so far, got {after}"
             raise ApiError(400, message, param="starting_after", code="cursor_refused")
         if log.is_closed and after == next_event - 1:

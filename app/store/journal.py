@@ -262,10 +262,13 @@ class Journal:
         if recorder not in self._recorders:
             self._recorders[recorder] = asyncio.get_running_loop().call_later(seconds, self._flush, recorder)
 
-    def close(self) -> None:
-        """Write everything that is pending. Blocks."""
+    def flush(self) -> None:
+        """Queue the tokens so far of all requests."""
         for recorder in list(self._recorders):
             recorder.flush()
+
+    def close(self) -> None:
+        """Write everything that is queued, in any thread. Blocks."""
         self.writer.close()
 
     def _recorder(self, entry: Entry, written: int, sink: Sink, *, is_exact: bool) -> Recorder:
@@ -283,7 +286,7 @@ class Journal:
 
 
 def _writes_first(entry: Entry, *, is_exact: bool) -> bool:
-    """Return whether tokens are written before they are sent. Choices that are computed again take turns differently."""
+    """Return whether tokens are written before they are sent. Choices computed again take turns differently."""
     return not is_exact or entry.request.n > 1
 
 

@@ -130,6 +130,23 @@ def test_a_killed_server_continues_its_answers_where_each_reader_was(start, path
     assert sorted(joined, key=choice_of) == sorted(wanted, key=choice_of)
 
 
+def test_a_killed_server_continues_a_response_at_the_number_of_an_event(start):
+    """The numbers of events stay valid, although the last tokens may not have been written."""
+    first = start()
+    body = {"input": "Tell me a story.", "stream": True, "max_output_tokens": LENGTH, "temperature": 0.0}
+    expected = [json.loads(data) for data in whole(first, RESPONSES, body)]
+    stream, before = begin_answer(first, RESPONSES, body, len(expected) // 2)
+    kill(first)
+    second = start()
+    last = json.loads(before[-1][1])["sequence_number"]
+    url = f"{second.url}{RESPONSES}/resp_{stream}?stream=true&starting_after={last}"
+    with httpx.stream("GET", url, timeout=HANG_SECONDS) as response:
+        after = [json.loads(data) for _, data in frames(response)]
+    assert [event["sequence_number"] for event in after] == list(range(last + 1, len(expected)))
+    text = "".join(event.get("delta", "") for event in after)
+    assert text == "".join(event.get("delta", "") for event in expected[last + 1 :])
+
+
 def test_a_finished_answer_is_kept_with_its_last_record(start):
     first = start()
     expected = whole(first, CHAT, BODIES[CHAT] | {"max_tokens": 20})
