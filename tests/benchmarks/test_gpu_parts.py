@@ -16,6 +16,7 @@ from benchmarks import gpu_parts
 from benchmarks.gpu_parts import LIMIT_SECONDS, Part
 from tests import conftest
 from tests.limits import HANG_SECONDS
+from tests.profiles import nightly
 
 ROOT = Path(__file__).resolve().parents[2]
 PRINT = "import sys; print(sys.argv[1], flush=True); sys.exit(int(sys.argv[2]))"
@@ -83,7 +84,7 @@ def test_make_passes_arguments_on():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("call", gpu_parts.CALLS)
+@pytest.mark.parametrize("call", ["check", pytest.param("figures", marks=nightly)])
 def test_both_calls_run_on_a_cpu(call: str, tmp_path: Path):
     """They use tiny shapes and interpreted kernels, so that mistakes are found without a device."""
     command = [sys.executable, "-m", "benchmarks.gpu_parts", call, "--device", "cpu", "--out", str(tmp_path)]

@@ -13,6 +13,7 @@ from tests.conftest import Server
 from tests.e2e import states
 from tests.e2e.page import Chat, answer_with, begin_with, delta
 from tests.e2e.states import DONE, QUEUED
+from tests.profiles import nightly
 
 pytestmark = pytest.mark.browser
 
@@ -38,7 +39,10 @@ def faults(page: Page) -> list[str]:
     return [f"{one['id']}: {[node['html'][:120] for node in one['nodes']]}" for one in found]
 
 
-@pytest.mark.parametrize("device", [states.DESK, states.PHONE], ids=["desk", "phone"])
+DEVICES = [pytest.param(states.DESK, id="desk"), pytest.param(states.PHONE, id="phone", marks=nightly)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_the_chat_page_has_no_fault_in_any_state(
     slow_server: Server, new_page: Callable[..., Page], device: dict[str, Any]
 ) -> None:
@@ -51,7 +55,7 @@ def test_the_chat_page_has_no_fault_in_any_state(
         page.context.close()
 
 
-@pytest.mark.parametrize("device", [states.DESK, states.PHONE], ids=["desk", "phone"])
+@pytest.mark.parametrize("device", DEVICES)
 def test_the_engine_page_has_no_fault_in_any_state(
     slow_server: Server, new_page: Callable[..., Page], device: dict[str, Any]
 ) -> None:

@@ -12,6 +12,7 @@ from playwright.sync_api import Page, Route, expect
 
 from tests.conftest import Server
 from tests.e2e.page import ANSWER_MS, SHORT, Chat, answer_with, begin_with, delta, reasoning_delta, sse
+from tests.profiles import nightly
 
 pytestmark = pytest.mark.browser
 
@@ -558,8 +559,15 @@ ReadableStreamDefaultReader.prototype.read = async function () {
 """
 
 
-@pytest.mark.parametrize("has_locks", [True, False])
-@pytest.mark.parametrize("is_watching", [True, False])
+@pytest.mark.parametrize(
+    ("is_watching", "has_locks"),
+    [
+        (True, True),
+        (False, False),
+        pytest.param(True, False, marks=nightly),
+        pytest.param(False, True, marks=nightly),
+    ],
+)
 def test_an_answer_whose_tab_was_closed_is_resumed_by_another(
     slow_server: Server, new_page: Callable[..., Page], has_locks: bool, is_watching: bool
 ) -> None:

@@ -115,8 +115,14 @@ def test_the_solo_texts_satisfy_their_constraints(text: TextModel, stream_reques
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("caching", [True, False])
-@pytest.mark.parametrize("chunk", [7, pytest.param(64, marks=nightly), None])
+@pytest.mark.parametrize(
+    ("caching", "chunk"),
+    [
+        (True, 7),
+        (False, None),
+        *(pytest.param(*case, marks=nightly) for case in ((True, 64), (True, None), (False, 7), (False, 64))),
+    ],
+)
 def test_64_concurrent_streams_generate_the_same_texts_as_alone(
     demo: Path, stream_requests, solo: Texts, caching: bool, chunk: int | None
 ):
@@ -129,7 +135,7 @@ def test_64_concurrent_streams_generate_the_same_texts_as_alone(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["auto", pytest.param("bfloat16", marks=nightly)])
 def test_rounding_does_not_depend_on_the_batch(demo: Path, stream_requests, dtype: str):
     """Compiled kernels may round rows; texts are still equal with chunked prompts and a warm cache."""
     cpu_kernels()
@@ -141,7 +147,7 @@ def test_rounding_does_not_depend_on_the_batch(demo: Path, stream_requests, dtyp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page_size", [5, 32])
+@pytest.mark.parametrize("page_size", [pytest.param(5, marks=nightly), 32])
 def test_long_contexts_change_no_bit(demo: Path, text: TextModel, page_size: int):
     """Attention changes its algorithm at some context length. A request that crosses it while decoding, is recomputed
     or starts from a warm cache has the same tokens and bitwise equal log-probabilities."""
@@ -223,7 +229,7 @@ def test_preemption_at_every_step_changes_no_text(demo: Path, stream_requests, s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("disturbed", [False, True])
+@pytest.mark.parametrize("disturbed", [pytest.param(False, marks=nightly), True])
 def test_steps_decided_before_the_last_one_is_known_change_no_text(
     demo: Path, stream_requests, solo: Texts, disturbed: bool, monkeypatch: pytest.MonkeyPatch
 ):
@@ -241,7 +247,7 @@ def test_steps_decided_before_the_last_one_is_known_change_no_text(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chunk", [7, None])
+@pytest.mark.parametrize("chunk", [7, pytest.param(None, marks=nightly)])
 def test_recorded_steps_generate_the_same_texts(
     demo: Path, stream_requests, solo: Texts, chunk: int | None, replays: list[Shape]
 ):
@@ -264,7 +270,7 @@ def test_recorded_steps_generate_the_same_texts(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mechanism", [PreemptionMode.SWAP, PreemptionMode.RECOMPUTE])
+@pytest.mark.parametrize("mechanism", [pytest.param(PreemptionMode.SWAP, marks=nightly), PreemptionMode.RECOMPUTE])
 def test_recorded_steps_generate_the_same_texts_after_preemption(
     demo: Path, stream_requests, solo: Texts, mechanism: PreemptionMode, replays: list[Shape]
 ):
@@ -284,7 +290,7 @@ def test_recorded_steps_generate_the_same_texts_after_preemption(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chunk", [7, None])
+@pytest.mark.parametrize("chunk", [7, pytest.param(None, marks=nightly)])
 def test_fused_steps_generate_the_same_texts(
     demo: Path, stream_requests, solo: Texts, chunk: int | None, monkeypatch: pytest.MonkeyPatch
 ):

@@ -11,8 +11,9 @@ from app.resources import root
 from app.text.text_model import TextModel
 from engine.types import PromptEvent, Request, SamplingParams
 from tests.engine.same import make_engine
+from tests.profiles import NIGHTLY, PROFILE
 
-TEXTS = 50
+TEXTS = 50 if PROFILE == NIGHTLY else 12
 
 
 def texts() -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 from engine.scheduling.policies import POLICIES
 from engine.types import PreemptionMode, ServiceClass
 from tests.engine.scheduling.history import History
-from tests.profiles import examples
+from tests.profiles import examples, nightly
 
 CASES, BLOCKS = examples(10_000), 20
 
@@ -90,8 +90,10 @@ DEPTH = 6
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("runs_ahead", [False, True])
-@pytest.mark.parametrize("swap_speed", [1.0, 1e9])
+@pytest.mark.parametrize(
+    ("swap_speed", "runs_ahead"),
+    [(1.0, True), *(pytest.param(*case, marks=nightly) for case in ((1.0, False), (1e9, False), (1e9, True)))],
+)
 def test_every_short_history_keeps_every_guarantee(swap_speed: float, runs_ahead: bool):
     """All orders of a few actions on one slot and four pages are tested, not a sample."""
     for actions in itertools.product(ACTIONS, repeat=DEPTH):
