@@ -19,7 +19,8 @@ from app.admission.thread_queue import Caller
 from app.generation.generation import Generation
 from app.protocols.text_requests import TEXT_REQUESTS
 from app.service import Service
-from app.store.journal import MAX_STARTS, Journal, Saved
+from app.store.entries import Saved
+from app.store.journal import MAX_STARTS, Journal
 from app.streams.stream_log import Failure, StreamLog
 from app.streams.timeline import IntakeTimeline
 

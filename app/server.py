@@ -43,17 +43,17 @@ from app.observe.loop_lag import LoopLag
 from app.observe.metrics import Metrics
 from app.observe.request_log import REQUEST_ID, RequestLog
 from app.protocols.wire_formats import wire_format
-from app.recovery import recover
 from app.routes import anthropic, api_docs, live, ollama, openai_responses, ops, pages, realtime, requests, streams
 from app.routes import text as text_routes
 from app.service import Service
 from app.settings import Settings
-from app.store.journal import Journal, Saved
+from app.store.entries import Saved
 from app.text.text_model import TextModel
 from engine.log_queue import LogWriter
 
 if TYPE_CHECKING:
     from app.observe.metering import Metering
+    from app.store.journal import Journal
 
 log = logging.getLogger("carousel.server")
 
@@ -97,7 +97,7 @@ def create_app(
 
     logs, connections: their counters appear in /metrics.
     """
-    journal = Journal(Path(settings.store)) if settings.store else None
+    journal = _journal(settings)
     service = create_service(settings, client, text, journal)
     found = _open(service, journal)
     _collect(service, logs, connections or ConnectionLimits())
@@ -177,6 +177,14 @@ def create_app(
     return app
 
 
+def _journal(settings: Settings) -> Journal | None:
+    if not settings.store:
+        return None
+    from app.store.journal import Journal  # imported only if used: SQLite
+
+    return Journal(Path(settings.store))
+
+
 def _open(service: Service, journal: Journal | None) -> list[Saved]:
     """Read the answers of an earlier process, whose streams are restored when the model is loaded."""
     if journal is None:
@@ -193,6 +201,8 @@ def _open(service: Service, journal: Journal | None) -> list[Saved]:
 async def _recover(service: Service, found: list[Saved]) -> None:
     """Restore the answers of an earlier process once the model is loaded."""
     if service.journal is not None:
+        from app.recovery import recover  # imported only if used: SQLite
+
         await service.client.ready()
         await recover(service, service.journal, found)
 

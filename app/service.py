@@ -37,7 +37,7 @@ from app.observe.metrics import Metrics
 from app.options import check_keys
 from app.prompts import PreparedPrompt, Prompts, constraint_param, with_names
 from app.settings import Settings, SettingsError
-from app.store.journal import Entry, Journal, Origin
+from app.store.entries import Entry, Origin
 from app.streams.stream_log import StreamLog
 from app.streams.timeline import IntakeTimeline
 from app.text.text_model import TextModel
@@ -46,6 +46,7 @@ from engine.types import ModelInfo, Request, ServiceClass, WaitReason
 
 if TYPE_CHECKING:
     from app.observe.metering import Metering
+    from app.store.journal import Journal
 
 ENGINE_UNAVAILABLE = "the engine is not available; see the server log"
 MAX_RESUME_SECONDS = 600.0  # maximum seconds for which an answer continues without a reader

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.store.journal import Origin
+from app.store.entries import Origin
 from app.streams.stream_log import Encoder
 from app.text.content_format import ContentFormat
 from app.text.text_model import TextModel

@@ -18,12 +18,12 @@ from app.admission.refused_keys import RefusedKeys
 from app.engine_client.client import EngineClient, EngineState
 from app.generation.idempotency import IdempotentRequests
 from app.observe.energy import Energy
-from app.store.writer import Writer
 from engine.log_queue import LogWriter
 from engine.types import PreemptionMode, ServiceClass
 
 if TYPE_CHECKING:
     from app.observe.metering import Metering
+    from app.store.writer import Writer
 
 ENGINE_LABELS = ("model_name", "service_class")
 

@@ -26,7 +26,7 @@ from app.protocols.common import TextRequest
 from app.protocols.completions import CompletionRequest
 from app.routes import authenticate_request, get_service, with_ignored_tools
 from app.routes.responses import respond_whole, stream
-from app.store.journal import Origin
+from app.store.entries import Origin
 from app.streams.timeline import IntakeTimeline
 
 

@@ -12,18 +12,16 @@ import sys
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
-from app.admission.tenants import Tenant, anonymous
-from app.settings import Settings
 from app.store.database import connect
+from app.store.entries import Ended, Entry, Saved, Token
 from app.store.writer import Write, Writer
 from app.streams.stream_log import Failure, StreamLog, Usage
-from engine.types import Event, FinishReason, Request, TokenEvent
+from engine.types import Event, FinishReason, TokenEvent
 
 Sink = Callable[[Event], None]
 
@@ -37,84 +35,6 @@ TOKENS = "INSERT OR REPLACE INTO tokens (id, start, ids, choices, finish) VALUES
 END = "UPDATE request SET end = ?, starts = 0 WHERE id = ?"
 DELETE = "DELETE FROM request WHERE id = ?", "DELETE FROM tokens WHERE id = ?"
 COUNT_START = "UPDATE request SET starts = starts + 1 WHERE id = ?"
-
-
-class Origin(msgspec.Struct, frozen=True):
-    """Request of a client, from which its encoder and parsers are made again.
-
-    schema: name of the class of its body. key, digest: idempotency key with the digest of route and body, if there is
-    one.
-    """
-
-    schema: str
-    body: bytes
-    resume_seconds: float
-    key: str = ""
-    digest: bytes = b""
-
-
-class Entry(msgspec.Struct, frozen=True):
-    """Resumable request. Times are Unix seconds, as no other clock survives a machine.
-
-    request: as the engine received it, with its drawn seed; without its deadline. key_digest, network: of its tenant.
-    """
-
-    request: Request
-    origin: Origin
-    owner: str
-    key_digest: str
-    network: str
-    created: float
-    deadline: float | None
-    fingerprint: str
-
-    @property
-    def has_logprobs(self) -> bool:
-        """Return whether its records have log-probabilities. These are not stored, and so its tokens are not."""
-        sampling = self.request.sampling
-        return sampling.logprobs is not None or sampling.prompt_logprobs is not None
-
-    def tenant(self, settings: Settings) -> Tenant | None:
-        """Return its tenant with the current limits; None if its key was revoked, or if keys are needed by now."""
-        if self.key_digest:
-            return settings.tenants_by_digest.get(self.key_digest)
-        if settings.requires_keys:
-            return None
-        return anonymous(self.network)
-
-
-class Ended(msgspec.Struct, frozen=True):
-    """End of a request: its last record, and when that was written, in Unix seconds."""
-
-    at: float
-    usage: Usage | None = None
-    failure: Failure | None = None
-
-
-class Token(NamedTuple):
-    """Stored token. finish: reason, if it ended its choice."""
-
-    choice: int
-    id: int
-    finish: FinishReason | None
-
-
-class Saved(msgspec.Struct):
-    """Request as the store has it, with its tokens in order of arrival."""
-
-    entry: Entry
-    end: Ended | None
-    starts: int
-    tokens: list[Token]
-
-    def events(self) -> Iterator[TokenEvent]:
-        """Yield the events of its tokens."""
-        for token in self.tokens:
-            yield TokenEvent(self.entry.request.id, token.choice, token.id, token.finish)
-
-    def output(self, choice: int) -> tuple[int, ...]:
-        """Return the token ids of a choice."""
-        return tuple(token.id for token in self.tokens if token.choice == choice)
 
 
 class Recorder:

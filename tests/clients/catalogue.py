@@ -69,9 +69,7 @@ CLIENTS = (
     Client("pydantic-ai", "pydantic-ai", ("pydantic-ai-slim[openai]==2.68.0",), "pydantic_ai_agent.py", in_ci=True),
     Client("ollama", "ollama", ("ollama==0.6.3",), "ollama_chat.py", in_ci=True),
     Client("ollama (npm)", "ollama-npm", ("ollama@0.6.4",), "ollama_node.mjs"),
-    Client(
-        "LangChain, Ollama", "langchain-ollama", ("langchain-ollama==1.1.0", "langchain==1.5.2"), "ollama_langchain.py"
-    ),
+    Client("ChatOllama", "langchain-ollama", ("langchain-ollama==1.1.0", "langchain==1.5.2"), "ollama_langchain.py"),
     Client("litellm", "litellm", ("litellm==1.110.2",), "litellm_completion.py"),
     Client("LlamaIndex", "llama-index", ("llama-index-llms-openai-like==0.8.1",), "llama_index_chat.py"),
     Client("instructor", "instructor", ("instructor==1.17.0",), "instructor_models.py"),

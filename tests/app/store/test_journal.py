@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from app.store import writer as writer_module
 from app.store.database import APPLICATION_ID, StoreError, connect
-from app.store.journal import Entry, Journal, Origin, Saved
+from app.store.entries import Entry, Origin, Saved
+from app.store.journal import Journal
 from app.store.writer import Write, Writer
 from app.streams.stream_log import Cursor, CursorError, Delta, Failure, Reader, StreamLog, Usage
 from engine.types import Event, FinishReason, Phase, Request, SamplingParams, StatusEvent, TokenEvent
