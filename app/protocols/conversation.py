@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from app.errors import ApiError
-from app.protocols.realtime import MAX_ITEMS
 from app.protocols.realtime_events import ConversationItem
+from app.protocols.realtime_items import MAX_ITEMS
 
 MAX_CHARACTERS = 4 << 20  # of all items together
 

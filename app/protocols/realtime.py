@@ -2,108 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, TypeAdapter, ValidationError
-from pydantic_core import PydanticCustomError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from app.errors import ApiError
-from app.generation.request import ChatPrompt, GenerationRequest, Turns
 from app.http.json_body import check_structure, decode_json
-from app.protocols.media import MEDIA_TAG, MediaPart, is_media, joined_text, refused_media
-from app.protocols.schema import MAX_CONTENT_PARTS, DeadlineMs, Lenient, Metadata, Strict, refusal
-from engine.types import ServiceClass
-
-MAX_ITEMS = 1024  # of a conversation
-SAMPLING_NAMES = ("temperature", "top_p", "seed")
-MaxTokens = Annotated[int, Field(ge=1, lt=2**31)] | Literal["inf"]
-Modalities = Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)]
-
-
-class ContentPart(Lenient):
-    """A piece of an item's text."""
-
-    type: Literal["input_text", "output_text", "text"]
-    text: str
-
-
-def _part_tag(value: Any) -> str:
-    return MEDIA_TAG if is_media(value) else "[text]"
-
-
-AnyPart = Annotated[
-    Annotated[ContentPart, Tag("[text]")] | Annotated[MediaPart, Tag(MEDIA_TAG)], Discriminator(_part_tag)
-]
-
-
-class ItemFields(Lenient):
-    """Message of the conversation."""
-
-    id: Annotated[str, Field(min_length=1, max_length=64)] | None = None
-    type: Literal["message"]
-    role: Literal["system", "user", "assistant"]
-    content: Annotated[list[AnyPart], Field(fail_fast=True, max_length=MAX_CONTENT_PARTS)]
-    status: Literal["completed", "incomplete", "in_progress"] | None = None
-
-    @property
-    def text(self) -> str:
-        """Return the text of all parts, with a short text in place of each medium."""
-        return joined_text(self.content)
-
-    def check_newest(self, path: str) -> None:
-        """Raise `ApiError` (400) for media in a message that is the newest of the user."""
-        for at, part in enumerate(self.content):
-            if self.role == "user" and isinstance(part, MediaPart):
-                raise refused_media(f"{path}.content.{at}", part.type)
-
-
-def _check_parts(items: list[ItemFields]) -> list[ItemFields]:
-    if sum(len(item.content) for item in items) > MAX_CONTENT_PARTS:
-        raise PydanticCustomError("too_long", "at most {most} content parts in all", {"most": MAX_CONTENT_PARTS})
-    return items
-
-
-few_parts = AfterValidator(_check_parts)
-
-
-def check_newest_item(items: Sequence[ItemFields]) -> None:
-    """Raise `ApiError` (400) for media in the newest message of the user in the input of a response."""
-    newest = max((index for index, item in enumerate(items) if item.role == "user"), default=None)
-    if newest is not None:
-        items[newest].check_newest(f"response.input.{newest}")
-
-
-class SessionFields(Strict):
-    """Fields of `session.update`. `temperature`, `top_p` and `seed` are extensions of the protocol."""
-
-    type: Literal["realtime"] | None = None
-    model: str | None = None
-    instructions: str | None = None
-    output_modalities: Modalities | None = None
-    max_output_tokens: MaxTokens | None = None
-    tools: Annotated[list[Any], Field(max_length=0)] | None = None
-    tool_choice: Literal["auto", "none"] | None = None
-    temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
-    top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
-    seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
-
-
-class ResponseFields(Strict):
-    """Fields of `response.create`."""
-
-    conversation: Literal["auto", "none"] = "auto"
-    input: Annotated[list[ItemFields], Field(fail_fast=True, max_length=MAX_ITEMS), few_parts] | None = None
-    instructions: str | None = None
-    output_modalities: Modalities | None = None
-    max_output_tokens: MaxTokens | None = None
-    metadata: Metadata | None = None
-    tools: Annotated[list[Any], Field(max_length=0)] | None = None
-    tool_choice: Literal["auto", "none"] | None = None
-    temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
-    top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
-    seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
-    deadline_ms: DeadlineMs | None = None  # an extension too: time until the whole answer must be complete
+from app.protocols.realtime_fields import ResponseFields, SessionFields
+from app.protocols.realtime_items import ItemFields
+from app.protocols.schema import Strict, refusal
 
 
 class _Event(Strict):
@@ -151,32 +59,6 @@ class ResponseCancel(_Event):
 
     type: Literal["response.cancel"]
     response_id: str | None = None
-
-
-def token_limit(response: ResponseFields, session: SessionFields) -> int | None:
-    """Return the maximum number of tokens of a response; None: as many as fit."""
-    limit = response.max_output_tokens or session.max_output_tokens
-    return None if limit == "inf" else limit
-
-
-def generation_request(
-    turns: Turns, response: ResponseFields, session: SessionFields, service_class: ServiceClass, stream_id: str
-) -> GenerationRequest:
-    """Return the request for a response. Its fields replace those of the session."""
-    requested = {name: getattr(response, name) for name in SAMPLING_NAMES}
-    defaults = {name: getattr(session, name) for name in SAMPLING_NAMES}
-    sampling = {name: defaults[name] if value is None else value for name, value in requested.items()}
-    limit = "response.max_output_tokens" if response.max_output_tokens else "session.max_output_tokens"
-    prompt = "response.input" if response.input is not None else "conversation"
-    return GenerationRequest(
-        prompt=ChatPrompt(turns=turns),
-        sampling={name: value for name, value in sampling.items() if value is not None},
-        max_tokens=token_limit(response, session),
-        service_class=service_class,
-        deadline_ms=response.deadline_ms,
-        stream_id=stream_id,
-        parameter_names={"prompt": prompt, "max_tokens": limit},
-    )
 
 
 ClientEvent = SessionUpdate | ItemCreate | ItemRetrieve | ItemDelete | ResponseCreate | ResponseCancel

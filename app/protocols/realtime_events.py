@@ -14,7 +14,7 @@ import msgspec
 
 from app.errors import ApiError
 from app.generation.generation import Generation
-from app.protocols.realtime import ResponseFields
+from app.protocols.realtime_fields import ResponseFields
 from app.streams.status import status_view
 from app.streams.stream_log import ChoiceFinished, Delta, Failure, Item, LogEntry, StreamLog, Usage
 

@@ -25,20 +25,16 @@ from app.protocols.realtime import (
     EventRefused,
     ItemCreate,
     ItemDelete,
-    ItemFields,
     ItemRetrieve,
     ResponseCancel,
     ResponseCreate,
-    ResponseFields,
-    SessionFields,
     SessionUpdate,
-    check_newest_item,
-    generation_request,
     parse_event,
     parse_long_event,
-    token_limit,
 )
 from app.protocols.realtime_events import ConversationItem, RealtimeResponse, ResponseEncoder, encode, error_body
+from app.protocols.realtime_fields import ResponseFields, SessionFields, generation_request, token_limit
+from app.protocols.realtime_items import ItemFields, check_newest_item
 from app.service import Service, new_stream_id
 from app.streams.tail import stream_chunks
 from app.streams.timeline import IntakeTimeline

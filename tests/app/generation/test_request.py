@@ -8,7 +8,7 @@ from app.generation.request import GenerationRequest
 from app.protocols.chat import ChatRequest
 from app.protocols.common import SAMPLING_NAMES, TextRequest
 from app.protocols.completions import CompletionRequest
-from app.protocols.realtime import ResponseFields, SessionFields, generation_request
+from app.protocols.realtime_fields import ResponseFields, SessionFields, generation_request
 from app.protocols.responses import ResponsesRequest
 from app.protocols.schema import validate
 from engine.types import SamplingParams, ServiceClass

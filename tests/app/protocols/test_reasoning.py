@@ -12,8 +12,8 @@ from app.generation.generation import Generation
 from app.generation.request import AnswerHead
 from app.protocols.answers import UsageReports
 from app.protocols.chat import ChatEncoder, ChatRequest
-from app.protocols.realtime import ResponseFields
 from app.protocols.realtime_events import ConversationItem, RealtimeResponse, ResponseEncoder
+from app.protocols.realtime_fields import ResponseFields
 from app.protocols.schema import validate
 from app.streams.stream_log import Delta, LogEntry, StreamLog
 from app.streams.timeline import IntakeTimeline

@@ -18,8 +18,9 @@ from websockets.uri import parse_uri
 
 from app.admission.event_pacer import EventPacer
 from app.http.websocket import WebSocketProtocol
-from app.protocols.realtime import ContentPart, ItemFields, ResponseFields
 from app.protocols.realtime_events import ConversationItem, RealtimeResponse, ResponseEncoder
+from app.protocols.realtime_fields import ResponseFields
+from app.protocols.realtime_items import ContentPart, ItemFields
 from app.routes.realtime_session import MAX_BURST, Session
 from app.streams.stream_log import ChoiceFinished, Delta, StreamLog, Usage
 from app.streams.tail import DIRECT_WRITE, stream_chunks
