@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from app.errors import ApiError
-from app.protocols.realtime_events import ConversationItem
-from app.protocols.realtime_items import MAX_ITEMS
+from app.protocols.realtime_items import MAX_ITEMS, ConversationItem
 
 MAX_CHARACTERS = 4 << 20  # of all items together
+BEGINNING = "root"  # in place of the id of an earlier item
 
 
 class Conversation:
@@ -18,8 +18,9 @@ class Conversation:
     def __init__(self) -> None:
         self._items: dict[str, ConversationItem] = {}
         self._order: list[str] = []
-        self._lengths: dict[str, int] = {}  # characters counted for each item
+        self._sizes: dict[str, int] = {}  # characters counted for each item
         self._characters = 0
+        self._calls: dict[str, int] = {}  # number of calls by their call_id
 
     def __iter__(self) -> Iterator[ConversationItem]:
         return (self._items[item_id] for item_id in self._order)
@@ -30,15 +31,21 @@ class Conversation:
     def __contains__(self, item_id: str) -> bool:
         return item_id in self._items
 
+    def holds(self, item: ConversationItem) -> bool:
+        """Return whether this item is in the conversation, and not another one with its id."""
+        return self._items.get(item.id) is item
+
     @property
     def last_id(self) -> str | None:
         """Id of the last item, None in an empty conversation."""
         return self._order[-1] if self._order else None
 
-    def get(self, item_id: str, param: str = "item_id") -> ConversationItem:
-        """Return an item. Raises `ApiError` (400) that names `param` if there is none with that id."""
+    def get(self, item_id: str, verb: str, param: str = "item_id") -> ConversationItem:
+        """Return an item. Raises `ApiError` (400) that names `param` if there is none with that id. verb: what the
+        client wants to do with it, for the code, on which clients depend.
+        """
         if item_id not in self._items:
-            raise ApiError(400, f"there is no item {item_id[:100]!r}", param=param, code="item_not_found")
+            raise ApiError(400, f"there is no item {item_id[:100]!r}", param=param, code=f"item_{verb}_invalid_item_id")
         return self._items[item_id]
 
     def check_room(self, characters: int = 0) -> None:
@@ -55,31 +62,49 @@ class Conversation:
                 code="conversation_full",
             )
 
+    def create(self, item: ConversationItem, previous: str | None = None) -> str | None:
+        """Insert an item of the client as `insert` does. Raises `ApiError` (400) if it does not fit, its id is taken,
+        `previous` is unknown, or it is the output of an unknown call.
+        """
+        self.check_room(item.size)
+        if item.id in self._items:
+            message = f"item {item.id!r} exists already"
+            raise ApiError(400, message, param="item.id", code="item_create_duplicate_item_id")
+        if previous not in (None, BEGINNING):
+            self.get(previous, "create", "previous_item_id")
+        if item.type == "function_call_output" and item.call_id not in self._calls:
+            message = f"item.call_id: there is no function_call with the call_id {item.call_id!r}; create it first"
+            raise ApiError(400, message, param="item.call_id", code="function_call_not_found")
+        return self.insert(item, previous)
+
     def insert(self, item: ConversationItem, previous: str | None = None) -> str | None:
         """Insert `item` after the item `previous`; None: at the end, "root": at the beginning. Return the id before
-        it. Raises `ApiError` (400) if it does not fit, its id is taken, or `previous` is unknown."""
-        self.check_room(len(item.text))
-        if item.id in self._items:
-            raise ApiError(400, f"item {item.id!r} exists already", param="item.id", code="duplicate_item")
+        it.
+        """
+        assert item.id not in self._items, f"item {item.id} is inserted twice"
         at = len(self._order)
-        if previous == "root":
-            at = 0
-        elif previous is not None:
-            at = self._order.index(self.get(previous, "previous_item_id").id) + 1
+        if previous is not None:
+            at = 0 if previous == BEGINNING else self._order.index(previous) + 1
         self._order.insert(at, item.id)
         self._items[item.id] = item
+        if item.type == "function_call":
+            self._calls[item.call_id] = self._calls.get(item.call_id, 0) + 1
         self.settle(item)
         return self._order[at - 1] if at else None
 
     def settle(self, item: ConversationItem) -> None:
         """Count the text that `item` has by now; does nothing for an item that was deleted."""
-        if self._items.get(item.id) is item:
-            self._characters += len(item.text) - self._lengths.get(item.id, 0)
-            self._lengths[item.id] = len(item.text)
+        if self.holds(item):
+            self._characters += item.size - self._sizes.get(item.id, 0)
+            self._sizes[item.id] = item.size
 
     def delete(self, item_id: str) -> None:
         """Remove an item. Raises `ApiError` (400) if there is none with that id."""
-        item = self.get(item_id)
+        item = self.get(item_id, "delete")
         self._order.remove(item.id)
         del self._items[item.id]
-        self._characters -= self._lengths.pop(item.id)
+        self._characters -= self._sizes.pop(item.id)
+        if item.type == "function_call":
+            self._calls[item.call_id] -= 1
+            if not self._calls[item.call_id]:
+                del self._calls[item.call_id]

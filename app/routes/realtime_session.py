@@ -18,23 +18,43 @@ from app.admission.cell_rate import CellRate
 from app.admission.tenants import Tenant
 from app.admission.thread_queue import Caller
 from app.errors import ApiError
+from app.generation.request import Turns
 from app.http.json_body import MAX_INLINE_BYTES
 from app.protocols.conversation import Conversation
 from app.protocols.realtime import (
+    BufferClear,
     ClientEvent,
     EventRefused,
     ItemCreate,
     ItemDelete,
     ItemRetrieve,
+    ItemTruncate,
     ResponseCancel,
     ResponseCreate,
     SessionUpdate,
+    error_body,
     parse_event,
     parse_long_event,
 )
-from app.protocols.realtime_events import ConversationItem, RealtimeResponse, ResponseEncoder, encode, error_body
-from app.protocols.realtime_fields import ResponseFields, SessionFields, generation_request, token_limit
-from app.protocols.realtime_items import ItemFields, check_newest_item
+from app.protocols.realtime_fields import (
+    ResponseFields,
+    SessionChange,
+    SessionFields,
+    generation_request,
+    token_limit,
+)
+from app.protocols.realtime_items import (
+    CallFields,
+    ConversationItem,
+    MessageFields,
+    NewItem,
+    OutputFields,
+    ReferenceFields,
+    check_newest_message,
+    turns,
+)
+from app.protocols.realtime_output import MAX_OUTPUT_ITEMS, ResponseOutput, encode
+from app.protocols.realtime_response import RealtimeResponse
 from app.service import Service, new_stream_id
 from app.streams.tail import stream_chunks
 from app.streams.timeline import IntakeTimeline
@@ -81,10 +101,10 @@ class Session:
         self._rate.spend(time.monotonic(), 1 + len(text) / BYTES_PER_EVENT)
         try:
             if len(text) <= MAX_INLINE_BYTES:
-                event = parse_event(text, self.service.check_model)
+                event = parse_event(text)
             else:
                 event = await self.service.prompts.body_queue.run(
-                    lambda: parse_long_event(text, self.service.check_model),
+                    lambda: parse_long_event(text),
                     Caller(self.tenant.id, self.tenant.highest_class),
                     size=len(text),
                 )
@@ -116,33 +136,82 @@ class Session:
 
     async def _handle(self, event: ClientEvent) -> None:
         match event:
-            case SessionUpdate(session=fields):
-                self.service.check_model(fields.model)
-                changed = fields.model_dump(exclude_unset=True)  # null keeps the default
-                self._fields = self._fields.model_copy(update=changed)
-                await self._emit("session.updated", session=self._view())
+            case SessionUpdate(session=change):
+                await self._update(change)
             case ItemCreate(item=fields, previous_item_id=previous):
                 await self._create_item(fields, previous)
             case ItemRetrieve(item_id=item_id):
-                await self._emit("conversation.item.retrieved", item=self._items.get(item_id).view())
+                await self._emit("conversation.item.retrieved", item=self._items.get(item_id, "retrieve").view())
+            case ItemTruncate():
+                await self._truncate(event)
             case ItemDelete(item_id=item_id):
                 self._items.delete(item_id)
                 await self._emit("conversation.item.deleted", item_id=item_id)
             case ResponseCreate(response=requested):
-                await self._respond(requested)
+                await self._respond(requested or ResponseFields())
             case ResponseCancel(response_id=response_id):
                 self._cancel(response_id)
+            case BufferClear(type=kind):
+                await self._emit(f"{kind}ed")
 
-    async def _create_item(self, fields: ItemFields, previous: str | None) -> None:
-        fields.check_newest("item")
-        item = ConversationItem(fields.id or _new_id("item"), fields.role, fields.text, fields.status or "completed")
-        before = self._items.insert(item, previous)
+    async def _update(self, change: SessionChange) -> None:
+        """Apply the valid fields of an update. Raises `ApiError` for the others."""
+        values = dict(change.values)  # null keeps the default
+        error = change.error
+        try:
+            self.service.check_model(values.pop("model", None))
+        except ApiError as unknown:
+            error = ApiError(unknown.status, str(unknown), param="session.model", code=unknown.code)
+        self._fields = self._fields.model_copy(update=values)
+        if values or error is None:
+            await self._emit("session.updated", session=self._view())
+        if error is not None:
+            raise error
+
+    async def _create_item(self, fields: NewItem, previous: str | None) -> None:
+        if isinstance(fields, MessageFields):
+            fields.check_newest("item")
+        item = fields.item(fields.id or _new_id("item"))
+        before = self._items.create(item, previous)
         await self._emit("conversation.item.added", previous_item_id=before, item=item.view())
         await self._emit("conversation.item.done", previous_item_id=before, item=item.view())
 
+    async def _truncate(self, event: ItemTruncate) -> None:
+        """Confirm how much of an answer was heard. Its text stays, because only the client knows how long its speech
+        for a text is.
+        """
+        item = self._items.get(event.item_id, "truncate")
+        if (item.type, item.role) != ("message", "assistant"):
+            message = f"item_id: only messages of the assistant can be truncated, and {item.id!r} is none"
+            raise ApiError(400, message, param="item_id", code="invalid_value")
+        await self._emit(
+            "conversation.item.truncated", item_id=item.id, content_index=0, audio_end_ms=event.audio_end_ms
+        )
+
     async def _respond(self, requested: ResponseFields) -> None:
-        check_newest_item(requested.input or ())
-        in_conversation = requested.conversation == "auto"
+        check_newest_message(requested.input or ())
+        in_conversation = requested.is_in_conversation
+        self._check_room(in_conversation)
+        stream_id = new_stream_id()  # its timeline is found by the response's id
+        response = self._new_response(f"resp_{stream_id}", requested)
+        self._responses[response.id] = response
+        if in_conversation:
+            self._writing = response.id
+        try:
+            found = await self._turns(requested)
+            wanted = generation_request(found, requested, self._fields, self.tenant.highest_class, stream_id)
+            intake = IntakeTimeline(time.monotonic(), self.request_id)
+            response.generation = await self.service.generate(wanted, self.tenant, intake)
+        except ApiError:
+            self._remove(response)
+            raise
+        # Sent before any later event of the client is answered.
+        await self._emit("response.created", response=response.created_view())
+        response.task = asyncio.create_task(self._stream_response(response))
+        response.task.add_done_callback(self._on_response_done)
+
+    def _check_room(self, in_conversation: bool) -> None:
+        """Raise `ApiError` (400) unless another response may begin."""
         if in_conversation and self._writing is not None:
             raise ApiError(
                 400,
@@ -155,88 +224,64 @@ class Session:
             raise ApiError(
                 400, f"at most {MAX_RESPONSES} responses may be in progress at once", code="too_many_responses"
             )
-        stream_id = new_stream_id()  # its timeline is found by the response's id
-        response = RealtimeResponse(
-            f"resp_{stream_id}",
-            ConversationItem(_new_id("item"), "assistant", "", "in_progress"),
-            requested,
-            token_limit(requested, self._fields),
-        )
-        wanted = generation_request(
-            self._turns(requested), requested, self._fields, self.tenant.highest_class, stream_id
-        )
-        if in_conversation:
-            self._writing = response.id
-        self._responses[response.id] = response
-        try:
-            intake = IntakeTimeline(time.monotonic(), self.request_id)
-            response.generation = await self.service.generate(wanted, self.tenant, intake)
-        except ApiError:
-            self._remove(response)
-            raise
-        previous = self._items.last_id
-        if in_conversation:
-            self._items.insert(response.item)
-        await self._begin(response, previous)  # before any later event of the client is answered
-        response.task = asyncio.create_task(self._stream_response(response, previous))
-        response.task.add_done_callback(self._on_response_done)
+
+    def _new_response(self, response_id: str, requested: ResponseFields) -> RealtimeResponse:
+        conversation = self._items if requested.is_in_conversation else None
+
+        def cut() -> None:
+            """Fail a response with too many items, after the record that is being encoded."""
+            assert response.generation is not None
+            message = f"The answer was ended, because it has more than {MAX_OUTPUT_ITEMS} items."
+            asyncio.get_running_loop().call_soon(response.generation.fail, message, "too_many_items")
+
+        output = ResponseOutput(response_id, conversation, self._event_id, cut)
+        response = RealtimeResponse(response_id, requested, token_limit(requested, self._fields), output)
+        return response
 
     def _on_response_done(self, task: asyncio.Task[None]) -> None:
         """End the session, not only the response, if its client accepts no more data."""
         if not task.cancelled() and task.exception() is not None:
             self.client_stalled.set()
 
-    def _turns(self, requested: ResponseFields) -> list[dict[str, str]]:
-        items = (
-            self._items if requested.input is None else [ConversationItem("", i.role, i.text) for i in requested.input]
-        )
-        turns = [{"role": item.role, "content": item.text} for item in items if item.text]
+    async def _turns(self, requested: ResponseFields) -> Turns:
+        """Return the conversation for a response. Raises `ApiError` (400)."""
+        items = list(self._items) if requested.input is None else [self._input_item(item) for item in requested.input]
         instructions = self._fields.instructions if requested.instructions is None else requested.instructions
-        if instructions:
-            turns.insert(0, {"role": "system", "content": instructions})
-        if not turns:
-            raise ApiError(400, "there is no message to answer: create an item first", code="empty_conversation")
-        return turns
+        size = sum(item.size for item in items if item.type == "function_call")
+        if size <= MAX_INLINE_BYTES:
+            return turns(items, instructions)
+        # Arguments of calls are decoded, which would block the event loop.
+        return await self.service.prompts.body_queue.run(
+            lambda: turns(items, instructions), Caller(self.tenant.id, self.tenant.highest_class), size=size
+        )
+
+    def _input_item(self, fields: MessageFields | CallFields | OutputFields | ReferenceFields) -> ConversationItem:
+        if isinstance(fields, ReferenceFields):
+            return self._items.get(fields.id, "reference", "response.input")
+        return fields.item(fields.id or "")
 
     def _cancel(self, response_id: str | None) -> None:
         """Interrupt a response: the engine frees slot and pages before its next step, and `response.done` follows."""
         response = self._responses.get(response_id or self._writing or "")
         if response is None or response.generation is None or response.generation.log.is_closed:
-            raise ApiError(400, "no response is in progress", param="response_id", code="response_cancel_not_active")
+            # Clients know this error by the beginning of its text, and ignore it.
+            message = "Cancellation failed: no response is in progress"
+            raise ApiError(400, message, param="response_id", code="response_cancel_not_active")
         response.cancelled = True
         response.generation.cancel()
 
-    async def _begin(self, response: RealtimeResponse, previous: str | None) -> None:
-        """Send the events that begin a response, in the protocol's order."""
-        opened = {**response.item.view(), "content": []}
-        await self._emit("response.created", response=response.view("in_progress", []))
-        await self._emit("response.output_item.added", response_id=response.id, output_index=0, item=opened)
-        if response.fields.conversation == "auto":
-            await self._emit("conversation.item.added", previous_item_id=previous, item=opened)
-        await self._emit("response.content_part.added", **response.location, part={"type": "text", "text": ""})
-
-    async def _stream_response(self, response: RealtimeResponse, previous: str | None) -> None:
-        """Send the text of a response during generation, and the events that end it."""
-        item, generation = response.item, response.generation
+    async def _stream_response(self, response: RealtimeResponse) -> None:
+        """Send the events of a response during generation."""
+        generation = response.generation
         assert generation is not None
-        at = response.location
         try:
-            encoder = ResponseEncoder(response, self._event_id)
-            async with aclosing(stream_chunks(generation.log, 0, encoder, self)) as reading:
+            async with aclosing(stream_chunks(generation.log, 0, response.output, self)) as reading:
                 async for messages in reading:
                     for message in messages:
                         await self.send(message)
-            status = response.status
-            item.status = "completed" if status == "completed" else "incomplete"
-            await self._emit("response.output_text.done", **at, text=item.text)
-            await self._emit("response.content_part.done", **at, part={"type": "text", "text": item.text})
-            await self._emit("response.output_item.done", response_id=response.id, output_index=0, item=item.view())
-            if item.id in self._items:  # it may have been deleted meanwhile
-                await self._emit("conversation.item.done", previous_item_id=previous, item=item.view())
             self._remove(response)
-            await self._emit("response.done", response=response.view(status, [item.view()]))
+            await self._emit("response.done", response=response.done_view())
         finally:
-            self._items.settle(item)
             self._remove(response)
             generation.on_reader_left()
 
@@ -247,20 +292,8 @@ class Session:
             self._writing = None
 
     def _view(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "object": "realtime.session",
-            "type": "realtime",
-            "model": self.service.settings.model_name,
-            "instructions": self._fields.instructions or "",
-            "output_modalities": ["text"],
-            "max_output_tokens": self._fields.max_output_tokens or "inf",
-            "tools": [],
-            "tool_choice": self._fields.tool_choice or "auto",
-            "temperature": self._fields.temperature,
-            "top_p": self._fields.top_p,
-            "seed": self._fields.seed,
-        }
+        names = {"id": self.id, "object": "realtime.session", "type": "realtime"}
+        return names | {"model": self.service.settings.model_name, **self._fields.view()}
 
     async def _refuse(self, error: ApiError, event_id: str | None) -> None:
         await self._emit("error", error=error_body(error, event_id))

@@ -12,8 +12,7 @@ from app.generation.generation import Generation
 from app.generation.request import AnswerHead
 from app.protocols.answers import UsageReports
 from app.protocols.chat import ChatEncoder, ChatRequest
-from app.protocols.realtime_events import ConversationItem, RealtimeResponse, ResponseEncoder
-from app.protocols.realtime_fields import ResponseFields
+from app.protocols.realtime_output import ResponseOutput
 from app.protocols.schema import validate
 from app.streams.stream_log import Delta, LogEntry, StreamLog
 from app.streams.timeline import IntakeTimeline
@@ -109,9 +108,11 @@ def test_a_cancelled_answer_keeps_text_that_was_held_back(text: str, parts: tupl
 def test_a_realtime_response_sends_reasoning_as_its_own_event():
     """The item's text, which is read aloud and stays in the conversation, has none."""
     log = generate()
-    response = RealtimeResponse("resp_1", ConversationItem("item_1", "assistant", ""), ResponseFields(), None)
+    output = ResponseOutput("resp_1", None, lambda: "e")
     items = [LogEntry(n, record) for n, record in enumerate(log.records, 1)]
-    events = [json.loads(message) for message in ResponseEncoder(response, lambda: "e").encode(log, items)]
-    texts = {kind: "".join(e["delta"] for e in events if e["type"] == kind) for kind in {e["type"] for e in events}}
+    events = [json.loads(message) for message in output.encode(log, items)]
+    deltas = [e for e in events if "delta" in e]
+    texts = {kind: "".join(e["delta"] for e in deltas if e["type"] == kind) for kind in {e["type"] for e in deltas}}
+    assert len({e["item_id"] for e in deltas}) == 1
     assert texts == {"carousel.reasoning.delta": "Two é.", "response.output_text.delta": "Four. END of it"}
-    assert response.item.text == "Four. END of it"
+    assert output.items[0].text == "Four. END of it"

@@ -18,9 +18,8 @@ from websockets.uri import parse_uri
 
 from app.admission.event_pacer import EventPacer
 from app.http.websocket import WebSocketProtocol
-from app.protocols.realtime_events import ConversationItem, RealtimeResponse, ResponseEncoder
-from app.protocols.realtime_fields import ResponseFields
-from app.protocols.realtime_items import ContentPart, ItemFields
+from app.protocols.realtime_items import ContentPart, MessageFields
+from app.protocols.realtime_output import ResponseOutput
 from app.routes.realtime_session import MAX_BURST, Session
 from app.streams.stream_log import ChoiceFinished, Delta, StreamLog, Usage
 from app.streams.tail import DIRECT_WRITE, stream_chunks
@@ -47,21 +46,18 @@ class Socket:
         self.received.append(json.loads(message))
 
 
-def response() -> RealtimeResponse:
-    return RealtimeResponse("resp_1", ConversationItem("item_1", "assistant", ""), ResponseFields(), None)
-
-
 @given(st.lists(st.one_of(st.text(max_size=3), st.sampled_from([0, 1, 2, 3])), max_size=40))
 @settings(max_examples=examples(200))
 def test_every_delta_is_sent_once_in_order_across_stalls(script):
     """The socket stalls and drains at any time, event ids are unique, and the response records its text."""
 
     async def run() -> None:
-        socket, log, realtime_response = Socket(), StreamLog("s", "e", ""), response()
+        socket, log = Socket(), StreamLog("s", "e", "")
         session = Session(SimpleNamespace(), SimpleNamespace(), socket.send, socket.write)
+        output = ResponseOutput("resp_1", None, session._event_id)
 
         async def send_events() -> None:
-            async for messages in stream_chunks(log, 0, ResponseEncoder(realtime_response, session._event_id), session):
+            async for messages in stream_chunks(log, 0, output, session):
                 for message in messages:
                     await session.send(message)
 
@@ -85,7 +81,7 @@ def test_every_delta_is_sent_once_in_order_across_stalls(script):
         await asyncio.wait_for(sending, HANG_SECONDS)
         deltas = [event["delta"] for event in socket.received if event["type"] == "response.output_text.delta"]
         assert deltas == [action for action in script if isinstance(action, str) and action]
-        assert realtime_response.item.text == "".join(deltas) and realtime_response.finish == "length"
+        assert output.items[0].text == "".join(deltas) and output.finish == "length"
         assert len({event["event_id"] for event in socket.received}) == len(socket.received)
 
     asyncio.run(run())
@@ -93,20 +89,19 @@ def test_every_delta_is_sent_once_in_order_across_stalls(script):
 
 def test_a_delta_names_its_response_and_item():
     """It has the fields of every other event, and any text is encoded as JSON."""
-    realtime_response = response()
     log = StreamLog("s", "e", "")
     log.append(Delta(0, 'a "quote"\n\u2028\x00\U0001f600', 1))
     reader = SimpleNamespace(write=lambda messages: False)
 
     async def first() -> list[bytes]:
-        return await anext(stream_chunks(log, 0, ResponseEncoder(realtime_response, lambda: "event_7"), reader))
+        return await anext(stream_chunks(log, 0, ResponseOutput("resp_1", None, lambda: "event_7"), reader))
 
-    (message,) = asyncio.run(first())
-    assert json.loads(message) == {
+    added, _, message = map(json.loads, asyncio.run(first()))
+    assert message == {
         "type": "response.output_text.delta",
         "event_id": "event_7",
         "response_id": "resp_1",
-        "item_id": "item_1",
+        "item_id": added["item"]["id"],
         "output_index": 0,
         "content_index": 0,
         "delta": 'a "quote"\n\u2028\x00\U0001f600',
@@ -202,7 +197,7 @@ async def test_nothing_is_written_to_a_full_or_closed_transport(open_connection,
 async def test_a_socket_that_floods_is_limited_by_its_own_rate(monkeypatch: pytest.MonkeyPatch):
     """Events and the bytes that they send and fetch are counted, and another socket is served at once."""
     monkeypatch.setattr("app.routes.realtime_session.MAX_EVENTS_PER_SECOND", 0.001)
-    service = SimpleNamespace(pacer=EventPacer(), check_model=lambda _: None)
+    service = SimpleNamespace(pacer=EventPacer())
 
     def session() -> tuple[Session, Socket]:
         socket = Socket()
@@ -232,7 +227,7 @@ async def test_a_closed_session_keeps_no_conversation():
     """Its items are freed at once, even while something such as a traceback refers to the session."""
     socket = Socket()
     session = Session(SimpleNamespace(), SimpleNamespace(), socket.send, socket.write)
-    fields = ItemFields(type="message", role="user", content=[ContentPart(type="input_text", text="a" * 1000)])
+    fields = MessageFields(type="message", role="user", content=[ContentPart(type="input_text", text="a" * 1000)])
     await session._create_item(fields, None)
     items = weakref.ref(session._items)
     await session.close()
