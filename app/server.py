@@ -33,6 +33,7 @@ from app.observe.collectors import (
     ConnectionCollector,
     EnergyCollector,
     IdempotencyCollector,
+    KeptSessionCollector,
     LogCollector,
     MeteringCollector,
     RefusedKeysCollector,
@@ -246,6 +247,7 @@ def _collect(service: Service, logs: LogWriter | None, connections: ConnectionLi
     registry.register(BodyCollector(service.bodies, model))
     registry.register(EnergyCollector(service.energy, model))
     registry.register(IdempotencyCollector(service.idempotent, model))
+    registry.register(KeptSessionCollector(service.sessions, model))
     registry.register(LogCollector(logs))
     registry.register(ConnectionCollector(connections, model))
     registry.register(RefusedKeysCollector(service.refused_keys, model))

@@ -9,12 +9,13 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from app.admission.body_budget import BodyBudget
 from app.admission.event_pacer import EventPacer
+from app.admission.kept_sessions import KeptSessions
 from app.admission.queues import Admission
 from app.admission.rate_limits import RateLimits
 from app.admission.refused_keys import RefusedKeys
@@ -82,6 +83,7 @@ class Service:
     pacer: EventPacer = field(default_factory=EventPacer)
     limits: RateLimits = field(init=False)
     websockets: WebSocketLimits = field(init=False)
+    sessions: KeptSessions[Any] = field(default_factory=KeptSessions)  # realtime sessions, which routes define
     bodies: BodyBudget = field(init=False)
     refused_keys: RefusedKeys = field(default_factory=lambda: RefusedKeys(time.monotonic))
     _running: int = 0  # choices of requests that have received a slot and have not ended

@@ -6,9 +6,17 @@ import hashlib
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+from app.admission.event_pacer import EventPacer
+from app.admission.kept_sessions import KeptSessions
+from app.admission.tenants import Tenant
+from app.errors import ApiError
+from app.generation.request import GenerationRequest
+from app.streams.stream_log import ChoiceFinished, Failure, Record, StreamLog, Usage
+from app.streams.timeline import IntakeTimeline
 from engine.ipc import ChannelClosed
 from engine.scheduling.batch import Batch, Join, Sampled, StepOutcome
 from engine.scheduling.constraint import NO_TOKEN_ALLOWED, ConstraintFailure
@@ -214,3 +222,86 @@ class TransformersManager:
 
     def is_running(self) -> bool:
         return bool(self._answers)
+
+
+@dataclass
+class FakeSession:
+    """Session of a given size that can lose its connection."""
+
+    id: str
+    tenant_id: str = "anna"
+    owner: str = "anna"
+    size: int = 0
+    sessions: KeptSessions[FakeSession] | None = None
+    has_ended: bool = False
+    is_displaced: bool = False
+
+    async def displace(self) -> None:
+        """Release the session at once."""
+        assert self.sessions is not None
+        self.is_displaced = True
+        self.sessions.release(self, keeps=True)
+
+    def end(self) -> None:
+        """Record the call."""
+        self.has_ended = True
+
+
+class FakeGeneration:
+    """Generation whose records the test writes."""
+
+    def __init__(self, stream_id: str) -> None:
+        self.log = StreamLog(stream_id, "epoch", "")
+
+    def write(self, *records: Record) -> None:
+        """Append records, unless the log is closed."""
+        for record in records:
+            if not self.log.is_closed:
+                self.log.append(record)
+        self.log.notify()
+
+    def cancel(self) -> None:
+        """End as a cancelled answer."""
+        self.write(ChoiceFinished(0, "abort"), Usage(1, 1, 0))
+
+    def fail(self, message: str, code: str) -> None:
+        """End with an error."""
+        self.write(Failure(message, code, None))
+
+    def on_reader_left(self) -> None:
+        """Do nothing: the answer goes on."""
+
+
+class FakeQueue:
+    """Queue of work for threads, which does it at once and records its sizes."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    async def run(self, work: Callable[[], Any], caller: object, size: int) -> Any:
+        """Do the work."""
+        self.sizes.append(size)
+        return work()
+
+
+class FakeService:
+    """Service for realtime sessions, with the generations that it has started."""
+
+    def __init__(self) -> None:
+        self.pacer = EventPacer()
+        self.settings = SimpleNamespace(model_name="fake")
+        self.prompts = SimpleNamespace(body_queue=FakeQueue())
+        self.generations: dict[str, FakeGeneration] = {}
+        self.requests: list[GenerationRequest] = []
+
+    def check_model(self, name: str | None) -> None:
+        """Raise `ApiError` (404) for another model than `fake`."""
+        if name not in (None, "fake"):
+            raise ApiError(404, f"the model {name!r} does not exist", param="model", code="model_not_found")
+
+    async def generate(self, request: GenerationRequest, tenant: Tenant, intake: IntakeTimeline) -> FakeGeneration:
+        """Start a generation without records."""
+        assert request.stream_id is not None
+        self.requests.append(request)
+        generation = self.generations[f"resp_{request.stream_id}"] = FakeGeneration(request.stream_id)
+        return generation

@@ -24,6 +24,8 @@ MAX_PARSE_BYTES = 1024  # given to the parser at a time: at most 170 frames, the
 MAX_FRAMES_PER_TURN = 16  # parsed before other callbacks of the event loop run
 MAX_CONTROL_FRAMES_PER_SECOND = 50
 MAX_FRAGMENTS = 1024  # of one message
+# Scope extension: the connection ended without a close frame of the client, which may come back.
+LOST_EXTENSION = "carousel.lost"
 FLOOD_CLOSE_CODE = 1008  # close code for too many frames
 NO_MEMORY_CLOSE_CODE = 1013  # close code for a message that found no memory: try again later
 CLOSE_CODE_EXTENSION = (
@@ -60,6 +62,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self._memory: MessageMemory | None = None  # after the handshake
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self.handshake_complete and self.conn.close_rcvd is None:
+            self.scope["extensions"][LOST_EXTENSION] = {}
         if self._memory is not None:
             self._memory.close()
         self._slow_client_guard.end()

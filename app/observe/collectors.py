@@ -6,13 +6,14 @@ import time
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from app.admission.body_budget import BodyBudget
 from app.admission.connection_limits import ConnectionLimits
+from app.admission.kept_sessions import KeptSessions
 from app.admission.queues import Admission
 from app.admission.refused_keys import RefusedKeys
 from app.engine_client.client import EngineClient, EngineState
@@ -277,6 +278,29 @@ class BodyCollector(Collector):
         for limit, count in self._bodies.refused.items():
             refused.add_metric([self._model, limit], count)
         yield refused
+
+
+class KeptSessionCollector(Collector):
+    """Reads the realtime sessions whose connection was lost."""
+
+    def __init__(self, sessions: KeptSessions[Any], model: str) -> None:
+        self._sessions = sessions
+        self._model = model
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ("model_name",)
+        text = "Realtime sessions that are kept, because their connection was lost."
+        kept = GaugeMetricFamily("carousel:kept_sessions", text, labels=labels)
+        kept.add_metric([self._model], len(self._sessions))
+        yield kept
+        memory = GaugeMetricFamily("carousel:kept_session_bytes", "Memory of these sessions.", labels=labels)
+        memory.add_metric([self._model], self._sessions.bytes)
+        yield memory
+        text = "Kept realtime sessions that were resumed, have expired, or were evicted for others."
+        ended = CounterMetricFamily("carousel:kept_sessions_ended", text, labels=(*labels, "reason"))
+        for reason, count in self._sessions.ended.items():
+            ended.add_metric([self._model, reason], count)
+        yield ended
 
 
 class IdempotencyCollector(Collector):

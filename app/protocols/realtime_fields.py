@@ -223,9 +223,17 @@ def tools_of(response: ResponseFields, session: SessionFields) -> ToolUse | None
 
 
 def generation_request(
-    turns: Turns, response: ResponseFields, session: SessionFields, service_class: ServiceClass, stream_id: str
+    turns: Turns,
+    response: ResponseFields,
+    session: SessionFields,
+    service_class: ServiceClass,
+    stream_id: str,
+    resume_seconds: float = 0.0,
 ) -> GenerationRequest:
-    """Return the request for a response. Its fields replace those of the session."""
+    """Return the request for a response. Its fields replace those of the session.
+
+    resume_seconds: time for which it continues without a reader.
+    """
     requested = {name: getattr(response, name) for name in SAMPLING_NAMES}
     defaults = {name: getattr(session, name) for name in SAMPLING_NAMES}
     sampling = {name: defaults[name] if value is None else value for name, value in requested.items()}
@@ -241,5 +249,6 @@ def generation_request(
         deadline_ms=response.deadline_ms,
         truncates_prompt=session.truncates,
         stream_id=stream_id,
+        resume_seconds=resume_seconds,
         parameter_names={"prompt": prompt, "max_tokens": limit},
     )

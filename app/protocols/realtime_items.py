@@ -67,6 +67,13 @@ class ConversationItem:
         """Return whether the item is part of a prompt. A call that is not complete is none that can be answered."""
         return bool(self.text) if self.type == "message" else self.type != "function_call" or self.status == "completed"
 
+    def as_of_now(self) -> ConversationItem:
+        """Return an item that does not grow, for another thread."""
+        if self.status != "in_progress":
+            return self
+        fields = {"status": self.status, "role": self.role, "call_id": self.call_id, "name": self.name}
+        return ConversationItem(self.id, self.type, self.text, **fields)
+
     def grow(self, text: str) -> None:
         """Append to the text."""
         self._pieces.append(text)

@@ -58,7 +58,9 @@ class ResponseOutput:
         self._event_id = event_id
         self._on_full = on_full
         self._id_prefix = f"item_{secrets.token_hex(10)}"
-        self._previous = None if conversation is None else conversation.last_id or BEGINNING
+        self._anchor = None if conversation is None else conversation.last_id or BEGINNING
+        self._previous = self._anchor  # item of the conversation after which the next one begins
+        self._deleted: set[str] = set()  # ids of items that the client deleted before the output was restarted
         self._placed: str | None = None  # id before the last item in the conversation
         self._item: ConversationItem | None = None  # the last one, while it grows
         self._delta = b""  # JSON of a delta of that item between event id and text, the same for every token
@@ -67,13 +69,24 @@ class ResponseOutput:
 
     def encode(self, log: StreamLog, items: list[Item]) -> list[bytes]:
         """Return the messages of `items`; items without content have none."""
-        self._messages = messages = []
+        messages: list[bytes] = []
+        self._messages = messages
         for item in items:
             if isinstance(item, LogEntry):
                 self._advance(item.record)
             else:
                 self._emit("carousel.status", response_id=self._response_id, **status_view(item))
         return messages
+
+    def restart(self) -> None:
+        """Return to the state before the first record, for another reader of the log."""
+        for item in self.items:
+            if self._conversation is not None and self._conversation.holds(item):
+                self._conversation.delete(item.id)
+            else:
+                self._deleted.add(item.id)
+        self.items, self._item, self._previous, self._is_full = [], None, self._anchor, False
+        self.finish, self.usage, self.failure = "", None, None
 
     def _advance(self, record: Record) -> None:
         match record:
@@ -130,9 +143,10 @@ class ResponseOutput:
     def _place(self, item: ConversationItem) -> None:
         """Make an item part of the conversation: after the one before it, or at the end if that was deleted."""
         conversation, previous = self._conversation, self._previous
-        if conversation is None or item.id in conversation:  # a client may have guessed the id
+        # A client may have guessed the id.
+        if conversation is None or item.id in self._deleted or item.id in conversation:
             return
-        if previous != BEGINNING and previous not in conversation:
+        if previous is not None and previous != BEGINNING and previous not in conversation:
             previous = None
         self._placed = conversation.insert(item, previous)
         self._previous = item.id

@@ -43,12 +43,14 @@ def with_ignored_tools(request: Request, response: Response, types: Sequence[str
         response.headers[IGNORED_TOOLS_HEADER] = listed(types)
         # The ID under which the access log has the request.
         own_id = response.headers.get("X-Request-Id") or request.scope[REQUEST_ID]
-        request_id = client_request_id(request.scope["headers"]) or own_id
-        fields = {"request_id": request_id, "ignored_tools": listed(types)}
-        log.info(
-            "request %s offers tools that this server does not run: %s", *fields.values(), extra={"fields": fields}
-        )
+        log_ignored_tools(client_request_id(request.scope["headers"]) or own_id, types)
     return response
+
+
+def log_ignored_tools(request_id: str, types: Sequence[str]) -> None:
+    """Log the tools of a request that this server does not run."""
+    fields = {"request_id": request_id, "ignored_tools": listed(types)}
+    log.info("request %s offers tools that this server does not run: %s", *fields.values(), extra={"fields": fields})
 
 
 def parse_stream_id(name: str) -> str:

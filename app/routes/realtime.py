@@ -15,14 +15,15 @@ from app.admission.tenants import Tenant
 from app.errors import ApiError
 from app.http.message_memory import MESSAGE_MEMORY
 from app.http.security import authenticate
-from app.http.websocket import CLOSE_CODE_EXTENSION, FLOOD_CLOSE_CODE
+from app.http.websocket import CLOSE_CODE_EXTENSION, FLOOD_CLOSE_CODE, LOST_EXTENSION
 from app.observe.request_log import REQUEST_ID
 from app.routes import get_service
-from app.routes.realtime_session import Session
+from app.routes.realtime_session import Session, cancel_all
 from app.service import Service
 from app.streams.tail import direct_write_of
 
 MAX_SLEEP_SECONDS = 3600.0  # an event loop accepts no infinite delay
+SESSION_HEADER = "X-Carousel-Session"  # id of the session to take up, as ?session= has it
 KEY_PROTOCOL = "openai-insecure-api-key."
 
 
@@ -44,19 +45,22 @@ async def realtime(socket: WebSocket) -> None:
     except ApiError as error:
         service.metrics.count_refusal(tenant, tenant.highest_class, error.code or "other")
         raise
+    resumed = socket.query_params.get("session") or socket.headers.get(SESSION_HEADER)
+    if resumed is not None:
+        service.sessions.check(resumed, tenant.owner)
     extensions = socket.scope.setdefault("extensions", {})
     extensions[MESSAGE_MEMORY] = {"memory": partial(service.bodies.memory, tenant.id)}
     try:
         with service.websockets.opened(tenant):
-            await socket.accept(subprotocol="realtime" if "realtime" in offered else None)
-            await _run(socket, service, tenant)
+            session = await _session(socket, service, tenant, resumed)
+            await _run(socket, session, "realtime" if "realtime" in offered else None)
     finally:
         if extensions.get(CLOSE_CODE_EXTENSION) == {"code": FLOOD_CLOSE_CODE}:
             service.websockets.count_flood(tenant, network)
 
 
-async def _run(socket: WebSocket, service: Service, tenant: Tenant) -> None:
-    """Run a session until its client leaves, is refused or was idle for too long."""
+async def _session(socket: WebSocket, service: Service, tenant: Tenant, resumed: str | None) -> Session:
+    """Return a new session, or the one to take up. Raises `ApiError` (404)."""
 
     async def send(message: bytes) -> None:
         try:
@@ -64,25 +68,48 @@ async def _run(socket: WebSocket, service: Service, tenant: Tenant) -> None:
         except (RuntimeError, OSError) as error:  # raised by Starlette and uvicorn if the client has just left
             raise WebSocketDisconnect(1006) from error
 
-    session = Session(service, tenant, send, direct_write_of(socket.scope), socket.scope[REQUEST_ID])
-    serving = asyncio.create_task(_serve(socket, session))
-    breaking = asyncio.create_task(session.client_stalled.wait())
-    limit = tenant.websocket_idle_timeout or service.settings.websocket_idle_timeout
-    idling = asyncio.create_task(_wait_until_idle(session, limit))
-    tasks = (serving, breaking, idling)
+    write, request_id = direct_write_of(socket.scope), socket.scope[REQUEST_ID]
+    if resumed is None:
+        session = Session(service, tenant, send, write, request_id)
+    else:
+        session = await service.sessions.take(resumed, tenant.owner)
+        session.attach(tenant, send, write, request_id)
+    service.sessions.connect(session)
+    return session
+
+
+async def _run(socket: WebSocket, session: Session, subprotocol: str | None) -> None:
+    """Run a session until its client leaves, is refused or was idle for too long. It is kept if only its connection was
+    lost.
+    """
+    tasks: list[asyncio.Task[None]] = []
+    was_accepted = False
+    closing = ""
     try:
+        await socket.accept(subprotocol=subprotocol)
+        was_accepted = True
+        limit = session.tenant.websocket_idle_timeout or session.service.settings.websocket_idle_timeout
+        serving = asyncio.create_task(_serve(socket, session))
+        idling = asyncio.create_task(_wait_until_idle(session, limit))
+        tasks += (serving, idling, asyncio.create_task(_wait_for_end(session)))
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if serving.done():
             serving.result()
+        elif session.displaced.is_set():
+            closing = "The session was taken up by another connection."
         elif idling.done():
-            await _close(socket, 1000, f"The session was idle for {limit:g} s.")
+            closing = f"The session was idle for {limit:g} s."
     except WebSocketDisconnect:
         return
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await session.close()
+        try:
+            await cancel_all(tasks)
+            await session.detach()
+        finally:
+            is_lost = session.displaced.is_set() or LOST_EXTENSION in socket.scope["extensions"] or not was_accepted
+            session.service.sessions.release(session, keeps=is_lost and session.is_announced)
+        if closing:
+            await _close(socket, 1000, closing)
 
 
 async def upgrade_required(_: Request) -> Response:
@@ -110,6 +137,16 @@ async def _serve(socket: WebSocket, session: Session) -> None:
             return
         session.tenant = tenant  # its limits may have changed
         await session.handle_frame(message["text"])
+
+
+async def _wait_for_end(session: Session) -> None:
+    """Return when the client accepts no more data, or has another connection."""
+    waiting = [asyncio.ensure_future(event.wait()) for event in (session.client_stalled, session.displaced)]
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in waiting:
+            each.cancel()
 
 
 async def _wait_until_idle(session: Session, limit: float) -> None:

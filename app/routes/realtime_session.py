@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
 from app.admission.cell_rate import CellRate
+from app.admission.kept_sessions import KEEP_SECONDS
 from app.admission.tenants import Tenant
 from app.admission.thread_queue import Caller
 from app.errors import ApiError
@@ -55,6 +57,7 @@ from app.protocols.realtime_items import (
 )
 from app.protocols.realtime_output import MAX_OUTPUT_ITEMS, ResponseOutput, encode
 from app.protocols.realtime_response import RealtimeResponse
+from app.routes import log_ignored_tools
 from app.service import Service, new_stream_id
 from app.streams.tail import stream_chunks
 from app.streams.timeline import IntakeTimeline
@@ -65,6 +68,13 @@ MAX_BURST = 100
 BYTES_PER_EVENT = 16 << 10  # received or sent bytes that count as one further event
 
 
+TURN_COST = 32  # of an item that becomes a turn, in bytes that are decoded in the same time
+ITEM_BYTES = 512  # of an item without its text
+
+Send = Callable[[bytes], Awaitable[None]]
+Write = Callable[[list[bytes]], bool]
+
+
 @dataclass
 class Session:
     """Conversation of one client. `send` waits until a message can be sent; `write` writes messages at once or not at
@@ -73,8 +83,8 @@ class Session:
 
     service: Service
     tenant: Tenant
-    send: Callable[[bytes], Awaitable[None]]
-    write: Callable[[list[bytes]], bool]
+    send: Send
+    write: Write
     request_id: str = ""  # of the handshake, for log lines
     id: str = field(default_factory=lambda: _new_id("sess"))
     _fields: SessionFields = field(default_factory=SessionFields)
@@ -87,10 +97,71 @@ class Session:
     # time of the last frame, or of the end of the last response
     _active_at: float = field(default_factory=time.monotonic)
     client_stalled: asyncio.Event = field(default_factory=asyncio.Event)  # set when the client accepts no more data
+    is_announced: bool = False  # its client knows its id, and may come back
+    displaced: asyncio.Event = field(default_factory=asyncio.Event)  # set when its client has another connection
+    _released: asyncio.Event = field(default_factory=asyncio.Event)  # set when the connection is no longer used
+
+    @property
+    def tenant_id(self) -> str:
+        """Return the tenant that its memory counts for."""
+        return self.tenant.id
+
+    @property
+    def owner(self) -> str:
+        """Return the owner, which alone may take the session up."""
+        return self.tenant.owner
+
+    @property
+    def size(self) -> int:
+        """Return the bytes of the conversation and of the fields."""
+        items = sum(sys.getsizeof(item.text) + ITEM_BYTES for item in self._items)
+        return items + len(encode(self._view()))
 
     async def open(self) -> None:
-        """Send `session.created`."""
+        """Send `session.created`. In a session that is taken up, the items of the conversation follow, and all events
+        of the responses that were in progress.
+        """
+        for response in self._responses.values():
+            response.output.restart()
         await self._emit("session.created", session=self._view())
+        self.is_announced = True
+        previous = None
+        for item in list(self._items):
+            await self._emit("conversation.item.added", previous_item_id=previous, item=item.view())
+            await self._emit("conversation.item.done", previous_item_id=previous, item=item.view())
+            previous = item.id
+            await asyncio.sleep(0)
+        for response in list(self._responses.values()):
+            await self._start(response)
+
+    async def displace(self) -> None:
+        """End the connection, because the client has another one. Return once the session is released."""
+        self.displaced.set()
+        await self._released.wait()
+
+    async def detach(self) -> None:
+        """Stop sending, because the connection has ended. Responses go on without a reader for a while."""
+        tasks = [response.task for response in self._responses.values() if response.task is not None]
+        try:
+            await cancel_all(tasks)
+        finally:
+            self._released.set()
+
+    def attach(self, tenant: Tenant, send: Send, write: Write, request_id: str) -> None:
+        """Continue over another connection."""
+        self.tenant, self.send, self.write, self.request_id = tenant, send, write, request_id
+        self.client_stalled, self.displaced, self._released = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._active_at = time.monotonic()
+
+    def end(self) -> None:
+        """End all responses. The session has no connection any more."""
+        for response in self._responses.values():
+            if response.generation is not None:
+                response.generation.cancel()
+        self._responses.clear()
+        # Tracebacks of cancelled tasks refer to this session in cycles until the garbage collector runs; items may take
+        # megabytes.
+        self._items = Conversation()
 
     async def handle_frame(self, text: str) -> None:
         """Handle one frame from the client. A refused frame gets an `error` event, and the session continues."""
@@ -121,19 +192,6 @@ class Session:
         """Return the time since the last frame of the client or the end of the last response; 0 during a response."""
         return 0.0 if self._responses else time.monotonic() - self._active_at
 
-    async def close(self) -> None:
-        """End all responses, because the client has left."""
-        responses = list(self._responses.values())
-        for response in responses:
-            if response.generation is not None:
-                response.generation.cancel()
-            if response.task is not None:
-                response.task.cancel()
-        await asyncio.gather(*(r.task for r in responses if r.task is not None), return_exceptions=True)
-        # Tracebacks of cancelled tasks refer to this session in cycles until the garbage collector runs; items may take
-        # megabytes.
-        self._items = Conversation()
-
     async def _handle(self, event: ClientEvent) -> None:
         match event:
             case SessionUpdate(session=change):
@@ -163,6 +221,8 @@ class Session:
         except ApiError as unknown:
             error = ApiError(unknown.status, str(unknown), param="session.model", code=unknown.code)
         self._fields = self._fields.model_copy(update=values)
+        if "tools" in values and self._fields.ignored_tools:
+            log_ignored_tools(self.request_id, self._fields.ignored_tools)
         if values or error is None:
             await self._emit("session.updated", session=self._view())
         if error is not None:
@@ -199,13 +259,18 @@ class Session:
             self._writing = response.id
         try:
             found = await self._turns(requested)
-            wanted = generation_request(found, requested, self._fields, self.tenant.highest_class, stream_id)
+            wanted = generation_request(
+                found, requested, self._fields, self.tenant.highest_class, stream_id, KEEP_SECONDS
+            )
             intake = IntakeTimeline(time.monotonic(), self.request_id)
             response.generation = await self.service.generate(wanted, self.tenant, intake)
-        except ApiError:
+        except BaseException:  # including the cancellation of a client that has left
             self._remove(response)
             raise
-        # Sent before any later event of the client is answered.
+        await self._start(response)  # before any later event of the client is answered
+
+    async def _start(self, response: RealtimeResponse) -> None:
+        """Send the events of a response, from its first one on."""
         await self._emit("response.created", response=response.created_view())
         response.task = asyncio.create_task(self._stream_response(response))
         response.task.add_done_callback(self._on_response_done)
@@ -245,12 +310,13 @@ class Session:
 
     async def _turns(self, requested: ResponseFields) -> Turns:
         """Return the conversation for a response. Raises `ApiError` (400)."""
-        items = list(self._items) if requested.input is None else [self._input_item(item) for item in requested.input]
+        given = self._items if requested.input is None else map(self._input_item, requested.input)
+        items = [item.as_of_now() for item in given]
         instructions = self._fields.instructions if requested.instructions is None else requested.instructions
-        size = sum(item.size for item in items if item.type == "function_call")
+        size = sum(TURN_COST + (item.size if item.type == "function_call" else 0) for item in items)
         if size <= MAX_INLINE_BYTES:
             return turns(items, instructions)
-        # Arguments of calls are decoded, which would block the event loop.
+        # Many turns, and arguments of calls, which are decoded, would block the event loop.
         return await self.service.prompts.body_queue.run(
             lambda: turns(items, instructions), Caller(self.tenant.id, self.tenant.highest_class), size=size
         )
@@ -279,15 +345,18 @@ class Session:
                 async for messages in reading:
                     for message in messages:
                         await self.send(message)
-            self._remove(response)
+            self._stop_writing(response)  # the client may ask for the next response once it has this event
             await self._emit("response.done", response=response.done_view())
+            self._remove(response)  # not if the connection was lost before
         finally:
-            self._remove(response)
             generation.on_reader_left()
 
     def _remove(self, response: RealtimeResponse) -> None:
+        self._stop_writing(response)
         self._responses.pop(response.id, None)
         self._active_at = time.monotonic()
+
+    def _stop_writing(self, response: RealtimeResponse) -> None:
         if self._writing == response.id:
             self._writing = None
 
@@ -306,6 +375,17 @@ class Session:
 
     def _event_id(self) -> str:
         return f"{self._event_prefix}{next(self._event_numbers)}"
+
+
+async def cancel_all(tasks: Collection[asyncio.Task[None]]) -> None:
+    """Cancel tasks, and wait until they have ended or failed."""
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        done, _ = await asyncio.wait(tasks)
+        for task in done:
+            if not task.cancelled():
+                task.exception()  # marks it as read, so that asyncio does not log it
 
 
 def _new_id(prefix: str) -> str:

@@ -142,7 +142,7 @@ async def test_a_response_comes_in_the_protocol_s_order(raw):
 
 
 async def test_events_sent_together_are_handled_in_order(raw):
-    """The three frames arrive in one segment."""
+    """The three frames arrive in one segment. The answer has its place before a message that was sent later."""
     events = [
         {"type": "conversation.item.create", "item": LONG | {"id": "first"}},
         {"type": "response.create", "response": {"max_output_tokens": 2}},
@@ -156,11 +156,11 @@ async def test_events_sent_together_are_handled_in_order(raw):
     await raw.until("response.done")
     added = [e for e in raw.seen if e["type"] in ("response.created", "conversation.item.added")]
     assert added[1]["type"] == "response.created"
-    answer = added[2]["item"]["id"]
+    answer = added[3]["item"]["id"]
     assert [(e["item"]["id"], e["previous_item_id"]) for e in (added[0], *added[2:])] == [
         ("first", None),
+        ("second", "first"),
         (answer, "first"),
-        ("second", answer),
     ]
 
 
@@ -236,15 +236,19 @@ async def test_a_client_that_disconnects_frees_its_slot(slow_server, http):  # n
         ("{", "invalid_json", None),
         ("[]", "invalid_value", None),
         ('{"event_id": "e1"}', "missing", "type"),
-        ('{"type": "input_audio_buffer.append", "audio": ""}', "unknown_event", "type"),
-        ('{"type": "session.update", "session": {"voice": "alloy"}}', "unsupported_parameter", "session.voice"),
-        ('{"type": "session.update", "session": {"output_modalities": ["audio"]}}', "invalid_value", None),
+        ('{"type": "input_audio_buffer.append", "audio": ""}', "unsupported_event", "type"),
+        ('{"type": "session.update", "session": {"bananas": 1}}', "unsupported_parameter", "session.bananas"),
+        (
+            '{"type": "session.update", "session": {"output_modalities": ["video"]}}',
+            "invalid_value",
+            "session.output_modalities.0",
+        ),
         ('{"type": "response.create"}', "empty_conversation", None),
         ('{"type": "response.cancel"}', "response_cancel_not_active", "response_id"),
-        ('{"type": "conversation.item.delete", "item_id": "x"}', "item_not_found", "item_id"),
+        ('{"type": "conversation.item.delete", "item_id": "x"}', "item_delete_invalid_item_id", "item_id"),
         (
             json.dumps({"type": "conversation.item.create", "item": LONG, "previous_item_id": "x"}),
-            "item_not_found",
+            "item_create_invalid_item_id",
             "previous_item_id",
         ),
         (
@@ -278,7 +282,7 @@ async def test_items_can_be_read_and_deleted(raw):
     await raw.send(type="conversation.item.delete", item_id="mine")
     await raw.until("conversation.item.deleted")
     await raw.send(type="conversation.item.retrieve", item_id="mine")
-    assert (await raw.until("error"))["error"]["code"] == "item_not_found"
+    assert (await raw.until("error"))["error"]["code"] == "item_retrieve_invalid_item_id"
 
 
 @pytest.mark.parametrize(("frame", "code"), [(b"\x00\x01", 1003), ('{"type": "' + "x" * (1 << 20) + '"}', 1009)])

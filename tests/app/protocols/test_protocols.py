@@ -69,18 +69,6 @@ def test_an_unknown_field_of_an_event_is_named_among_many():
     assert refused.value.error.param == "k0"
 
 
-def test_an_unknown_model_of_a_session_is_reported_before_an_unknown_field():
-    """The error names the event, as any other."""
-
-    def check_model(name: str) -> None:
-        raise ApiError(404, f"no model {name}", code="model_not_found")
-
-    event = {"type": "session.update", "event_id": "e1", "session": {"model": "m", "bananas": 3}}
-    with pytest.raises(EventRefused) as refused:
-        parse_event(json.dumps(event), check_model)
-    assert (refused.value.error.code, refused.value.event_id) == ("model_not_found", "e1")
-
-
 def test_a_list_that_is_too_long_is_reported_as_too_long():
     """The error does not report the type of the list or of its items."""
     with pytest.raises(ApiError, match="prompt: List should have at most") as refused:

@@ -16,14 +16,17 @@ from websockets.client import ClientProtocol
 from websockets.frames import Opcode
 from websockets.uri import parse_uri
 
+from app.admission.cell_rate import CellRate
 from app.admission.event_pacer import EventPacer
+from app.admission.tenants import tenant_of_key
 from app.http.websocket import WebSocketProtocol
 from app.protocols.realtime_items import ContentPart, MessageFields
-from app.protocols.realtime_output import ResponseOutput
-from app.routes.realtime_session import MAX_BURST, Session
-from app.streams.stream_log import ChoiceFinished, Delta, StreamLog, Usage
+from app.protocols.realtime_output import MAX_OUTPUT_ITEMS, ResponseOutput
+from app.routes.realtime_session import MAX_BURST, MAX_RESPONSES, TURN_COST, Session
+from app.streams.stream_log import ChoiceFinished, Delta, Failure, StreamLog, ToolCallPiece, Usage
 from app.streams.tail import DIRECT_WRITE, stream_chunks
 from engine.types import Phase, StatusEvent
+from tests.fakes import FakeService
 from tests.limits import HANG_SECONDS
 from tests.profiles import examples
 
@@ -230,5 +233,180 @@ async def test_a_closed_session_keeps_no_conversation():
     fields = MessageFields(type="message", role="user", content=[ContentPart(type="input_text", text="a" * 1000)])
     await session._create_item(fields, None)
     items = weakref.ref(session._items)
-    await session.close()
+    await session.detach()
+    session.end()
     assert items() is None
+
+
+@pytest.fixture
+def client():
+    """Return a function that sends events to a session, and returns those that it has sent since."""
+    socket = Socket()
+    session = Session(FakeService(), tenant_of_key("anna"), socket.send, socket.write)
+
+    async def send(*events: dict) -> list[dict]:
+        before = len(socket.received)
+        for event in events:
+            await session.handle_frame(json.dumps(event))
+        return socket.received[before:]
+
+    send.session = session
+    return send
+
+
+USER = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello"}]}
+
+
+async def test_a_wrong_field_of_an_update_is_an_error_after_the_update(client):
+    """The other fields are in force, and the error has the id of the event."""
+    session = {"instructions": "Be brief.", "voice": "alloy", "model": "gpt-nine", "bananas": 3}
+    updated, error = await client({"type": "session.update", "event_id": "e1", "session": session})
+    assert updated["type"] == "session.updated" and updated["session"]["instructions"] == "Be brief."
+    assert (error["error"]["param"], error["error"]["code"]) == ("session.model", "model_not_found")
+    assert error["error"]["event_id"] == "e1"
+    [refused] = await client({"type": "session.update", "session": {"bananas": 3}})
+    assert refused["error"]["param"] == "session.bananas"
+
+
+async def test_clearing_a_buffer_of_audio_is_confirmed(client):
+    """Clients do so at each interruption, and some end their session at an error. The buffers are always empty."""
+    for kind in ("input_audio_buffer", "output_audio_buffer"):
+        [event] = await client({"type": f"{kind}.clear"})
+        assert event["type"] == f"{kind}.cleared"
+    [error] = await client({"type": "input_audio_buffer.append", "audio": "AA=="})
+    assert error["error"]["code"] == "unsupported_event"
+
+
+async def test_a_truncated_answer_keeps_its_text(client):
+    """Only the client knows how much text was spoken by then."""
+    await client({"type": "conversation.item.create", "item": USER | {"id": "a1", "role": "assistant"}})
+    truncate = {"type": "conversation.item.truncate", "item_id": "a1", "content_index": 0, "audio_end_ms": 40}
+    [event] = await client(truncate)
+    assert {name: event[name] for name in ("type", "item_id", "content_index", "audio_end_ms")} == {
+        "type": "conversation.item.truncated",
+        "item_id": "a1",
+        "content_index": 0,
+        "audio_end_ms": 40,
+    }
+    [event] = await client({"type": "conversation.item.retrieve", "item_id": "a1"})
+    assert event["item"]["content"] == [{"type": "output_text", "text": "Hello"}]
+    await client({"type": "conversation.item.create", "item": USER | {"id": "u1"}})
+    [error] = await client(truncate | {"item_id": "u1"})
+    assert error["error"]["param"] == "item_id"
+
+
+@pytest.mark.parametrize(
+    ("event", "code"),
+    [
+        ({"type": "conversation.item.retrieve", "item_id": "x"}, "item_retrieve_invalid_item_id"),
+        ({"type": "conversation.item.delete", "item_id": "x"}, "item_delete_invalid_item_id"),
+        (
+            {"type": "conversation.item.truncate", "item_id": "x", "content_index": 0, "audio_end_ms": 0},
+            "item_truncate_invalid_item_id",
+        ),
+        (
+            {"type": "conversation.item.create", "item": USER, "previous_item_id": "x"},
+            "item_create_invalid_item_id",
+        ),
+        ({"type": "response.cancel"}, "response_cancel_not_active"),
+        (
+            {"type": "response.create", "response": {"input": [{"type": "item_reference", "id": "x"}]}},
+            "item_reference_invalid_item_id",
+        ),
+    ],
+)
+async def test_errors_have_the_codes_on_which_clients_depend(client, event: dict, code: str):
+    """Pipecat ends a session at an error with another code than it knows."""
+    [error] = await client(event)
+    assert error["error"]["code"] == code
+    if code == "response_cancel_not_active":
+        assert error["error"]["message"].startswith("Cancellation failed")  # LiveKit ignores it by this text
+
+
+async def test_a_response_out_of_band_reads_references_and_writes_nothing(client):
+    """Its events have the metadata of its request, by which a client knows them."""
+    await client({"type": "conversation.item.create", "item": USER | {"id": "u1"}})
+    reference = {"type": "item_reference", "id": "u1"}
+    response = {"conversation": "none", "input": [reference, USER], "metadata": {"topic": "t"}, "instructions": "Be"}
+    [created] = await client({"type": "response.create", "response": response})
+    assert created["response"]["metadata"] == {"topic": "t"}
+    service = client.session.service
+    assert [turn["content"] for turn in service.requests[0].prompt.turns] == ["Be", "Hello", "Hello"]
+    generation = service.generations[created["response"]["id"]]
+    generation.write(Delta(0, "Hm.", 1), ChoiceFinished(0, "stop"), Usage(1, 1, 0))
+    while client.session._responses:
+        await asyncio.sleep(0)
+    assert [item.id for item in client.session._items] == ["u1"]
+
+
+async def test_a_ninth_response_is_refused(client):
+    """The number of responses at once is bounded, in the conversation or out of band."""
+    response = {"type": "response.create", "response": {"conversation": "none", "input": [USER]}}
+    created = await client(*[response] * MAX_RESPONSES)
+    assert {event["type"] for event in created} == {"response.created"}
+    [error] = await client(response)
+    assert error["error"]["code"] == "too_many_responses"
+    client.session.end()
+
+
+async def test_an_answer_with_too_many_calls_fails(client):
+    """The session continues, and the conversation has as many of the calls as an answer may have."""
+    await client({"type": "conversation.item.create", "item": USER})
+    [created] = await client({"type": "response.create"})
+    generation = client.session.service.generations[created["response"]["id"]]
+    many = (
+        Delta(0, "", 1, calls=(ToolCallPiece(number, "{}", f"c{number}", "f"),)) for number in range(MAX_OUTPUT_ITEMS)
+    )
+    generation.write(*many)
+    generation.write(Delta(0, "", 1, calls=(ToolCallPiece(MAX_OUTPUT_ITEMS, "{}", "last", "f"),)))
+    async with asyncio.timeout(HANG_SECONDS):
+        while client.session._responses:
+            await asyncio.sleep(0)
+    assert isinstance(generation.log.records[-1], Failure) and generation.log.records[-1].code == "too_many_items"
+    assert len(client.session._items) == MAX_OUTPUT_ITEMS + 1
+
+
+async def test_a_session_that_is_taken_up_sends_its_items_and_responses_again(client):
+    """The events of a running response come from its first one on."""
+    session = client.session
+    await client(
+        {"type": "session.update", "session": {"instructions": "Be brief."}},
+        {"type": "conversation.item.create", "item": USER | {"id": "u1"}},
+    )
+    [created] = await client({"type": "response.create", "response": {"metadata": {"topic": "t"}}})
+    generation = session.service.generations[created["response"]["id"]]
+    generation.write(Delta(0, "One ", 1))
+    while len(session._items) < 2:  # the first connection has got the beginning
+        await asyncio.sleep(0)
+    await session.detach()
+    generation.write(Delta(0, "two", 1))
+    again = Socket()
+    session.attach(session.tenant, again.send, again.write, "")
+    await session.open()
+    generation.write(ChoiceFinished(0, "stop"), Usage(1, 1, 0))
+    while session._responses:
+        await asyncio.sleep(0)
+    kinds = [event["type"] for event in again.received]
+    assert kinds[:4] == ["session.created", "conversation.item.added", "conversation.item.done", "response.created"]
+    assert again.received[0]["session"]["id"] == session.id
+    assert again.received[0]["session"]["instructions"] == "Be brief."
+    assert again.received[3]["response"] == created["response"]
+    deltas = [event["delta"] for event in again.received if event["type"] == "response.output_text.delta"]
+    assert deltas == ["One ", "two"] and kinds[-1] == "response.done"
+    assert [item.text for item in session._items] == ["Hello", "One two"]
+    assert session.size > 2 * len("One two")
+
+
+async def test_a_long_conversation_is_read_in_a_thread(client):
+    """Its calls are decoded, during which other requests go on."""
+    call = {"type": "function_call", "name": "f", "arguments": "{}"}
+    for number in range(3):
+        client.session._rate = CellRate(1e9, 1e9)
+        await client(*({"type": "conversation.item.create", "item": call | {"call_id": "c"}} for _ in range(340)))
+        await client({"type": "conversation.item.create", "item": USER | {"id": f"u{number}"}})
+    [created] = await client({"type": "response.create"})
+    assert created["type"] == "response.created"
+    service = client.session.service
+    assert service.prompts.body_queue.sizes == [1023 * TURN_COST + 1020 * len("fc{}")]
+    assert len(service.requests[0].prompt.turns) == 6
+    client.session.end()
