@@ -56,6 +56,9 @@ def _ai_sdk(provider: str) -> Client:
 CLIENTS = (
     Client("openai-python, chat", "openai-python", OPENAI_PYTHON, "openai_chat.py", in_ci=True),
     Client("openai-python, responses", "openai-python", OPENAI_PYTHON, "openai_responses.py", in_ci=True),
+    Client(
+        "openai-python, realtime", "openai-realtime", ("openai[realtime]==3.57.0",), "openai_realtime.py", in_ci=True
+    ),
     Client("openai-python, completions", "openai-python", OPENAI_PYTHON, "openai_completions.py", in_ci=True),
     Client("anthropic", "anthropic", ("anthropic==2.14.0",), "anthropic_messages.py", in_ci=True),
     Client("openai (npm)", "openai-npm", ("openai@7.59.0", "zod@4.6.7"), "openai_node.mjs", in_ci=True),
@@ -74,6 +77,19 @@ CLIENTS = (
     Client("LlamaIndex", "llama-index", ("llama-index-llms-openai-like==0.8.1",), "llama_index_chat.py"),
     Client("instructor", "instructor", ("instructor==1.17.0",), "instructor_models.py"),
     Client("openai-agents", "openai-agents", ("openai-agents==0.24.0",), "openai_agents.py"),
+    Client(
+        "openai-agents, realtime (npm)",
+        "agents-realtime",
+        ("@openai/agents-realtime@0.20.0", "@openai/agents-core@0.20.0", "zod@4.6.7"),
+        "agents_realtime.mjs",
+    ),
+    Client(
+        "LiveKit agents, realtime",
+        "livekit",
+        ("livekit-plugins-openai==1.8.9", "livekit-agents==1.8.9"),
+        "livekit_realtime.py",
+    ),
+    Client("pipecat, realtime", "pipecat", ("pipecat-ai==1.14.0",), "pipecat_realtime.py"),
     Client("smolagents", "smolagents", ("smolagents[openai]==1.26.0",), "smolagents_model.py"),
     Client("DSPy", "dspy", ("dspy==3.4.1",), "dspy_predict.py"),
     Client("llm", "llm", ("llm==0.36",), "llm_command.py"),
