@@ -5,10 +5,12 @@ generations.
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -31,7 +33,7 @@ from app.generation.generation import Generation
 from app.generation.idempotency import IdempotentRequests
 from app.generation.prompt_batch import PromptBatch
 from app.generation.registry import StreamRegistry
-from app.generation.request import AnswerHead, GenerationRequest
+from app.generation.request import AnswerHead, GenerationRequest, Observer
 from app.observe.energy import Energy
 from app.observe.live_feed import LiveFeed
 from app.observe.metrics import Metrics
@@ -250,7 +252,7 @@ class Service:
         if self.journal is not None and request.origin is not None:
             entry = self._entry(queued, request.origin, log, tenant, intake)
             sink = self.journal.begin(entry, sink, is_exact=self.info.is_exact)
-        self.submit(generation, sink, tenant)
+        self.submit(generation, sink, tenant, request.observer)
         return generation
 
     def generation(
@@ -275,18 +277,20 @@ class Service:
             intake,
             parser=prompt.parser,
             continues_prompt=request.continues_prompt,
-            grace=min(request.resume_seconds, MAX_RESUME_SECONDS),
+            grace=min(request.resume_seconds, MAX_RESUME_SECONDS) if request.needs_reader else math.inf,
         )
 
-    def submit(self, generation: Generation, sink: Sink, tenant: Tenant) -> None:
+    def submit(self, generation: Generation, sink: Sink, tenant: Tenant, observer: Observer | None = None) -> None:
         """Send a request to the engine, and register its stream. sink: is called with its events."""
         request = generation.request
         token_batch = self.metrics.token_batch(request.service_class, tenant.name)
-        generation.connect(self._started, self._ended, token_batch.add_token)
+        generation.connect(self._started, partial(self._ended, observer), token_batch.add_token)
         self.client.submit(request, sink)
         self.admission.add_waiting(request.tenant, request.service_class, len(request.prompt))
         self.limits.enter(tenant, request.n, len(request.prompt))
         self.registry.add(generation)
+        if observer is not None:
+            observer.queued(generation)
         generation.start_deadline_timer()
 
     def _entry(self, request: Request, origin: Origin, log: StreamLog, tenant: Tenant, intake: IntakeTimeline) -> Entry:
@@ -404,7 +408,7 @@ class Service:
         request = generation.request
         self.admission.remove_waiting(request.tenant, request.service_class, len(request.prompt))
 
-    def _ended(self, generation: Generation) -> None:
+    def _ended(self, observer: Observer | None, generation: Generation) -> None:
         if generation.timing.started is None:
             self._leave_queue(generation)
         else:
@@ -418,3 +422,5 @@ class Service:
         if self.metering is not None:
             name = self.metrics.name_of(generation.request.tenant)
             self.metering.count_end(generation, name, self.settings.model_name, self._slots)
+        if observer is not None:
+            observer.ended(generation)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -100,7 +101,7 @@ class Generation:
         self.request = request
         self.log = log
         self.encoder = encoder  # encodes the stream for a reader that resumes it; None: it cannot be resumed
-        self.resume_grace_seconds = grace  # seconds that it continues without a reader
+        self.resume_grace_seconds = grace  # seconds that it continues without a reader; infinity: until its end
         self.timing = Timing(intake.received_at, time.monotonic())
         self.timeline = RequestTimeline(request.n, intake, self.timing.submitted)
         self.cached_tokens = 0
@@ -268,7 +269,7 @@ class Generation:
             self.timeline.record_delivery(time.monotonic())
         elif self.resume_grace_seconds <= 0:
             self._abandon()
-        else:
+        elif math.isfinite(self.resume_grace_seconds):
             self._cancel_abandon_timer()
             self._abandon_timer = asyncio.get_running_loop().call_later(
                 self.resume_grace_seconds, self._abandon_if_unread

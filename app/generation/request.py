@@ -5,8 +5,9 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
+from app.generation.generation import Generation
 from app.store.entries import Origin
 from app.streams.stream_log import Encoder
 from app.text.content_format import ContentFormat
@@ -44,6 +45,18 @@ class AnswerHead:
     fingerprint: str = ""
 
 
+class Observer(Protocol):
+    """Observer of one generation, on the event loop."""
+
+    def queued(self, generation: Generation) -> None:
+        """Handle that the request was queued."""
+        ...
+
+    def ended(self, generation: Generation) -> None:
+        """Handle that its log is closed."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """Prompt and parameters of one request, independent of its protocol.
@@ -55,9 +68,10 @@ class GenerationRequest:
     thinking_budget: maximum number of reasoning tokens, after which the block is closed. clips_max_tokens: reduce
     `max_tokens` to the room that the context has left, instead of refusing the request. truncates_prompt: drop the
     oldest turns of a conversation that does not fit. resume_seconds: time for which the answer continues without a
-    reader. origin: the client's request, for the journal; None: it is not resumable. parameter_names: the protocol's
-    names of engine parameters that it names differently. encoder: constructor of the encoder for readers that resume
-    the stream; None if it cannot be resumed.
+    reader. needs_reader: False if the answer continues without a reader until its end. origin: the client's request, for
+    the journal; None: it is not resumable. parameter_names: the protocol's names of engine parameters that it names
+    differently. encoder: constructor of the encoder for readers that resume the stream; None if it cannot be resumed.
+    observer: notified of the beginning and the end of the generation.
     """
 
     prompt: ChatPrompt | str | Sequence[int]
@@ -83,8 +97,10 @@ class GenerationRequest:
     stream_id: str | None = None
     resume_seconds: float = 0.0
     origin: Origin | None = None
+    needs_reader: bool = True
     parameter_names: Mapping[str, str] = field(default_factory=dict)
     encoder: Callable[[AnswerHead], Encoder] | None = None
+    observer: Observer | None = None
 
     @property
     def forces_calls(self) -> bool:

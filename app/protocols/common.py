@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from app.admission.tenants import TIERS
 from app.errors import ApiError
-from app.generation.request import AnswerHead, ChatPrompt, GenerationRequest
+from app.generation.request import AnswerHead, ChatPrompt, GenerationRequest, Observer
 from app.protocols.answers import AnswerOptions, UsageReports
 from app.protocols.formats import ResponseFormat, StructuredOutputs
 from app.protocols.schema import DeadlineMs, FalseOnly, Metadata, StopString, Strict, TokenIds, max_fields
@@ -31,6 +31,13 @@ class TextRequest(Strict):
     """Body of a request that is answered with text."""
 
     stream: bool | None = None
+    _observer: Observer | None = PrivateAttr(default=None)
+
+    def observed_by(self, observer: Observer) -> Self:
+        """Return the request with an observer of its generation."""
+        observed = self.model_copy()
+        observed._observer = observer
+        return observed
 
     def generation_request(self, resume_seconds: float = 0.0) -> GenerationRequest:
         """Return the request for the service. resume_seconds: time for which it continues without a reader."""
@@ -40,6 +47,11 @@ class TextRequest(Strict):
     def is_streamed(self) -> bool:
         """Return whether the answer is sent in pieces."""
         return bool(self.stream)
+
+    @property
+    def is_background(self) -> bool:
+        """Return whether the answer continues without a reader, and a request for the whole is answered at once."""
+        return False
 
     @property
     def instant_answer(self) -> dict[str, Any] | None:
@@ -198,6 +210,7 @@ class SamplingFields(TextRequest):
             resume_seconds=resume_seconds,
             parameter_names=names or {},
             encoder=encoder_for,
+            observer=self._observer,
         )
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Generic, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -26,8 +27,11 @@ from app.protocols.common import TextRequest
 from app.protocols.completions import CompletionRequest
 from app.routes import authenticate_request, get_service, with_ignored_tools
 from app.routes.responses import respond_whole, stream
+from app.service import Service
 from app.store.entries import Origin
 from app.streams.timeline import IntakeTimeline
+
+Body = TypeVar("Body", bound=TextRequest)
 
 
 async def chat_completions(request: Request) -> Response:
@@ -41,6 +45,22 @@ async def text_completions(request: Request) -> Response:
 
 
 @dataclass(frozen=True, slots=True)
+class Arrived(Generic[Body]):
+    """A valid request with its owner. memory: reserved for its body until its prompt is made."""
+
+    body: Body
+    service: Service
+    tenant: Tenant
+    intake: IntakeTimeline
+    memory: BodyMemory
+
+    @property
+    def caller(self) -> Caller:
+        """Return the caller of work in threads."""
+        return Caller(self.tenant.id, intake=self.intake)
+
+
+@dataclass(frozen=True, slots=True)
 class _Started:
     """A request that was queued, without its body, so that an answer does not keep the body in memory."""
 
@@ -50,12 +70,17 @@ class _Started:
     ignored_tools: Sequence[str]
 
 
-async def answer(request: Request, schema: type[TextRequest]) -> Response:
-    """Answer a request of a text protocol, streamed or whole."""
+async def answer(
+    request: Request, schema: type[Body], complete: Callable[[Arrived[Body]], Awaitable[Body]] | None = None
+) -> Response:
+    """Answer a request of a text protocol, streamed or whole.
+
+    complete: returns the request with content from the server's memory, before its prompt is made. Raises `ApiError`.
+    """
     intake = IntakeTimeline(time.monotonic(), client_request_id(request.scope["headers"]) or "")
     tenant = authenticate_request(request)
     with get_service(request).bodies.memory(tenant.id) as memory:
-        started = await _start(request, schema, tenant, intake, memory)
+        started = await _start(request, schema, complete, tenant, intake, memory)
     if isinstance(started, Response):
         return started
     response = await _respond(request, started.generation, is_streamed=started.is_streamed)
@@ -65,7 +90,12 @@ async def answer(request: Request, schema: type[TextRequest]) -> Response:
 
 
 async def _start(
-    request: Request, schema: type[TextRequest], tenant: Tenant, intake: IntakeTimeline, memory: BodyMemory
+    request: Request,
+    schema: type[Body],
+    complete: Callable[[Arrived[Body]], Awaitable[Body]] | None,
+    tenant: Tenant,
+    intake: IntakeTimeline,
+    memory: BodyMemory,
 ) -> _Started | Response:
     """Read a request and queue it, or find the answer of an earlier one with its key. Return the answer to a request
     that needs no text from the model.
@@ -74,6 +104,8 @@ async def _start(
     body = await read_json_body(request, service.settings, memory)
     intake.body_received(time.monotonic())
     parsed = await service.prompts.parse(schema, body, Caller(tenant.id, intake=intake))
+    if complete is not None:
+        parsed = await complete(Arrived(parsed, service, tenant, intake, memory))
     if (instant := parsed.instant_answer) is not None:
         service.check_loaded()
         return JSONResponse(instant)
