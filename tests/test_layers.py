@@ -24,9 +24,9 @@ FORBIDDEN = {
 
 # Rooms of app/ (docs/architecture.md), each of which imports only those before it.
 ROOMS = (
-    "errors", "resources", "child_environment", "streams", "admission", "text", "settings", "options", "engine_client",
-    "store", "generation", "observe", "http", "protocols", "prompts", "service", "recovery", "routes", "server", "cli",
-    "llm", "__main__",
+    "errors", "resources", "child_environment", "streams", "admission", "conversations", "text", "settings",
+    "options", "engine_client", "store", "generation", "observe", "http", "protocols", "prompts", "service", "recovery",
+    "routes", "server", "cli", "llm", "__main__",
 )  # fmt: skip
 
 

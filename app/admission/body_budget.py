@@ -69,6 +69,16 @@ class BodyBudget:
                 raise self._refusal(is_own, f"no memory was free for {MAX_WAIT_SECONDS:g} s") from None
             raise
 
+    def acquire_now(self, tenant: str, amount: int) -> None:
+        """Reserve more memory for a body that has some, for which it must not wait: two such bodies could wait for each
+        other. Raises `ApiError` (429, 503) if there is none.
+        """
+        is_own = self._by_tenant[tenant] + amount > self._per_tenant
+        if is_own or self.reserved + amount > self._total:
+            raise self._refusal(is_own, "the stored items of this request do not fit")
+        self.reserved += amount
+        self._by_tenant[tenant] += amount
+
     def release(self, tenant: str, amount: int) -> None:
         """Return reserved memory."""
         self.reserved -= amount
@@ -164,6 +174,12 @@ class BodyMemory:
         if size > FREE_BYTES:
             await self._budget.acquire(self._tenant, MEMORY_PER_BYTE * size)
             self._reserved = MEMORY_PER_BYTE * size
+
+    def extend(self, size: int) -> None:
+        """Reserve memory for `size` more bytes, from the server's own memory. Raises `ApiError` (429, 503)."""
+        if size > FREE_BYTES:
+            self._budget.acquire_now(self._tenant, MEMORY_PER_BYTE * size)
+            self._reserved += MEMORY_PER_BYTE * size
 
     def keep(self, size: int) -> None:
         """Return the memory that a body of `size` bytes does not need."""

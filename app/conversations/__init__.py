@@ -1,0 +1,1 @@
+"""Stored conversations: responses, their items, conversations and chat completions."""

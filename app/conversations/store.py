@@ -1,0 +1,194 @@
+"""ConversationStore: interface of stores of responses, conversations and chat completions, and their records.
+
+Items and answers are the JSON that clients see. A store knows nothing about protocols beyond that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+RECORD_BYTES = 1024  # counted for each record beside its contents
+ITEM_BYTES = 512  # counted for each item beside its JSON
+
+
+class StoredItem(msgspec.Struct, frozen=True):
+    """Item of a conversation. data: its JSON, which has the id too."""
+
+    id: str
+    data: bytes
+
+
+def size_of(items: Sequence[StoredItem]) -> int:
+    """Return the bytes that items count as."""
+    return ITEM_BYTES * len(items) + sum([len(item.data) for item in items])
+
+
+class Owned(msgspec.Struct, frozen=True, kw_only=True):
+    """Record of a store. owner: may read it. tenant: it counts to the share of this one; clients without keys are
+    tenants by network and share one owner. created: Unix time.
+    """
+
+    id: str
+    owner: str
+    tenant: str
+    created: float
+
+    @property
+    def size(self) -> int:
+        """Return the bytes that the record counts as."""
+        raise NotImplementedError
+
+
+class StoredResponse(Owned, frozen=True, kw_only=True):
+    """Response.
+
+    previous_id: the response that it continues. conversation_id: the conversation that it belongs to. inherited: items
+    before its input that no other record has. fields: JSON of the response without its output; empty while it is in
+    progress. depth: number of items of the chain up to its input, and chain_bytes their size.
+    """
+
+    previous_id: str | None = None
+    conversation_id: str | None = None
+    inherited: tuple[StoredItem, ...] = ()
+    input: tuple[StoredItem, ...] = ()
+    fields: bytes = b""
+    output: tuple[StoredItem, ...] = ()
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether its answer is stored."""
+        return bool(self.fields)
+
+    @property
+    def items(self) -> tuple[StoredItem, ...]:
+        """Return the items that it adds to its chain."""
+        return (*self.inherited, *self.input, *self.output)
+
+    @property
+    def size(self) -> int:
+        contents = size_of(self.inherited) + size_of(self.input) + size_of(self.output)
+        return RECORD_BYTES + len(self.fields) + contents
+
+
+class StoredConversation(Owned, frozen=True, kw_only=True):
+    """Conversation. items: in order. metadata: JSON."""
+
+    metadata: bytes = b"{}"
+    items: tuple[StoredItem, ...] = ()
+
+    @property
+    def size(self) -> int:
+        return RECORD_BYTES + len(self.metadata) + size_of(self.items)
+
+
+class StoredCompletion(Owned, frozen=True, kw_only=True):
+    """Chat completion. body: its JSON without metadata; empty while it is in progress. messages: of the request."""
+
+    model: str
+    metadata: Mapping[str, str] = {}
+    body: bytes = b""
+    messages: tuple[StoredItem, ...] = ()
+
+    @property
+    def size(self) -> int:
+        texts = sum(len(name) + len(value) for name, value in self.metadata.items())
+        return RECORD_BYTES + 4 * texts + len(self.body) + size_of(self.messages)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Content of a store by kind: number of records, their bytes, and records that were evicted early."""
+
+    records: int
+    bytes: int
+    evicted: int
+
+
+class ConversationStore(Protocol):
+    """Store of one server. Records of another owner are absent.
+
+    Writes return at once; a read sees all writes before it. A store is bounded: it may drop any record at any time, and
+    a write to a dropped record does nothing.
+    """
+
+    def usage(self) -> Mapping[str, Usage]:
+        """Return the content by kind: responses, conversations, completions."""
+        ...
+
+    def add_response(self, record: StoredResponse, history: Sequence[StoredItem]) -> None:
+        """Add a response that begins. history: the items of its chain, kept with it if the one that it continues is
+        gone.
+        """
+        ...
+
+    def end_response(self, response_id: str, fields: bytes, output: Sequence[StoredItem]) -> None:
+        """Add the answer of a response."""
+        ...
+
+    async def response(self, response_id: str, owner: str) -> StoredResponse | None:
+        """Return a response."""
+        ...
+
+    async def history(self, record: StoredResponse) -> list[StoredItem]:
+        """Return the items of a response and of those that it continues, the oldest first."""
+        ...
+
+    async def delete_response(self, response_id: str, owner: str) -> bool:
+        """Delete a response and return whether it existed. Those that continue it keep its items."""
+        ...
+
+    async def item(self, item_id: str, owner: str) -> StoredItem | None:
+        """Return an item of a response or conversation."""
+        ...
+
+    def add_conversation(self, record: StoredConversation) -> None:
+        """Add a conversation."""
+        ...
+
+    def extend_conversation(self, conversation_id: str, items: Sequence[StoredItem]) -> None:
+        """Append those items to a conversation that it does not have."""
+        ...
+
+    def remove_conversation_item(self, conversation_id: str, item_id: str) -> None:
+        """Remove an item of a conversation."""
+        ...
+
+    def update_conversation(self, conversation_id: str, metadata: bytes) -> None:
+        """Replace the metadata of a conversation."""
+        ...
+
+    async def conversation(self, conversation_id: str, owner: str) -> StoredConversation | None:
+        """Return a conversation."""
+        ...
+
+    async def delete_conversation(self, conversation_id: str, owner: str) -> bool:
+        """Delete a conversation and return whether it existed. Its responses stay."""
+        ...
+
+    def add_completion(self, record: StoredCompletion) -> None:
+        """Add a chat completion that begins."""
+        ...
+
+    def update_completion(self, completion_id: str, metadata: Mapping[str, str]) -> None:
+        """Replace the metadata of a chat completion."""
+        ...
+
+    def end_completion(self, completion_id: str, body: bytes) -> None:
+        """Add the answer of a chat completion; drop the record if `body` is empty."""
+        ...
+
+    async def completion(self, completion_id: str, owner: str) -> StoredCompletion | None:
+        """Return a chat completion that has ended."""
+        ...
+
+    async def completions(self, owner: str) -> list[StoredCompletion]:
+        """Return all chat completions of an owner that have ended, the oldest first."""
+        ...
+
+    async def delete_completion(self, completion_id: str, owner: str) -> bool:
+        """Delete a chat completion and return whether it existed."""
+        ...
