@@ -44,7 +44,20 @@ from app.observe.loop_lag import LoopLag
 from app.observe.metrics import Metrics
 from app.observe.request_log import REQUEST_ID, RequestLog
 from app.protocols.wire_formats import wire_format
-from app.routes import anthropic, api_docs, live, ollama, openai_responses, ops, pages, realtime, requests, streams
+from app.routes import (
+    anthropic,
+    api_docs,
+    chat_completions,
+    conversations,
+    live,
+    ollama,
+    openai_responses,
+    ops,
+    pages,
+    realtime,
+    requests,
+    streams,
+)
 from app.routes import text as text_routes
 from app.service import Service
 from app.settings import Settings
@@ -126,7 +139,7 @@ def create_app(
 
     app = Starlette(
         routes=[  # matched in order: the most frequent first
-            Route("/v1/chat/completions", text_routes.chat_completions, methods=["POST"]),
+            Route("/v1/chat/completions", chat_completions.chat_completions, methods=["POST"]),
             Route("/v1/completions", text_routes.text_completions, methods=["POST"]),
             Route("/v1/messages", anthropic.create_message, methods=["POST"]),
             Route("/v1/messages/count_tokens", anthropic.count_tokens, methods=["POST"]),
@@ -136,6 +149,8 @@ def create_app(
             Route("/v1/responses/{response_id}", openai_responses.response_by_id, methods=["GET", "DELETE"]),
             Route("/v1/responses/{response_id}/cancel", openai_responses.cancel_response, methods=["POST"]),
             Route("/v1/responses/{response_id}/input_items", openai_responses.input_items),
+            *conversations.ROUTES,
+            *chat_completions.ROUTES,
             *ollama.ROUTES,
             Route("/", pages.chat_page),
             Route("/engine", pages.engine_page),
@@ -249,6 +264,7 @@ def _collect(service: Service, logs: LogWriter | None, connections: ConnectionLi
     registry.register(IdempotencyCollector(service.idempotent, model))
     registry.register(KeptSessionCollector(service.sessions, model))
     registry.register(LogCollector(logs))
+    registry.register(StoreCollector(service.store, model))
     registry.register(ConnectionCollector(connections, model))
     registry.register(RefusedKeysCollector(service.refused_keys, model))
     if service.metering is not None:

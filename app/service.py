@@ -24,6 +24,9 @@ from app.admission.refused_keys import RefusedKeys
 from app.admission.tenants import LIMIT_OPTIONS, TIER_OF_CLASS, AnonymousTenant, Tenant
 from app.admission.thread_queue import Caller
 from app.admission.websocket_limits import WebSocketLimits
+from app.conversations.memory_store import MemoryStore
+from app.conversations.saves import Saves
+from app.conversations.store import ConversationStore
 from app.engine_client.client import EngineClient, EngineState, EngineUnavailable
 from app.engine_client.grammar_checker import GrammarChecker
 from app.engine_client.in_flight import Sink
@@ -88,6 +91,8 @@ class Service:
     sessions: KeptSessions[Any] = field(default_factory=KeptSessions)  # realtime sessions, which routes define
     bodies: BodyBudget = field(init=False)
     refused_keys: RefusedKeys = field(default_factory=lambda: RefusedKeys(time.monotonic))
+    store: ConversationStore = field(default_factory=MemoryStore)
+    saves: Saves = field(default_factory=Saves)
     _running: int = 0  # choices of requests that have received a slot and have not ended
 
     def __post_init__(self) -> None:

@@ -68,8 +68,8 @@ class GenerationRequest:
     thinking_budget: maximum number of reasoning tokens, after which the block is closed. clips_max_tokens: reduce
     `max_tokens` to the room that the context has left, instead of refusing the request. truncates_prompt: drop the
     oldest turns of a conversation that does not fit. resume_seconds: time for which the answer continues without a
-    reader. needs_reader: False if the answer continues without a reader until its end. origin: the client's request, for
-    the journal; None: it is not resumable. parameter_names: the protocol's names of engine parameters that it names
+    reader. needs_reader: False if the answer continues without a reader until its end. origin: the client's request,
+    for the journal; None: it is not resumable. parameter_names: the protocol's names of engine parameters that it names
     differently. encoder: constructor of the encoder for readers that resume the stream; None if it cannot be resumed.
     observer: notified of the beginning and the end of the generation.
     """

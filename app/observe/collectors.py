@@ -16,6 +16,7 @@ from app.admission.connection_limits import ConnectionLimits
 from app.admission.kept_sessions import KeptSessions
 from app.admission.queues import Admission
 from app.admission.refused_keys import RefusedKeys
+from app.conversations.store import ConversationStore
 from app.engine_client.client import EngineClient, EngineState
 from app.generation.idempotency import IdempotentRequests
 from app.observe.energy import Energy
@@ -319,6 +320,26 @@ class IdempotencyCollector(Collector):
         evicted = CounterMetricFamily("carousel:idempotency_keys_evicted", text, labels=labels)
         evicted.add_metric([self._model], self._requests.entries.evicted)
         yield evicted
+
+
+class StoreCollector(Collector):
+    """Reads the content of the store of responses, conversations and chat completions."""
+
+    def __init__(self, store: ConversationStore, model: str) -> None:
+        self._store = store
+        self._model = model
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ("model_name", "kind")
+        records = GaugeMetricFamily("carousel:stored_records", "Stored records by kind.", labels=labels)
+        size = GaugeMetricFamily("carousel:stored_bytes", "Bytes that count for stored records.", labels=labels)
+        text = "Records dropped early, because all had too many or too large ones."
+        evicted = CounterMetricFamily("carousel:stored_records_evicted", text, labels=labels)
+        for kind, usage in self._store.usage().items():
+            records.add_metric([self._model, kind], usage.records)
+            size.add_metric([self._model, kind], usage.bytes)
+            evicted.add_metric([self._model, kind], usage.evicted)
+        yield from (records, size, evicted)
 
 
 class ConnectionCollector(Collector):

@@ -65,6 +65,10 @@ class ChatRequest(SamplingFields):
         if self.continue_final_message:
             self._check_continued()
 
+    @property
+    def can_store(self) -> bool:
+        return True
+
     def tool_use(self) -> ToolUse | None:
         """Return the tools that the answer may call. Raises `ApiError` for a wrong choice."""
         tools = [tool.tool() for tool in self.tools or () if isinstance(tool, FunctionTool)]

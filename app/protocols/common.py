@@ -105,7 +105,7 @@ class SamplingFields(TextRequest):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
-    store: bool | None = None  # nothing is stored, which the answer states
+    store: bool | None = None
 
     def check(self) -> None:
         """Check values that are wrong in combination. Raises `ApiError`."""
@@ -119,6 +119,11 @@ class SamplingFields(TextRequest):
             )
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options needs stream: true", param="stream_options", code="invalid_value")
+
+    @property
+    def can_store(self) -> bool:
+        """Return whether the protocol can store an answer. One that cannot states so in an answer to `store: true`."""
+        return False
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -186,7 +191,9 @@ class SamplingFields(TextRequest):
         def encoder_for(head: AnswerHead) -> Encoder:
             prompt_tokens = head.prompt_tokens if reports.continuous_usage_stats else None
             usage = UsageReports(bool(reports.include_usage), prompt_tokens)
-            return encoder(head, usage, replace(options or AnswerOptions(), denies_store=bool(self.store)))
+            return encoder(
+                head, usage, replace(options or AnswerOptions(), denies_store=bool(self.store) and not self.can_store)
+            )
 
         return GenerationRequest(
             prompt=prompt,

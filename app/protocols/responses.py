@@ -1,11 +1,12 @@
-"""`/v1/responses`: request, without storage of responses or items."""
+"""`/v1/responses`: request."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationError
+from pydantic import BeforeValidator, Discriminator, Field, PrivateAttr, Tag, ValidationError
 from pydantic_core import PydanticCustomError
 
 from app.errors import ApiError
@@ -34,14 +35,15 @@ Included = Literal[
     "computer_call_output.output.image_url",
     "message.input_image.image_url",
 ]
+RecordId = Annotated[str, Field(min_length=1, max_length=128)]
 Input = str | Annotated[list[InputItem], Field(fail_fast=True, min_length=1, max_length=MAX_ITEMS)]
 
 
-def unsupported(advice: str, accepted: Any = None) -> BeforeValidator:
-    """Return a validator that refuses all values but null and `accepted`. advice: the alternative."""
+def unsupported(advice: str) -> BeforeValidator:
+    """Return a validator that refuses all values but null. advice: the alternative."""
 
     def check(value: Any) -> Any:
-        if value is not None and value is not accepted:
+        if value is not None:
             raise PydanticCustomError("unsupported", "{advice}", {"advice": advice})
         return value
 
@@ -130,6 +132,30 @@ class ResponseStreamOptions(StreamOptions):
     continuous_usage_stats: Unsupported = None
 
 
+class ConversationReference(Strict):
+    """Reference to a conversation."""
+
+    id: RecordId
+
+
+def _conversation_tag(value: Any) -> str:
+    return "[id]" if isinstance(value, str) else "[reference]"
+
+
+ConversationParam = Annotated[
+    Annotated[RecordId, Tag("[id]")] | Annotated[ConversationReference, Tag("[reference]")],
+    Discriminator(_conversation_tag),
+]
+
+
+def _check_parts(items: Sequence[InputItem]) -> None:
+    """Raise `ApiError` (400) for more content parts than one prompt may have."""
+    parts = count_parts(items)
+    if parts > MAX_CONTENT_PARTS:
+        message = f"input must have at most {MAX_CONTENT_PARTS} content parts in all, got {parts}"
+        raise ApiError(400, message, param="input", code="invalid_value")
+
+
 class PromptFields(Strict):
     """Fields from which the prompt is made."""
 
@@ -142,19 +168,49 @@ class PromptFields(Strict):
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    previous_response_id: Annotated[None, unsupported("no response is stored; send the earlier items in input")] = None
-    conversation: Annotated[None, unsupported("no conversation is stored; send its items in input")] = None
+    previous_response_id: RecordId | None = None
+    conversation: ConversationParam | None = None
+    _history: Sequence[InputItem] = PrivateAttr(default=())  # stored items before the input
+    _prompt: ChatPrompt | None = PrivateAttr(default=None)  # made in a thread, if there are stored items
 
     def check(self) -> None:
         """Check values that are wrong in combination. Raises `ApiError`."""
         super().check()
-        if isinstance(self.input, str):
-            return
-        parts = count_parts(self.input)
-        if parts > MAX_CONTENT_PARTS:
-            message = f"input must have at most {MAX_CONTENT_PARTS} content parts in all, got {parts}"
+        if self.previous_response_id is not None and self.conversation is not None:
+            message = "previous_response_id and conversation exclude each other; send one of them"
+            raise ApiError(400, message, param="conversation", code="invalid_value")
+        if not isinstance(self.input, str):
+            _check_parts(self.input)
+            check_newest_message(self.input)
+
+    @property
+    def items(self) -> Sequence[InputItem]:
+        """Return the items of the input."""
+        return [Message(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+
+    @property
+    def conversation_id(self) -> str | None:
+        """Return the id of the conversation that the request belongs to."""
+        return self.conversation.id if isinstance(self.conversation, ConversationReference) else self.conversation
+
+    def completed(self, history: Sequence[InputItem], items: Sequence[InputItem]) -> Self:
+        """Return the request with stored items.
+
+        history: those before the input. items: the input without references. Raises `ApiError` (400) if there are too
+        many in all.
+        """
+        total = len(history) + len(items)
+        if total > MAX_ITEMS:
+            message = (
+                f"the input and the {len(history)} stored items before it are {total} items; at most {MAX_ITEMS} are "
+                "allowed; send a summary as a new conversation"
+            )
             raise ApiError(400, message, param="input", code="invalid_value")
-        check_newest_message(self.input)
+        _check_parts([*history, *items])
+        request = self.model_copy(update={"input": list(items)})
+        request._history = history
+        request._prompt = request.chat_prompt
+        return request
 
     @classmethod
     def api_error(cls, error: ValidationError) -> ApiError:
@@ -169,11 +225,15 @@ class PromptFields(Strict):
     @property
     def chat_prompt(self) -> ChatPrompt:
         """Return the conversation for the chat template. Raises `ApiError` for calls and tools that do not match."""
-        items = [Message(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+        if self._prompt is not None:
+            return self._prompt
+        items = [*self._history, *self.items]
         tools = tool_use(self.tools or [], self.tool_choice or "auto", self.parallel_tool_calls)
         verbosity = self.text.verbosity if self.text else None
         variables = template_variables(self.reasoning.effort if self.reasoning else None, verbosity)
-        return ChatPrompt(turns=turns(items, self.instructions), tools=tools, variables=variables or None)
+        return ChatPrompt(
+            turns=turns(items, self.instructions, len(self._history)), tools=tools, variables=variables or None
+        )
 
     def repeated_fields(self) -> dict[str, Any]:
         """Return the fields that a response repeats, with effective values."""
@@ -187,7 +247,8 @@ class PromptFields(Strict):
             "text": (self.text or TextConfig()).view(),
             "reasoning": {"effort": effort, "summary": None},
             "truncation": self.truncation or "disabled",
-            "previous_response_id": None,
+            "previous_response_id": self.previous_response_id,
+            "conversation": None if self.conversation_id is None else {"id": self.conversation_id},
         }
 
 
@@ -206,20 +267,12 @@ class ResponsesRequest(PromptFields, SamplingFields):
     stream_options: ResponseStreamOptions | None = None
     n: Unsupported = None
     thinking_token_budget: int | None = Field(None, ge=0, lt=2**31)  # an extension, as in chat completions
-    # Accepted without effect: there are no built-in tools, nothing is stored, and the rest changes no answer.
+    background: bool | None = None
+    # Accepted without effect: there are no built-in tools, and the rest changes no answer.
     max_tool_calls: int | None = Field(None, ge=1)
-    store: bool | None = None
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
     prompt_cache_options: PromptCacheOptions | None = None
     client_metadata: Metadata | None = None
-    background: Annotated[
-        bool | None,
-        unsupported(
-            "only false is supported; with stream: true and the header X-Carousel-Resume an answer continues for up to "
-            "600 s without its reader",
-            accepted=False,
-        ),
-    ] = None
     background_options: Unsupported = None
     response_format: Annotated[None, unsupported('use text, such as {"format": ...}')] = None
     prompt_logprobs: Unsupported = None
@@ -228,6 +281,26 @@ class ResponsesRequest(PromptFields, SamplingFields):
     moderation: Unsupported = None
     image: Unsupported = None
     access_programs: Unsupported = None
+
+    def check(self) -> None:
+        """Check values that are wrong in combination. Raises `ApiError`."""
+        super().check()
+        if self.store is False and (self.background or self.conversation is not None):
+            needed = "background: true" if self.background else "conversation"
+            raise ApiError(400, f"store must be true or omitted with {needed}", param="store", code="invalid_value")
+
+    @property
+    def can_store(self) -> bool:
+        return True
+
+    @property
+    def is_background(self) -> bool:
+        return bool(self.background)
+
+    @property
+    def is_stored(self) -> bool:
+        """Return whether the response can be read and continued later."""
+        return self.store is not False
 
     def generation_request(self, resume_seconds: float = 0.0) -> GenerationRequest:
         """Return the request. Its limit is reduced to the room that the context has left."""
@@ -240,7 +313,12 @@ class ResponsesRequest(PromptFields, SamplingFields):
             thinking_budget=self.thinking_token_budget,
             resume_seconds=resume_seconds,
         )
-        return replace(request, clips_max_tokens=True, truncates_prompt=self.truncation == "auto")
+        return replace(
+            request,
+            clips_max_tokens=True,
+            truncates_prompt=self.truncation == "auto",
+            needs_reader=not self.is_background,
+        )
 
     def content_format(self) -> ContentFormat | None:
         """Return the format of the answer. Raises `ApiError` (400) for fields that contradict each other."""
@@ -262,13 +340,13 @@ class ResponsesRequest(PromptFields, SamplingFields):
         sampling = effective_defaults(head.text.sampling_defaults) | self.sampling
         limit = self.max_output_tokens
         fields = self.repeated_fields() | {
-            "background": False,
+            "background": self.is_background,
             "max_output_tokens": None if limit is None else min(limit, head.max_tokens),
             "max_tool_calls": self.max_tool_calls,
             "metadata": self.metadata or {},
             "prompt_cache_key": self.prompt_cache_key,
             "safety_identifier": self.safety_identifier,
-            "store": False,
+            "store": self.is_stored,
             "temperature": sampling["temperature"],
             "top_logprobs": self._logprobs or 0,
             "top_p": sampling["top_p"],

@@ -134,6 +134,13 @@ class HostedCall(Lenient):
     type: str
 
 
+class ItemReference(Lenient):
+    """Reference to a stored item, which replaces it before a prompt is made."""
+
+    type: Literal["item_reference"] | None = None
+    id: Annotated[str, Field(min_length=1, max_length=128)]
+
+
 # Items of hosted tools. Those that a client runs, such as shells, have results on which the conversation depends.
 HOSTED_ITEMS = frozenset(
     {
@@ -166,6 +173,7 @@ InputItem = Annotated[
     | Annotated[FunctionCall, Tag("[function_call]")]
     | Annotated[FunctionCallOutput, Tag("[function_call_output]")]
     | Annotated[Reasoning, Tag("[reasoning]")]
+    | Annotated[ItemReference, Tag("[item_reference]")]
     | Annotated[HostedCall, Tag(HOSTED_CALL_TAG)]
     | Annotated[MediaPart, Tag(MEDIA_TAG)],
     Discriminator(_item_tag),
@@ -174,7 +182,8 @@ InputItem = Annotated[
         "function_call",
         "function_call_output",
         "reasoning",
-        advice="no items are stored: send the item itself, not an item_reference (with store: false most clients do)",
+        "item_reference",
+        advice="a message can have its text",
         accepts=lambda value: _is_hosted_call(value) or type_of(value) == IMAGE_ITEM,
     ),
 ]
@@ -200,9 +209,11 @@ class _AssistantTurn:
         return [turn]
 
 
-def turns(items: Iterable[InputItem], instructions: str | None = None) -> Turns:
+def turns(items: Iterable[InputItem], instructions: str | None = None, num_stored: int = 0) -> Turns:
     """Return items as chat templates read them, after a system turn with `instructions`. Raises `ApiError` (400) for
     the output of a call that does not precede it or already has an output.
+
+    num_stored: number of stored items before those of the request.
     """
     converted: Turns = [{"role": "system", "content": instructions}] if instructions else []
     answer = _AssistantTurn()
@@ -220,7 +231,7 @@ def turns(items: Iterable[InputItem], instructions: str | None = None) -> Turns:
                 pending.add(item.call_id)
             case FunctionCallOutput(call_id=call_id):
                 if call_id not in pending:
-                    raise _no_call(index, call_id)
+                    raise _no_call(index - num_stored, call_id)
                 pending.remove(call_id)
                 converted += answer.template_form()
                 answer = _AssistantTurn()
@@ -234,7 +245,7 @@ def turns(items: Iterable[InputItem], instructions: str | None = None) -> Turns:
 
 
 def _no_call(index: int, call_id: str) -> ApiError:
-    where = f"input[{index}].call_id"
+    where = f"input[{index}].call_id" if index >= 0 else "conversation"
     message = f"{where}: no function_call before this item has the call_id {call_id[:80]!r} and lacks an output"
     return ApiError(400, message, param=where, code="invalid_value")
 

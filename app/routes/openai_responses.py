@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
+import time
 from typing import NoReturn
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.websockets import WebSocket
 
 from app.admission.thread_queue import Caller
+from app.conversations.store import StoredResponse
 from app.errors import ApiError
 from app.generation.generation import Generation
 from app.http.answer_stream import STREAM_HEADERS
@@ -18,33 +18,41 @@ from app.http.disconnect import run_unless_disconnected
 from app.http.security import read_json_body
 from app.protocols.responses import PARAMETER_NAMES, InputTokensRequest, ResponsesRequest
 from app.protocols.responses_encoder import ResponsesEncoder
+from app.protocols.responses_stored import response_body
 from app.routes import authenticate_request, get_service, parse_stream_id, with_ignored_tools
-from app.routes.responses import stream, stream_headers
-from app.routes.text import answer, expects_status
+from app.routes.listing import page
+from app.routes.responses import respond_now, stream, stream_headers
+from app.routes.stored_context import complete_prompt, complete_response
+from app.routes.text import Arrived, answer, expects_status
 from app.streams.stream_log import CursorError
-from app.streams.tail import MAX_RECORDS_PER_TURN
+from app.streams.timeline import IntakeTimeline
 
 
 async def create_response(request: Request) -> Response:
-    """POST /v1/responses: answer an input, streamed or whole."""
-    return await answer(request, ResponsesRequest)
+    """POST /v1/responses: answer an input, streamed or whole, or in the background."""
+    return await answer(request, ResponsesRequest, complete_response)
 
 
 async def response_by_id(request: Request) -> Response:
     """GET /v1/responses/{id}: return a response as of now, or its events. DELETE: remove it, ended if it still runs."""
-    generation, encoder = _find(request)
     if request.method == "DELETE":
-        generation.cancel()
-        get_service(request).registry.remove(generation)
-        return JSONResponse({"id": request.path_params["response_id"], "object": "response", "deleted": True})
+        return await _delete(request)
     if _flag(request, "include_obfuscation"):
         message = "include_obfuscation: true is not supported, because events are not padded"
         raise ApiError(400, message, param="include_obfuscation", code="unsupported_parameter")
-    after = _starting_after(request)
-    if not _flag(request, "stream"):
-        if after is not None:
-            raise ApiError(400, "starting_after needs stream=true", param="starting_after", code="invalid_value")
-        return await _snapshot(generation, encoder)
+    after, is_streamed = _starting_after(request), _flag(request, "stream")
+    if after is not None and not is_streamed:
+        raise ApiError(400, "starting_after needs stream=true", param="starting_after", code="invalid_value")
+    live = _live(request)
+    if live is None:
+        record = await _stored(request)
+        if is_streamed:
+            message = f"the events of response {record.id!r} are no longer kept; read the response without stream=true"
+            raise ApiError(404, message, param="stream", code="events_not_kept")
+        return Response(response_body(record), media_type="application/json")
+    generation, encoder = live
+    if not is_streamed:
+        return await respond_now(generation.log, encoder)
     resumed = await encoder.resume(generation.log, -1 if after is None else after)
     if resumed is None:
         headers = STREAM_HEADERS | stream_headers(generation.log)
@@ -53,26 +61,48 @@ async def response_by_id(request: Request) -> Response:
     return stream(generation, records, reader, resumes=expects_status(request))
 
 
+async def _delete(request: Request) -> Response:
+    """Delete a response, and end it if it still runs."""
+    owner, given = authenticate_request(request).owner, request.path_params["response_id"]
+    service, live = get_service(request), _live(request)
+    await service.saves.settled(given)
+    was_stored = await service.store.delete_response(f"resp_{parse_stream_id(given)}", owner)
+    if live is not None:
+        live[0].cancel()
+        service.registry.remove(live[0])
+    elif not was_stored:
+        raise _not_found(given)
+    return JSONResponse({"id": given, "object": "response", "deleted": True})
+
+
 async def cancel_response(request: Request) -> Response:
     """POST /v1/responses/{id}/cancel: end a response and return it. One that has ended stays as it is."""
-    generation, encoder = _find(request)
+    live = _live(request)
+    if live is None:
+        return Response(response_body(await _stored(request)), media_type="application/json")
+    generation, encoder = live
     generation.cancel()
-    return await _snapshot(generation, encoder)
+    return await respond_now(generation.log, encoder)
 
 
-async def input_items(request: Request) -> NoReturn:
-    """GET /v1/responses/{id}/input_items: refuse, because inputs are not stored."""
-    authenticate_request(request)
-    raise ApiError(404, "The items of inputs are not stored on this server.", code="items_not_stored")
+async def input_items(request: Request) -> Response:
+    """GET /v1/responses/{id}/input_items: list the items of a stored response's input."""
+    owner, given = authenticate_request(request).owner, request.path_params["response_id"]
+    record = await get_service(request).store.response(given, owner)
+    if record is None:
+        raise _not_found(given)
+    return page(request, record.input, "desc")
 
 
 async def count_input_tokens(request: Request) -> Response:
     """POST /v1/responses/input_tokens: return the number of tokens of the prompt that an input becomes."""
-    caller, service = Caller(authenticate_request(request).id), get_service(request)
+    tenant, service = authenticate_request(request), get_service(request)
+    caller = Caller(tenant.id)
     with service.bodies.memory(caller.tenant) as memory:
         body = await read_json_body(request, service.settings, memory)
         parsed = await service.prompts.parse(InputTokensRequest, body, caller)
-        service.check_model(parsed.model)
+        arrived = Arrived(parsed, len(body), service, tenant, IntakeTimeline(time.monotonic()), memory)
+        parsed = await complete_prompt(arrived)
         text = await service.prompts.render(parsed.chat_prompt, caller, PARAMETER_NAMES)
         work = service.prompts.tokenize(text, caller, add_special_tokens=False, param="input")
         ids = await run_unless_disconnected(request.receive, work)
@@ -85,16 +115,26 @@ async def refuse_websocket(socket: WebSocket) -> NoReturn:
     raise ApiError(404, "/v1/responses is served over HTTP only; /v1/realtime is a WebSocket", code="http_only")
 
 
-def _find(request: Request) -> tuple[Generation, ResponsesEncoder]:
-    """Return the client's own response, and its encoder. Raises `ApiError` (404) for an unknown one."""
+def _live(request: Request) -> tuple[Generation, ResponsesEncoder] | None:
+    """Return the client's own response and its encoder; None if its stream is not kept."""
     owner, given = authenticate_request(request).owner, request.path_params["response_id"]
     try:
         generation = get_service(request).registry.get(parse_stream_id(given), owner)
     except CursorError:
-        raise _not_found(given) from None
-    if not isinstance(generation.encoder, ResponsesEncoder):
+        return None
+    encoder = generation.encoder
+    return (generation, encoder) if isinstance(encoder, ResponsesEncoder) else None
+
+
+async def _stored(request: Request) -> StoredResponse:
+    """Return the client's own response from the store. Raises `ApiError` (404) for an unknown one."""
+    owner, given = authenticate_request(request).owner, request.path_params["response_id"]
+    service = get_service(request)
+    await service.saves.settled(given)
+    record = await service.store.response(given, owner)
+    if record is None or not record.has_ended:
         raise _not_found(given)
-    return generation, generation.encoder
+    return record
 
 
 def _starting_after(request: Request) -> int | None:
@@ -114,17 +154,6 @@ def _flag(request: Request, name: str) -> bool:
     return value == "true"
 
 
-async def _snapshot(generation: Generation, encoder: ResponsesEncoder) -> Response:
-    """Return the response as of now."""
-    log = generation.log
-
-    def body() -> bytes:
-        return msgspec.json.encode(encoder.response(log))
-
-    content = body() if len(log.records) <= MAX_RECORDS_PER_TURN else await asyncio.to_thread(body)
-    return Response(content, media_type="application/json", headers=stream_headers(log))
-
-
 def _not_found(given: str) -> ApiError:
-    message = f"response {given[:80]!r} does not exist or has expired; responses are kept for a while but not stored"
+    message = f"response {given[:80]!r} does not exist or has expired"
     return ApiError(404, message, param="response_id", code="response_not_found")

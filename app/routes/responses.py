@@ -15,8 +15,9 @@ from app.generation.generation import Generation
 from app.generation.prompt_batch import PromptBatch
 from app.http.answer_stream import KEEP_ALIVE_SECONDS, AnswerStream
 from app.http.disconnect import cancel_on_disconnect
+from app.protocols.responses_encoder import ResponsesEncoder
 from app.streams.stream_log import Encoder, Failure, StreamLog
-from app.streams.tail import stream_chunks
+from app.streams.tail import MAX_RECORDS_PER_TURN, stream_chunks
 from app.streams.wire_format import WireFormat
 
 MAX_INLINE_SIZE = 256  # records and log-probabilities of an answer that is encoded on the event loop
@@ -86,6 +87,16 @@ async def respond_whole(request: Request, generation: Generation | PromptBatch, 
     except ApiError as error:
         error.headers |= stream_headers(log)  # so that the request's timeline can be found
         raise
+    return Response(content, media_type="application/json", headers=stream_headers(log))
+
+
+async def respond_now(log: StreamLog, encoder: ResponsesEncoder) -> Response:
+    """Return a response as of now."""
+
+    def body() -> bytes:
+        return msgspec.json.encode(encoder.response(log))
+
+    content = body() if len(log.records) <= MAX_RECORDS_PER_TURN else await asyncio.to_thread(body)
     return Response(content, media_type="application/json", headers=stream_headers(log))
 
 

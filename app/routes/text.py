@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions, POST /v1/completions."""
+"""Answers of all text protocols, and POST /v1/completions."""
 
 from __future__ import annotations
 
@@ -22,21 +22,18 @@ from app.generation.prompt_batch import PromptBatch
 from app.http.disconnect import run_unless_disconnected
 from app.http.security import read_json_body
 from app.observe.request_log import client_request_id
-from app.protocols.chat import ChatRequest
 from app.protocols.common import TextRequest
 from app.protocols.completions import CompletionRequest
+from app.protocols.responses_encoder import ResponsesEncoder
+from app.protocols.schema import Strict
 from app.routes import authenticate_request, get_service, with_ignored_tools
-from app.routes.responses import respond_whole, stream
+from app.routes.responses import respond_now, respond_whole, stream
 from app.service import Service
 from app.store.entries import Origin
 from app.streams.timeline import IntakeTimeline
 
-Body = TypeVar("Body", bound=TextRequest)
-
-
-async def chat_completions(request: Request) -> Response:
-    """Answer a conversation, streamed or whole."""
-    return await answer(request, ChatRequest)
+Body = TypeVar("Body", bound=Strict)
+Text = TypeVar("Text", bound=TextRequest)
 
 
 async def text_completions(request: Request) -> Response:
@@ -46,9 +43,10 @@ async def text_completions(request: Request) -> Response:
 
 @dataclass(frozen=True, slots=True)
 class Arrived(Generic[Body]):
-    """A valid request with its owner. memory: reserved for its body until its prompt is made."""
+    """A valid request with its owner. size: bytes of its body. memory: reserved for it until its prompt is made."""
 
     body: Body
+    size: int
     service: Service
     tenant: Tenant
     intake: IntakeTimeline
@@ -66,12 +64,13 @@ class _Started:
 
     generation: Generation | PromptBatch
     is_streamed: bool
+    is_background: bool
     was_repeated: bool
     ignored_tools: Sequence[str]
 
 
 async def answer(
-    request: Request, schema: type[Body], complete: Callable[[Arrived[Body]], Awaitable[Body]] | None = None
+    request: Request, schema: type[Text], complete: Callable[[Arrived[Text]], Awaitable[Text]] | None = None
 ) -> Response:
     """Answer a request of a text protocol, streamed or whole.
 
@@ -83,7 +82,7 @@ async def answer(
         started = await _start(request, schema, complete, tenant, intake, memory)
     if isinstance(started, Response):
         return started
-    response = await _respond(request, started.generation, is_streamed=started.is_streamed)
+    response = await _respond(request, started)
     if started.was_repeated:
         response.headers["Idempotent-Replayed"] = "true"
     return with_ignored_tools(request, response, started.ignored_tools)
@@ -91,8 +90,8 @@ async def answer(
 
 async def _start(
     request: Request,
-    schema: type[Body],
-    complete: Callable[[Arrived[Body]], Awaitable[Body]] | None,
+    schema: type[Text],
+    complete: Callable[[Arrived[Text]], Awaitable[Text]] | None,
     tenant: Tenant,
     intake: IntakeTimeline,
     memory: BodyMemory,
@@ -105,7 +104,7 @@ async def _start(
     intake.body_received(time.monotonic())
     parsed = await service.prompts.parse(schema, body, Caller(tenant.id, intake=intake))
     if complete is not None:
-        parsed = await complete(Arrived(parsed, service, tenant, intake, memory))
+        parsed = await complete(Arrived(parsed, len(body), service, tenant, intake, memory))
     if (instant := parsed.instant_answer) is not None:
         service.check_loaded()
         return JSONResponse(instant)
@@ -128,16 +127,20 @@ async def _start(
         generation, was_repeated = await run_unless_disconnected(
             request.receive, service.idempotent.run(tenant, key, digest, start)
         )
-    return _Started(generation, parsed.is_streamed, was_repeated, parsed.ignored_tools)
+    return _Started(generation, parsed.is_streamed, parsed.is_background, was_repeated, parsed.ignored_tools)
 
 
-async def _respond(request: Request, generation: Generation | PromptBatch, *, is_streamed: bool) -> Response:
-    """Return the answer, streamed or whole."""
+async def _respond(request: Request, started: _Started) -> Response:
+    """Return the answer, streamed, whole, or as of now."""
+    generation = started.generation
     encoder = generation.encoder
     assert encoder is not None  # every text protocol has one
-    if not is_streamed:
-        return await respond_whole(request, generation, encoder)
-    return stream(generation, resumes=expects_status(request))
+    if started.is_streamed:
+        return stream(generation, resumes=expects_status(request))
+    if started.is_background:
+        assert isinstance(encoder, ResponsesEncoder)  # no other protocol has background answers
+        return await respond_now(generation.log, encoder)
+    return await respond_whole(request, generation, encoder)
 
 
 def expects_status(request: Request) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 from app.protocols.anthropic import CountTokensRequest, MessagesRequest
 from app.protocols.chat import ChatRequest
 from app.protocols.completions import CompletionRequest
+from app.protocols.conversations import ConversationRequest, ItemsRequest, MetadataRequest
 from app.protocols.ollama import OllamaChatRequest, OllamaGenerateRequest, ShowRequest
 from app.protocols.responses import InputTokensRequest, ResponsesRequest
 from app.protocols.schema import Strict
@@ -49,9 +50,10 @@ class Operation:
     key: str | None = "key"
 
 
-CHAT, RESPONSES, ANTHROPIC, OLLAMA, STREAMS, MODELS, SERVER = (
+CHAT, RESPONSES, CONVERSATIONS, ANTHROPIC, OLLAMA, STREAMS, MODELS, SERVER = (
     "Chat and text completions",
     "Responses",
+    "Conversations",
     "Anthropic Messages",
     "Ollama",
     "Streams and timelines",
@@ -70,6 +72,11 @@ EVENTS_AFTER = {
     ("query", "stream"): "`true` returns the events instead of the response.",
     ("query", "starting_after"): "Number of the last received event; needs `stream=true`.",
 }
+PAGES = {
+    ("query", "limit"): "Number of entries, from 1 to 100. Default: 20.",
+    ("query", "order"): "`asc` begins with the oldest entry, `desc` with the newest.",
+    ("query", "after"): "Id of the entry after which the list begins.",
+}
 GENERATION_ERRORS = (400, 404, 413, 415, 429, 500, 503, 504)
 BODY_ERRORS = (400, 404, 413, 415, 503)
 EVENT_STREAM, LINES = "text/event-stream", "application/x-ndjson"
@@ -77,6 +84,9 @@ FUNCTION = {"name": "get_weather", "description": "Get the current weather in a 
 
 PATH_PARAMETERS = {
     "response_id": "Id of a response.",
+    "conversation_id": "Id of a conversation.",
+    "item_id": "Id of an item.",
+    "completion_id": "Id of a stored chat completion.",
     "stream_id": "Id of the answer, or of its stream (`X-Carousel-Stream`).",
     "request_id": "Id of the answer, of its stream (`X-Carousel-Stream`), or of the request (`X-Request-Id`).",
     "model_id": "Name of a model.",
@@ -112,6 +122,24 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         streams=True,
         parameters=RESUME,
         errors=GENERATION_ERRORS,
+    ),
+    ("GET", "/v1/chat/completions"): Operation(CHAT, "CompletionList", parameters=PAGES, errors=(400, 403)),
+    ("GET", "/v1/chat/completions/{completion_id}"): Operation(
+        CHAT, "ChatCompletion", summary="Return a stored chat completion.", errors=(404,)
+    ),
+    ("POST", "/v1/chat/completions/{completion_id}"): Operation(
+        CHAT,
+        "ChatCompletion",
+        MetadataRequest,
+        {"metadata": {"metadata": {"topic": "cats"}}},
+        summary="Replace the metadata of a stored chat completion.",
+        errors=BODY_ERRORS,
+    ),
+    ("DELETE", "/v1/chat/completions/{completion_id}"): Operation(
+        CHAT, "Deleted", summary="Delete a stored chat completion.", errors=(404,)
+    ),
+    ("GET", "/v1/chat/completions/{completion_id}/messages"): Operation(
+        CHAT, "ItemList", parameters=PAGES, errors=(400, 404)
     ),
     ("POST", "/v1/completions"): Operation(
         CHAT,
@@ -157,7 +185,47 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         RESPONSES, "DeletedResponse", summary="End a response and make it unreadable.", errors=(404,)
     ),
     ("POST", "/v1/responses/{response_id}/cancel"): Operation(RESPONSES, "Response", errors=(404,)),
-    ("GET", "/v1/responses/{response_id}/input_items"): Operation(RESPONSES, "Error", status=404),
+    ("GET", "/v1/responses/{response_id}/input_items"): Operation(
+        RESPONSES, "ItemList", parameters=PAGES, errors=(400, 404)
+    ),
+    ("POST", "/v1/conversations"): Operation(
+        CONVERSATIONS,
+        "Conversation",
+        ConversationRequest,
+        {"empty": {}, "items": {"items": QUESTION}},
+        errors=BODY_ERRORS,
+    ),
+    ("GET", "/v1/conversations/{conversation_id}"): Operation(
+        CONVERSATIONS, "Conversation", summary="Return a conversation.", errors=(404,)
+    ),
+    ("POST", "/v1/conversations/{conversation_id}"): Operation(
+        CONVERSATIONS,
+        "Conversation",
+        MetadataRequest,
+        {"metadata": {"metadata": {"topic": "cats"}}},
+        summary="Replace the metadata of a conversation.",
+        errors=BODY_ERRORS,
+    ),
+    ("DELETE", "/v1/conversations/{conversation_id}"): Operation(
+        CONVERSATIONS, "Deleted", summary="Delete a conversation with its items.", errors=(404,)
+    ),
+    ("GET", "/v1/conversations/{conversation_id}/items"): Operation(
+        CONVERSATIONS, "ItemList", summary="List the items of a conversation.", parameters=PAGES, errors=(400, 404)
+    ),
+    ("POST", "/v1/conversations/{conversation_id}/items"): Operation(
+        CONVERSATIONS,
+        "ItemList",
+        ItemsRequest,
+        {"question": {"items": QUESTION}},
+        summary="Append items to a conversation and return them.",
+        errors=BODY_ERRORS,
+    ),
+    ("GET", "/v1/conversations/{conversation_id}/items/{item_id}"): Operation(
+        CONVERSATIONS, "Item", summary="Return an item of a conversation.", errors=(404,)
+    ),
+    ("DELETE", "/v1/conversations/{conversation_id}/items/{item_id}"): Operation(
+        CONVERSATIONS, "Conversation", summary="Delete an item and return its conversation.", errors=(404,)
+    ),
     ("POST", "/v1/messages"): Operation(
         ANTHROPIC,
         "AnthropicAnswer",

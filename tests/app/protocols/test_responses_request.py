@@ -134,8 +134,6 @@ def refusal(given="hi", **fields) -> ApiError:
         ([{**USER, "content": [{"text": "a"}]}], "input[0].content[0]", "an object with a type"),
         ([USER, {"type": "custom_tool_call"}], "input[1]", "'custom_tool_call' is not supported"),
         ([USER, {"type": "local_shell_call"}], "input[1]", "'local_shell_call' is not supported"),
-        ([{"type": "item_reference", "id": "x"}], "input[0]", "send the item itself"),
-        ([{"id": "x"}], "input[0]", "send the item itself"),
         ([{"type": ["message"]}], "input[0]", "an object with a type"),
         (["hi"], "input[0]", "an object with a type"),
         ([call("")], "input[0].call_id", "at least 1 character"),
@@ -159,10 +157,7 @@ def test_a_wrong_item_is_refused_by_its_path(items: list, param: str, message: s
 @pytest.mark.parametrize(
     ("fields", "param", "message"),
     [
-        ({"previous_response_id": "resp_1"}, "previous_response_id", "send the earlier items in input"),
-        ({"conversation": "conv_1"}, "conversation", "send its items in input"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt", "send its text"),
-        ({"background": True}, "background", "X-Carousel-Resume"),
         ({"context_management": [{"type": "compaction"}]}, "context_management", "send a shorter input"),
         ({"moderation": {"model": "m"}}, "moderation", "unsupported"),
         ({"tools": [{"type": "custom"}]}, "tools[0]", "'custom' is not supported, only function"),

@@ -165,7 +165,7 @@ def test_a_whole_response_equals_that_of_the_last_event():
     assert response.id == "resp_a1" and response.model == "m" and response.service_tier == "default"
     assert response.instructions == "i" and response.user == "u" and response.metadata == {"a": "b"}
     assert response.max_output_tokens == 40, "the effective limit"
-    assert (response.store, response.background, response.previous_response_id) == (False, False, None)
+    assert (response.store, response.background, response.previous_response_id) == (True, False, None)
     assert (response.temperature, response.top_p, response.truncation) == (1.0, 1.0, "disabled")
     assert response.tools[0].name == "weather" and response.tool_choice == "auto"
     assert response.usage.input_tokens == 5 and response.usage.input_tokens_details.cached_tokens == 3

@@ -39,13 +39,13 @@ def new_stream(http: TestClient, **fields) -> tuple[str, list[dict]]:
 
 
 def test_a_response_is_created_and_can_be_read_again(http):
-    """It is kept like a stream, and marked as not stored."""
-    answer = http.post(RESPONSES, json=BODY | {"store": True})
+    """It is stored unless the request says otherwise."""
+    answer = http.post(RESPONSES, json=BODY)
     body = answer.json()
     assert answer.status_code == 200 and body["id"] == f"resp_{answer.headers['x-carousel-stream']}"
     response = Response.model_validate(body, strict=True)
     assert (response.status, response.usage.output_tokens, response.max_output_tokens) == ("incomplete", 3, 3)
-    assert response.store is False
+    assert response.store is True
     again = http.get(f"{RESPONSES}/{body['id']}")
     assert again.json() == body and again.headers["x-carousel-stream"] == answer.headers["x-carousel-stream"]
     assert http.get(f"/v1/requests/{body['id']}").json()["state"] == "ended"
@@ -152,13 +152,6 @@ def test_a_response_of_another_key_is_not_found():
         for path in (RESPONSES, f"{RESPONSES}/input_tokens"):
             assert client.post(path, json=BODY).status_code == 401
         assert client.get(f"{RESPONSES}/{identity}", headers=alice).status_code == 200
-
-
-def test_input_items_are_not_stored(http):
-    """The refusal gives the reason."""
-    identity, _ = new_stream(http)
-    answer = http.get(f"{RESPONSES}/{identity}/input_items")
-    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "items_not_stored")
 
 
 def test_the_tokens_of_an_input_are_counted(http):
