@@ -17,8 +17,7 @@ const PROVIDERS = {
       ...options,
     }),
 };
-// By default the provider openai refers to earlier answers by their ids.
-const HISTORY = { providerOptions: { openai: { store: false } } };
+// The provider openai refers to earlier answers by the ids of their items.
 const create = PROVIDERS[process.argv[4]];
 const provider = create({ baseURL: `${common.URL}/v1`, apiKey: "none" });
 const scripted = create({
@@ -47,7 +46,7 @@ async function turns() {
   const messages = [];
   for (let answers = 0; answers < 3; answers++) {
     messages.push({ role: "user", content: common.COUNT_QUESTION });
-    const request = { model: scripted, messages, ...HISTORY, maxRetries: 0 };
+    const request = { model: scripted, messages, maxRetries: 0 };
     // The messages of a stream go back too.
     const result =
       answers === 1 ? streamText(request) : await generateText(request);
@@ -80,7 +79,7 @@ async function tools() {
     role: "user",
     content: common.COUNT_QUESTION,
   });
-  const end = await generateText({ ...request, ...HISTORY, messages });
+  const end = await generateText({ ...request, messages });
   assert.equal(end.text, common.counts(2, 1));
 }
 
@@ -120,22 +119,21 @@ async function cancel() {
 }
 
 async function stored() {
-  const first = await generateText(fields);
-  const next = { role: "user", content: "Go on" };
-  const messages = [...first.responseMessages, next];
-  const request = { model: fields.model, messages, maxRetries: 0 };
-  await common.checkError(() => generateText(request), "item_reference");
+  let previous = null;
+  for (let answers = 0; answers < 3; answers++) {
+    const result = await generateText({
+      model: scripted,
+      prompt: common.COUNT_QUESTION,
+      maxRetries: 0,
+      providerOptions: { openai: { previousResponseId: previous } },
+    });
+    assert.equal(result.text, common.counts(answers));
+    previous = result.providerMetadata.openai.responseId;
+  }
 }
 
-await common.runFeatures(
-  chat,
-  stream,
-  turns,
-  tools,
-  structured,
-  errors,
-  cancel,
-);
+const features = [chat, stream, turns, tools, structured, errors, cancel];
 if (process.argv[4] === "openai") {
-  await common.runLimits(stored);
+  features.push(stored);
 }
+await common.runFeatures(...features);

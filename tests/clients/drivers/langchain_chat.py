@@ -113,10 +113,12 @@ def cancel() -> None:
 
 
 def stored() -> None:
-    chat_model = model(use_responses_api=True, use_previous_response_id=True)
-    messages = [HumanMessage(common.QUESTION)]
-    messages += [chat_model.invoke(messages), HumanMessage(common.QUESTION)]
-    common.check_error(lambda: chat_model.invoke(messages), "previous_response_id")
+    chat_model = scripted(use_responses_api=True, use_previous_response_id=True)
+    messages = []
+    for answers in range(3):
+        messages.append(HumanMessage(common.COUNT_QUESTION))
+        messages.append(chat_model.invoke(messages))
+        assert messages[-1].text == common.counts(answers)
 
 
-common.run_features(chat, stream, turns, tools, structured, types, errors, cancel, limits=[stored])
+common.run_features(chat, stream, turns, tools, structured, types, errors, cancel, stored)

@@ -113,8 +113,12 @@ def cancel() -> None:
 
 
 def stored() -> None:
-    first = respond(input=common.QUESTION)
-    common.check_error(lambda: respond(input="Go on", previous_response_id=first.id), "previous_response_id")
+    previous = None
+    for answers in range(3):
+        fields = {} if previous is None else {"previous_response_id": previous}
+        response = respond(model=common.SCRIPTED_MODEL, input=common.COUNT_QUESTION, **fields)
+        assert response.output_text == common.counts(answers)
+        previous = response.id
 
 
-common.run_features(chat, stream, turns, tools, structured, types, errors, cancel, limits=[stored])
+common.run_features(chat, stream, turns, tools, structured, types, errors, cancel, stored)

@@ -137,13 +137,23 @@ def cancel() -> None:
 
 
 def stored() -> None:
-    agent = Agent(name="agent", model=common.SCRIPTED_MODEL)
-    first = RUNNER.run(Runner.run(agent, common.QUESTION))
-    common.check_error(
-        lambda: run(agent, previous_response_id=first.last_response_id),
-        "previous_response_id",
-    )
-    common.check_error(lambda: run(agent, session=OpenAIConversationsSession()), "/v1/conversations")
+    async def ask() -> None:
+        agent = Agent(name="agent", model=common.SCRIPTED_MODEL)
+        previous = None
+        for answers in range(3):
+            result = await Runner.run(agent, common.COUNT_QUESTION, previous_response_id=previous)
+            assert result.final_output == common.counts(answers)
+            previous = result.last_response_id
+        conversation = await AsyncOpenAI().conversations.create()
+        for answers in range(3):
+            result = await Runner.run(agent, common.COUNT_QUESTION, conversation_id=conversation.id)
+            assert result.final_output == common.counts(answers)
+        session = OpenAIConversationsSession()
+        for answers in range(3):
+            result = await Runner.run(agent, common.COUNT_QUESTION, session=session)
+            assert result.final_output == common.counts(answers)
+
+    RUNNER.run(ask())
 
 
-common.run_features(chat, stream, turns, tools, structured, types, errors, cancel, limits=[stored])
+common.run_features(chat, stream, turns, tools, structured, types, errors, cancel, stored)

@@ -168,12 +168,49 @@ async function cancel() {
 }
 
 async function stored() {
-  const first = await client.responses.create({ model, input: "Hi" });
-  const next = { model, input: "Go on", previous_response_id: first.id };
-  await common.checkError(
-    () => client.responses.create(next),
-    "previous_response_id",
-  );
+  const fields = {
+    model: common.SCRIPTED_MODEL,
+    input: common.COUNT_QUESTION,
+  };
+  let previous = null;
+  for (let answers = 0; answers < 3; answers++) {
+    const response = await scripted.responses.create({
+      ...fields,
+      previous_response_id: previous,
+    });
+    assert.equal(response.output_text, common.counts(answers));
+    previous = response.id;
+  }
+  const { data } = await scripted.responses.inputItems.list(previous);
+  assert.equal(data[0].content[0].text, common.COUNT_QUESTION);
+  const { id } = await scripted.conversations.create({});
+  for (let answers = 0; answers < 2; answers++) {
+    const response = await scripted.responses.create({
+      ...fields,
+      conversation: id,
+    });
+    assert.equal(response.output_text, common.counts(answers));
+  }
+  const input = common.QUESTION;
+  let response = await client.responses.create({
+    model,
+    input,
+    background: true,
+  });
+  while (["queued", "in_progress"].includes(response.status)) {
+    await new Promise((resolve) => setTimeout(resolve, 20));
+    response = await client.responses.retrieve(response.id);
+  }
+  assert(response.output_text);
+  const kept = await client.chat.completions.create({
+    model,
+    messages,
+    store: true,
+  });
+  const again = await client.chat.completions.retrieve(kept.id);
+  assert.deepEqual(again.choices, kept.choices);
+  const sent = await client.chat.completions.messages.list(kept.id);
+  assert.equal(sent.data[0].content, common.QUESTION);
 }
 
 await common.runFeatures(
@@ -184,5 +221,5 @@ await common.runFeatures(
   structured,
   errors,
   cancel,
+  stored,
 );
-await common.runLimits(stored);

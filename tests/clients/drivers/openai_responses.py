@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import common
 import everyday
@@ -126,12 +127,36 @@ def resume() -> None:
 
 
 def stored() -> None:
-    first = client.responses.create(**FIELDS)
+    previous, fields = None, {"model": common.SCRIPTED_MODEL, "input": common.COUNT_QUESTION}
+    for answers in range(3):
+        response = validated(scripted.responses.create(**fields, previous_response_id=previous))
+        assert response.output_text == common.counts(answers) and response.previous_response_id == previous
+        previous = response.id
+    assert [item.type for item in scripted.responses.input_items.list(previous)] == ["message"]
+    reference = {"type": "item_reference", "id": response.output[0].id}
+    question = {"role": "user", "content": common.COUNT_QUESTION}
+    referring = scripted.responses.create(model=common.SCRIPTED_MODEL, input=[question, reference, question])
+    assert referring.output_text == common.counts(1)
+    conversation = scripted.conversations.create(items=[question], metadata={"topic": "counts"})
+    for answers in range(2):
+        response = scripted.responses.create(**fields, conversation=conversation.id)
+        assert response.output_text == common.counts(answers) and response.conversation.id == conversation.id
+    assert len(list(scripted.conversations.items.list(conversation.id))) == 5
+    assert scripted.conversations.delete(conversation.id).deleted
+    background = client.responses.create(**FIELDS, background=True)
+    while background.status in ("queued", "in_progress"):
+        time.sleep(0.02)
+        background = validated(client.responses.retrieve(background.id))
+    assert background.status == "completed" and background.output_text
+    events = list(client.responses.create(**FIELDS, background=True, stream=True))
+    rest = list(client.responses.retrieve(events[0].response.id, stream=True, starting_after=3))
+    assert [event.sequence_number for event in rest] == [event.sequence_number for event in events[4:]]
+    client.responses.delete(background.id)
     common.check_error(
-        lambda: client.responses.create(**FIELDS, previous_response_id=first.id),
+        lambda: client.responses.create(**FIELDS, previous_response_id=background.id),
         BadRequestError.__name__,
-        "previous_response_id",
+        "previous_response_not_found",
     )
 
 
-common.run_features(chat, stream, turns, tools, structured, types, errors, cancel, resume, limits=[stored])
+common.run_features(chat, stream, turns, tools, structured, types, errors, cancel, resume, stored)

@@ -129,16 +129,14 @@ def cancel() -> None:
 
 
 def stored() -> None:
-    model = models()[1]
-    # "auto" is for servers that store responses; the library sees that this one does not, and sends its history.
-    history = Agent(model).run_sync(common.QUESTION).all_messages()
+    agent, history = Agent(scripted_models()[1]), []
     auto = OpenAIResponsesModelSettings(openai_previous_response_id="auto")
-    assert Agent(model).run_sync("Go on", message_history=history, model_settings=auto).output
+    for answers in range(3):
+        result = agent.run_sync(common.COUNT_QUESTION, message_history=history, model_settings=auto)
+        assert result.output == common.counts(answers)
+        history = result.all_messages()
     settings = OpenAIResponsesModelSettings(openai_previous_response_id=history[-1].provider_response_id)
-    common.check_error(
-        lambda: Agent(model, model_settings=settings).run_sync("Go on"),
-        "previous_response_id",
-    )
+    assert agent.run_sync(common.COUNT_QUESTION, model_settings=settings).output == common.counts(3)
 
 
-common.run_features(chat, stream, turns, tools, structured, types, errors, cancel, limits=[stored])
+common.run_features(chat, stream, turns, tools, structured, types, errors, cancel, stored)
