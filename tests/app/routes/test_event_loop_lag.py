@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from app.cli.serve import SWITCH_SECONDS, spare_loaded_objects
+from app.conversations.store import StoredItem, StoredResponse
 from app.engine_client.client import EngineClient
 from app.protocols.messages import MAX_MESSAGES
 from app.protocols.responses_input import MAX_ITEMS
@@ -310,6 +311,11 @@ def decode_seconds() -> float:
 async def test_the_heaviest_bodies_do_not_block_the_event_loop(http: httpx.AsyncClient, bodies, name: str):
     """The request is answered or refused, in an attempt that the machine did not disturb."""
     route, body = bodies[name]
+    await check_gaps(http, route, body)
+
+
+async def check_gaps(http: httpx.AsyncClient, route: str, body: bytes) -> None:
+    """Check that a request does not block the event loop, in one attempt of several."""
     gaps = []
     for _ in range(ATTEMPTS):
         request = http.post(route, content=body, headers={"Content-Type": "application/json"}, timeout=HANG_SECONDS)
@@ -320,3 +326,40 @@ async def test_the_heaviest_bodies_do_not_block_the_event_loop(http: httpx.Async
         if gaps[-1] < max(MAX_LAG_SECONDS, MAX_LAG_DECODES * decode_seconds()):
             return
     pytest.fail(f"the event loop was blocked for {[round(1000 * gap, 1) for gap in gaps]} ms")
+
+
+CONVERSATIONS = "/v1/conversations"
+ITEMS = [{"role": "user", "content": "a"}] * (MAX_ITEMS - 1)
+
+
+async def posted(http: httpx.AsyncClient, route: str, body: dict) -> dict:
+    answer = await http.post(route, json=body, timeout=HANG_SECONDS)
+    assert answer.status_code == 200, answer.text[:200]
+    return answer.json()
+
+
+async def test_the_longest_chains_do_not_block_the_event_loop(http: httpx.AsyncClient):
+    """Stored items are read, validated and rendered in a thread."""
+    fields = {"truncation": "auto", "input": "a", "max_output_tokens": 1}
+    whole = await posted(http, RESPONSES, fields | {"input": ITEMS[1:]})
+    conversation = (await posted(http, CONVERSATIONS, {"items": ITEMS}))["id"]
+    items = (await http.get(f"{CONVERSATIONS}/{conversation}/items")).json()["data"]
+    references = [{"type": "item_reference", "id": items[0]["id"]}] * MAX_ITEMS
+    await check_gaps(http, RESPONSES, json.dumps(fields | {"previous_response_id": whole["id"]}).encode())
+    await check_gaps(http, RESPONSES, json.dumps(fields | {"conversation": conversation}).encode())
+    await check_gaps(http, RESPONSES, json.dumps(fields | {"input": references}).encode())
+    await check_gaps(http, CONVERSATIONS, json.dumps({"items": ITEMS}).encode())
+
+
+async def test_the_deepest_chain_does_not_block_the_event_loop(http: httpx.AsyncClient):
+    """Each response has one item, and only the last one is not deleted."""
+    store = http._transport.app.state.service.store
+    for at in range(MAX_ITEMS - 10):
+        item = StoredItem(f"msg_{at}", b'{"role":"user","content":"a"}')
+        previous = f"resp_{at - 1}" if at else None
+        store.add_response(
+            StoredResponse(id=f"resp_{at}", owner="", tenant="", created=0.0, previous_id=previous, input=(item,)), ()
+        )
+        store.end_response(f"resp_{at}", b"{}", ())
+    body = {"truncation": "auto", "input": "a", "max_output_tokens": 1, "previous_response_id": f"resp_{at}"}
+    await check_gaps(http, RESPONSES, json.dumps(body).encode())

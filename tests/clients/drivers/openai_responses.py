@@ -155,7 +155,7 @@ def stored() -> None:
     common.check_error(
         lambda: client.responses.create(**FIELDS, previous_response_id=background.id),
         BadRequestError.__name__,
-        "previous_response_not_found",
+        background.id,
     )
 
 
