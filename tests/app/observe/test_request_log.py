@@ -33,7 +33,7 @@ def access(caplog: pytest.LogCaptureFixture) -> dict:
         ("POST", CHAT, {**BODY, "stream": True}, 200),
         ("POST", CHAT, {}, 400),
         ("GET", "/nowhere", None, 404),
-        ("GET", CHAT, None, 405),
+        ("PUT", CHAT, None, 405),
         ("GET", "/health", None, 200),
         ("POST", "/tokenize", {"prompt": "a"}, 200),
     ],

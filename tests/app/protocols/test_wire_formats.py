@@ -26,7 +26,7 @@ def test_every_refusal_of_a_path_has_the_format_of_its_protocol(other_protocol, 
         ready(client)
         wrong = client.post(CHAT, json={"messages": []})
         assert wrong.json()["error"].keys() == {"type", "message"} and wrong.json()["error"]["type"] == "status_400"
-        assert client.get(CHAT).json()["error"]["type"] == "status_405"
+        assert client.put(CHAT).json()["error"]["type"] == "status_405"
         assert client.post("/v1/completions", json={}).json()["error"]["type"] == "invalid_request_error"
         monkeypatch.setattr(client.app.state.service, "generate", None)
         failed = client.post(CHAT, json={"messages": [{"role": "user", "content": "hi"}]})

@@ -206,7 +206,7 @@ def test_control_characters_in_a_message_are_text(http):
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("GET", CHAT, 405),
+        ("GET", "/v1/completions", 405),
         ("PUT", "/v1/models", 405),
         ("GET", "/nowhere", 404),
         ("GET", "//v1/models", 404),
