@@ -139,7 +139,7 @@ def create_app(
 
     app = Starlette(
         routes=[  # matched in order: the most frequent first
-            Route("/v1/chat/completions", chat_completions.chat_completions, methods=["POST"]),
+            Route("/v1/chat/completions", chat_completions.chat_completions, methods=["GET", "POST"]),
             Route("/v1/completions", text_routes.text_completions, methods=["POST"]),
             Route("/v1/messages", anthropic.create_message, methods=["POST"]),
             Route("/v1/messages/count_tokens", anthropic.count_tokens, methods=["POST"]),

@@ -22,7 +22,9 @@ METADATA_QUERY = "metadata["  # beginning of a query parameter that selects by m
 
 
 async def chat_completions(request: Request) -> Response:
-    """POST /v1/chat/completions: answer a conversation, streamed or whole."""
+    """POST /v1/chat/completions: answer a conversation, streamed or whole. GET: list stored answers."""
+    if request.method != "POST":
+        return await _list(request)
     return await answer(request, ChatRequest, _complete)
 
 
@@ -48,8 +50,8 @@ async def _complete(arrived: Arrived[ChatRequest]) -> ChatRequest:
     return body.observed_by(CompletionObserver(service.store, service.saves, record, messages))
 
 
-async def list_completions(request: Request) -> Response:
-    """GET /v1/chat/completions: list the stored chat completions of the key."""
+async def _list(request: Request) -> Response:
+    """Return the stored chat completions of the key."""
     tenant, service = authenticate_request(request), get_service(request)
     if not service.settings.requires_keys:
         message = (
@@ -104,7 +106,6 @@ async def _find(request: Request) -> StoredCompletion:
 
 
 ROUTES = (
-    Route("/v1/chat/completions", list_completions),
     Route("/v1/chat/completions/{completion_id}", completion_by_id, methods=["GET", "POST", "DELETE"]),
     Route("/v1/chat/completions/{completion_id}/messages", completion_messages),
 )

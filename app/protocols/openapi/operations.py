@@ -123,7 +123,13 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         parameters=RESUME,
         errors=GENERATION_ERRORS,
     ),
-    ("GET", "/v1/chat/completions"): Operation(CHAT, "CompletionList", parameters=PAGES, errors=(400, 403)),
+    ("GET", "/v1/chat/completions"): Operation(
+        CHAT,
+        "CompletionList",
+        summary="List the stored chat completions of the key.",
+        parameters=PAGES,
+        errors=(400, 403),
+    ),
     ("GET", "/v1/chat/completions/{completion_id}"): Operation(
         CHAT, "ChatCompletion", summary="Return a stored chat completion.", errors=(404,)
     ),

@@ -99,6 +99,12 @@ def test_completions_are_not_listed_without_keys():
         assert http.get(f"{CHAT}/{body['id']}").status_code == 200
 
 
+def test_a_wrong_method_is_refused_with_all_that_are_allowed(http):
+    """A client can both create and list."""
+    answer = http.delete(CHAT)
+    assert answer.status_code == 405 and set(answer.headers["allow"].split(", ")) >= {"GET", "POST"}
+
+
 def test_a_completion_that_failed_is_not_stored(http):
     """There is no answer to read."""
     answer = http.post(CHAT, json=BODY | {"store": True, "deadline_ms": 1, "max_tokens": 5000})
