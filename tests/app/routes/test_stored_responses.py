@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +16,7 @@ from starlette.testclient import TestClient
 from app.admission.tenants import tenant_of_key
 from app.conversations.memory_store import MemoryStore
 from app.conversations.shelf import Limits
+from app.conversations.store import StoredResponse
 from tests.app.routes.test_http import make, ready
 from tests.app.routes.test_responses import BODY, LONG, RESPONSES, RESUME, events
 from tests.profiles import examples
@@ -380,3 +382,26 @@ def test_the_store_is_measured(http):
     assert 'carousel:stored_records{kind="responses",model_name="fake"}' in text
     assert 'carousel:stored_bytes{kind="conversations",model_name="fake"}' in text
     assert 'carousel:stored_records_evicted_total{kind="completions",model_name="fake"}' in text
+
+
+def test_a_request_waits_for_the_save_of_what_it_continues(http, monkeypatch):
+    """The save ends only once the request waits for it."""
+    service, may_end = http.app.state.service, threading.Event()
+    wait = service.saves.settled
+
+    async def settled(changed: str) -> None:
+        may_end.set()
+        await wait(changed)
+
+    def save(_: bool) -> None:
+        service.store.end_response("resp_slow", b'{"id":"resp_slow"}', ())
+
+    async def start() -> None:
+        service.store.add_response(StoredResponse(id="resp_slow", owner="", tenant="", created=0.0), ())
+        service.saves.start(["resp_slow"], may_end.wait, save, in_thread=True)
+
+    monkeypatch.setattr(service.saves, "settled", settled)
+    http.portal.call(start)
+    answer = http.post(RESPONSES, json=BODY | {"previous_response_id": "resp_slow"})
+    may_end.set()
+    assert answer.status_code == 200, answer.text
