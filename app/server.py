@@ -38,6 +38,7 @@ from app.observe.collectors import (
     MeteringCollector,
     RefusedKeysCollector,
     StoreCollector,
+    StoredRecordsCollector,
 )
 from app.observe.energy import Energy
 from app.observe.loop_lag import LoopLag
@@ -264,7 +265,7 @@ def _collect(service: Service, logs: LogWriter | None, connections: ConnectionLi
     registry.register(IdempotencyCollector(service.idempotent, model))
     registry.register(KeptSessionCollector(service.sessions, model))
     registry.register(LogCollector(logs))
-    registry.register(StoreCollector(service.store, model))
+    registry.register(StoredRecordsCollector(service.store, model))
     registry.register(ConnectionCollector(connections, model))
     registry.register(RefusedKeysCollector(service.refused_keys, model))
     if service.metering is not None:

@@ -322,7 +322,7 @@ class IdempotencyCollector(Collector):
         yield evicted
 
 
-class StoreCollector(Collector):
+class StoredRecordsCollector(Collector):
     """Reads the content of the store of responses, conversations and chat completions."""
 
     def __init__(self, store: ConversationStore, model: str) -> None:

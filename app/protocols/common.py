@@ -49,6 +49,11 @@ class TextRequest(Strict):
         return bool(self.stream)
 
     @property
+    def is_self_contained(self) -> bool:
+        """Return whether the body alone gives the prompt, so that it can be made again after a restart."""
+        return True
+
+    @property
     def is_background(self) -> bool:
         """Return whether the answer continues without a reader, and a request for the whole is answered at once."""
         return False

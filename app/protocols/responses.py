@@ -15,7 +15,15 @@ from app.protocols.answers import AnswerOptions, UsageReports
 from app.protocols.common import SamplingFields, StreamOptions, Verbosity, template_variables
 from app.protocols.hosted_tools import hosted_types
 from app.protocols.responses_encoder import ResponsesEncoder
-from app.protocols.responses_input import MAX_ITEMS, InputItem, Message, check_newest_message, count_parts, turns
+from app.protocols.responses_input import (
+    MAX_ITEMS,
+    InputItem,
+    ItemReference,
+    Message,
+    check_newest_message,
+    count_parts,
+    turns,
+)
 from app.protocols.responses_output import ResponseHead
 from app.protocols.responses_tools import FunctionTool, NamespaceTool, ToolChoice, Tools, names_in_namespaces, tool_use
 from app.protocols.schema import MAX_CONTENT_PARTS, FalseOnly, Metadata, Strict, Unsupported, only_value, refusal
@@ -192,6 +200,12 @@ class PromptFields(Strict):
     def conversation_id(self) -> str | None:
         """Return the id of the conversation that the request belongs to."""
         return self.conversation.id if isinstance(self.conversation, ConversationReference) else self.conversation
+
+    @property
+    def is_self_contained(self) -> bool:
+        """Return whether the request has no stored items before its input or in it."""
+        has_reference = any(isinstance(item, ItemReference) for item in self.items)
+        return self.previous_response_id is None and self.conversation is None and not has_reference
 
     def completed(self, history: Sequence[InputItem], items: Sequence[InputItem]) -> Self:
         """Return the request with stored items.
