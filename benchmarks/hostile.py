@@ -1,11 +1,11 @@
 """Effect of one hostile client on the streams of other clients.
 
 For each kind of hostile client a server is started, of the demo model or, where the vocabulary matters, of the default
-model (`carousel fetch`). 16 ordinary chat streams (4 of the default model), a short and a long chat (24 kB; 1 kB) again
-and again, and a health check (20 per second) run in separate processes. One window is undisturbed, the next one has the
-hostile client; each ratio compares two successive windows. Against clients that take part of the engine as well, the
-first window has an ordinary client with as many answers. The client shares the machine's cores with the server, so
-the ratio must be read together with the client's own CPU time (`client_cores`).
+model (`carousel fetch`). 16 ordinary chat streams (4 of the default model), a short and a long chat (24 kB; 200 bytes)
+again and again, and a health check (20 per second) run in separate processes. One window is undisturbed, the next one
+has the hostile client; each ratio compares two successive windows. Against clients that take part of the engine as
+well, the first window has an ordinary client with as many answers. The client shares the machine's cores with the
+server, so the ratio must be read together with the client's own CPU time (`client_cores`).
 
     python -m benchmarks.hostile                       # windows of 10 s
     python -m benchmarks.hostile --only pings --seconds 3
