@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from engine.errors import IntegrityError
 from engine.scheduling.pages import HostPool, PagePool, chain_next, chain_start
+from tests.engine.scheduling.history import PAGE_SIZE, History
 from tests.profiles import examples
 
 
@@ -144,3 +145,18 @@ def test_host_pages_are_allocated_and_released():
         host.check_integrity([])
     host.release(pages)
     host.check_integrity([])
+
+
+def test_pages_that_a_resumed_sequence_has_not_filled_are_not_published():
+    """A step that began before it was preempted has filled its earlier pages."""
+    history = History(slots=1, pages=8)
+    history.arrive(list(range(1, 13)), 4)
+    history.step()
+    (sequence,) = history.scheduler.running
+    published = sequence.num_published
+    assert published < len(sequence.page_table)
+    earlier_table = list(sequence.page_table)
+    history.scheduler._publish(sequence, earlier_table, 3 * PAGE_SIZE, history.now)
+    assert sequence.num_published == published
+    history.scheduler._publish(sequence, sequence.page_table, 3 * PAGE_SIZE, history.now)
+    assert sequence.num_published == 3
