@@ -328,7 +328,8 @@ def main() -> None:
         "slots": SLOTS,
         "health_checks_per_second": 20,
     }
-    print("Saved to", save("hostile", settings, rows, summary))
+    name = "_".join(["hostile", *(options.only or ())])
+    print("Saved to", save(name, settings, rows, summary))
 
 
 if __name__ == "__main__":

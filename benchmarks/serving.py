@@ -31,19 +31,25 @@ class Serving:
     loaded for the garbage collector: walking all of torch would pause the measuring client for 100 ms and more.
 
     model: the bundled one, or as on the command line. cores: cores of the server (Linux); None: those of this process.
-    log: file for the server's log.
+    log: file for the server's log. port: 0 for a free one.
     """
 
     def __init__(
-        self, *options: str, model: str = "demo", cores: set[int] | None = None, log: Path | None = None
+        self,
+        *options: str,
+        model: str = "demo",
+        cores: set[int] | None = None,
+        log: Path | None = None,
+        port: int = 0,
     ) -> None:
         self.model = model
         self.options = options
         self.cores = cores
+        self.port = port
         self._log = log or Path(os.devnull)
 
     def __enter__(self) -> Serving:
-        command = [sys.executable, "-m", "app", "serve", self.model, *self.options, "--port", "0"]
+        command = [sys.executable, "-m", "app", "serve", self.model, *self.options, "--port", str(self.port)]
         ours = os.sched_getaffinity(0)
         os.sched_setaffinity(0, self.cores or ours)  # inherited
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
