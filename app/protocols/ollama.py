@@ -150,7 +150,7 @@ class _ModelField(Strict):
 class OllamaRequest(_ModelField, TextRequest):
     """Fields that both requests have."""
 
-    model: str
+    model: str | None = None
     options: OllamaOptions | None = None
     format: Format | None = None
     think: bool | Literal["low", "medium", "high", "max"] | None = None
@@ -182,7 +182,7 @@ class OllamaRequest(_ModelField, TextRequest):
             sampling=options.sampling | {"logprobs": (self.top_logprobs or 0) if self.logprobs else None},
             max_tokens=limit if limit > 0 else None,
             stop=options.stops,
-            model=self.served_model(self.model),
+            model=None if self.model is None else self.served_model(self.model),
             content_format=self._content_format(),
             resume_seconds=resume_seconds,
             parameter_names={name: f"options.{theirs}" for name, theirs in OPTION_NAMES.items()},
@@ -192,7 +192,7 @@ class OllamaRequest(_ModelField, TextRequest):
     def _loaded(self, lines: type[OllamaEncoder]) -> dict[str, Any]:
         """Return the answer to a request for the model to be loaded, or to be unloaded, which has no effect."""
         reason = "unload" if self.keep_alive in (0, "0", "0s") else "load"
-        head = {"model": self.model, "created_at": timestamp(time.time())}
+        head = {"created_at": timestamp(time.time())} | ({} if self.model is None else {"model": self.model})
         return {**head, **lines.piece(""), "done_reason": reason, "done": True}
 
     def _content_format(self) -> ContentFormat | None:

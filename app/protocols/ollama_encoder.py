@@ -41,10 +41,10 @@ class OllamaEncoder(ABC):
 
     wire = OLLAMA
 
-    def __init__(self, head: AnswerHead, *, name: str) -> None:
-        """name: of the model, as the client wrote it."""
+    def __init__(self, head: AnswerHead, *, name: str | None) -> None:
+        """name: of the model, as the client wrote it, if it did."""
         self._head = head
-        self._name = name
+        self._name = name or head.model
         self._records = 0  # that were encoded
         self._call: ToolCall | None = None  # not complete yet
         self._reason = "stop"

@@ -72,10 +72,8 @@ async def show(request: Request) -> Response:
     with service.bodies.memory(caller.tenant) as memory:
         body = await read_json_body(request, service.settings, memory)
         parsed = await service.prompts.parse(ShowRequest, body, caller)
-    name = parsed.model or parsed.name
-    if name is None:
-        raise ApiError(400, "model is missing", param="model", code="invalid_value")
-    service.check_model(parsed.served_model(name))
+    if (name := parsed.model or parsed.name) is not None:
+        service.check_model(parsed.served_model(name))
     info, text = service.info, service.text
     can = {"completion": True, "tools": text.reads_tools, "thinking": text.writes_reasoning}
     return JSONResponse(

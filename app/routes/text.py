@@ -108,7 +108,7 @@ async def _start(
         parsed = await complete(Arrived(parsed, len(body), service, tenant, intake, memory))
     if (instant := parsed.instant_answer) is not None:
         service.check_loaded()
-        return JSONResponse(instant)
+        return JSONResponse({"model": service.settings.model_name} | instant)
     key = _idempotency_key(request)
     resume_seconds = _resume_seconds(request)
     header = "X-Carousel-Resume" if resume_seconds else "Idempotency-Key"

@@ -255,7 +255,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         OLLAMA,
         "OllamaAnswer",
         OllamaChatRequest,
-        {"conversation": {"model": "smollm2-135m-instruct", "messages": QUESTION, "stream": False}},
+        {"conversation": {"messages": QUESTION, "stream": False}},
         streams=True,
         stream_type=LINES,
         parameters=RESUME,
@@ -265,7 +265,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         OLLAMA,
         "OllamaAnswer",
         OllamaGenerateRequest,
-        {"prompt": {"model": "smollm2-135m-instruct", "prompt": "Why do cats purr?", "stream": False}},
+        {"prompt": {"prompt": "Why do cats purr?", "stream": False}},
         streams=True,
         stream_type=LINES,
         parameters=RESUME,
@@ -274,7 +274,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/api/tags"): Operation(OLLAMA, "OllamaModels", errors=(503,)),
     ("GET", "/api/ps"): Operation(OLLAMA, "OllamaModels", errors=(503,)),
     ("POST", "/api/show"): Operation(
-        OLLAMA, "OllamaModel", ShowRequest, {"model": {"model": "smollm2-135m-instruct"}}, errors=BODY_ERRORS
+        OLLAMA, "OllamaModel", ShowRequest, {"the served model": {"verbose": False}}, errors=BODY_ERRORS
     ),
     ("GET", "/api/version"): Operation(OLLAMA, "OllamaVersion"),
     ("DELETE", "/api/delete"): REFUSED,
