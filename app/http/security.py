@@ -25,6 +25,7 @@ from app.settings import Settings
 PROBES = ("/livez", "/readyz")
 REFUSAL_SECONDS = 5.0  # delay of the answer to a body for which there is no memory
 JSON_TYPES = frozenset({"application/json", ""})
+CURL_TYPE = "application/x-www-form-urlencoded"  # of `curl -d`, which examples of Ollama use without a header
 
 
 def authenticate(connection: HTTPConnection, settings: Settings, *, key: str | None = None) -> Tenant:
@@ -86,7 +87,9 @@ async def read_json_body(request: Request, settings: Settings, memory: BodyMemor
     `ApiError`: 413, 415, 408 if it arrives too slowly, 429 and 503 if there is no memory.
     """
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if content_type not in JSON_TYPES:
+    # A page of another site can send a form without asking; its browser then names the site in Origin.
+    is_curl = content_type == CURL_TYPE and "origin" not in request.headers
+    if content_type not in JSON_TYPES and not is_curl:
         raise ApiError(415, f"Content-Type must be application/json, got {content_type[:80]!r}")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise ApiError(415, "compressed bodies are not accepted: send Content-Encoding: identity")

@@ -224,11 +224,17 @@ def test_a_wrong_address_or_method_is_an_error_in_openai_s_shape(http, method: s
     assert ("allow" in answer.headers) == (status == 405)
 
 
+def test_a_body_that_curl_sends_without_a_header_is_read(http):
+    """`curl -d` calls it a form. A form of another site's page has an Origin, and is refused."""
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    assert http.post(CHAT, content=json.dumps(BODY), headers=form).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
         ({"Content-Type": "text/plain"}, 415),
-        ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
+        ({"Content-Type": "application/x-www-form-urlencoded", "Origin": "http://127.0.0.1:8000"}, 415),
         ({"Content-Encoding": "gzip"}, 415),
         ({"Host": "evil.example"}, 421),
         ({"Host": "127.0.0.1.evil.example"}, 421),
