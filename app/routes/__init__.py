@@ -12,10 +12,12 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
 from app.admission.tenants import Tenant
+from app.errors import ApiError
 from app.http.security import authenticate
 from app.observe.request_log import REQUEST_ID, client_request_id
 from app.protocols.hosted_tools import IGNORED_TOOLS_HEADER, listed
 from app.service import Service
+from app.streams.stream_log import CursorError
 
 log = logging.getLogger("carousel.requests")
 
@@ -61,3 +63,8 @@ def parse_stream_id(name: str) -> str:
 def authenticate_request(connection: HTTPConnection) -> Tenant:
     """Return the tenant of a request. Raises `ApiError` (401)."""
     return authenticate(connection, get_service(connection).settings)
+
+
+def restoring(error: CursorError) -> ApiError:
+    """Return the error (503) for a stream that is being restored after a restart."""
+    return ApiError(503, str(error), code="engine_unavailable", headers={"Retry-After": "1"})

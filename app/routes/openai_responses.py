@@ -19,7 +19,7 @@ from app.http.security import read_json_body
 from app.protocols.responses import PARAMETER_NAMES, InputTokensRequest, ResponsesRequest
 from app.protocols.responses_encoder import ResponsesEncoder
 from app.protocols.responses_stored import response_body
-from app.routes import authenticate_request, get_service, parse_stream_id, with_ignored_tools
+from app.routes import authenticate_request, get_service, parse_stream_id, restoring, with_ignored_tools
 from app.routes.listing import page
 from app.routes.responses import respond_now, stream, stream_headers
 from app.routes.stored_context import complete_prompt, complete_response
@@ -120,7 +120,9 @@ def _live(request: Request) -> tuple[Generation, ResponsesEncoder] | None:
     owner, given = authenticate_request(request).owner, request.path_params["response_id"]
     try:
         generation = get_service(request).registry.get(parse_stream_id(given), owner)
-    except CursorError:
+    except CursorError as error:
+        if error.status == 503:
+            raise restoring(error) from None
         return None
     encoder = generation.encoder
     return (generation, encoder) if isinstance(encoder, ResponsesEncoder) else None

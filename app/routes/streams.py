@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from app.errors import ApiError
 from app.protocols.responses_encoder import ResponsesEncoder
-from app.routes import authenticate_request, get_service, parse_stream_id
+from app.routes import authenticate_request, get_service, parse_stream_id, restoring
 from app.routes.responses import stream
 from app.streams.stream_log import CursorError
 
@@ -27,7 +27,7 @@ async def get_stream(request: Request) -> Response:
         if error.status == 404:
             raise ApiError(404, str(error), code="stream_not_found") from None
         if error.status == 503:
-            raise ApiError(503, str(error), code="engine_unavailable", headers={"Retry-After": "1"}) from None
+            raise restoring(error) from None
         raise ApiError(error.status, str(error), param="starting_after", code="cursor_refused") from None
     if isinstance(generation.encoder, ResponsesEncoder):
         message = f"{stream_id} is a response: follow GET /v1/responses/resp_{stream_id}?stream=true instead"

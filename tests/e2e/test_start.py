@@ -166,7 +166,7 @@ def test_too_few_open_files_are_named():
         ["bash", "-c", command], capture_output=True, text=True, timeout=HANG_SECONDS, cwd=ROOT, check=False
     )
     assert done.returncode == 1
-    assert done.stderr.splitlines() == ["carousel: `ulimit -n` allows 16 open files; at least 128 are needed"]
+    assert done.stderr.splitlines() == ["carousel: `ulimit -n` allows 16 open files; at least 192 are needed"]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

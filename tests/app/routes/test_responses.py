@@ -327,3 +327,15 @@ def test_a_conversation_that_fits_is_not_truncated(http):
     assert used[0]["input_tokens"] == used[1]["input_tokens"]
     counted = http.post(f"{RESPONSES}/input_tokens", json={"input": items, "truncation": "auto"})
     assert counted.json()["error"]["param"] == "truncation"
+
+
+@pytest.mark.parametrize("path", ["/v1/responses/resp_a1", "/v1/streams/a1"])
+def test_an_answer_that_is_being_restored_is_not_reported_as_unknown(http, path: str):
+    """Its client comes back a moment after the start of the server."""
+    registry = http.app.state.service.registry
+    registry.awaited.add("a1")
+    try:
+        answer = http.get(path)
+    finally:
+        registry.awaited.discard("a1")
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
