@@ -90,13 +90,9 @@ class Generation:
         parser: Callable[[], OutputParser | None] = lambda: None,
         continues_prompt: bool = False,
         grace: float = 0.0,
-        on_start: GenerationCallback = lambda generation: None,
-        on_end: GenerationCallback = lambda generation: None,
-        on_token: TokenCallback = lambda gap, waited: None,
     ) -> None:
         """parser: returns the output parser of a choice; None if all text is content. continues_prompt: the answer
-        continues the text of the prompt. on_token is called with the seconds since the previous token of its choice, if
-        there was one, and, for the first token of the request, the seconds since the whole request had arrived.
+        continues the text of the prompt.
         """
         self.request = request
         self.log = log
@@ -119,9 +115,9 @@ class Generation:
         ]
         self._options = options
         self._prompt_infos: list[TokenInfo | None] = []  # log-probabilities of the prompt's tokens, as they arrive
-        self._on_start = on_start
-        self._on_end = on_end
-        self._on_token = on_token
+        self._on_start: GenerationCallback = lambda generation: None
+        self._on_end: GenerationCallback = lambda generation: None
+        self._on_token: TokenCallback = lambda gap, waited: None
         self._abandon_timer: asyncio.TimerHandle | None = None
         self._deadline_timer: asyncio.TimerHandle | None = None
 
@@ -143,7 +139,10 @@ class Generation:
             self._close(record)
 
     def connect(self, on_start: GenerationCallback, on_end: GenerationCallback, on_token: TokenCallback) -> None:
-        """Set the functions that are called from now on; see `__init__`."""
+        """Set the functions that are called from now on. on_token: with the seconds since the previous token of its
+        choice, if there was one, and, for the first token of the request, the seconds since the whole request had
+        arrived.
+        """
         self._on_start, self._on_end, self._on_token = on_start, on_end, on_token
 
     @property

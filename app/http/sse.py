@@ -30,6 +30,20 @@ def openai_error(error: ApiError) -> dict[str, Any]:
     return error.body
 
 
+def event(data: bytes, kind: bytes = b"", cursor: bytes = b"") -> bytes:
+    """Return one event: `data:` is one line of JSON, `event:` its type for protocols that name it, and `id:` the
+    position to resume from, for readers that may resume.
+    """
+    if not data.isascii():
+        for raw, escaped in _LINE_BREAKS:
+            data = data.replace(raw, escaped)
+    if kind:
+        data = b"event: %s\ndata: %s\n\n" % (kind, data)
+    else:
+        data = b"data: %s\n\n" % data
+    return b"id: %s\n%s" % (cursor, data) if cursor else data
+
+
 @dataclass(frozen=True, slots=True)
 class EventFormat:
     """`WireFormat` of a protocol with server-sent events."""
@@ -40,24 +54,8 @@ class EventFormat:
     error_body: Callable[[ApiError], dict[str, Any]] = openai_error
     media_type: str = "text/event-stream"
 
-    def frame(self, data: bytes, kind: bytes = b"", cursor: bytes = b"") -> bytes:
-        """Return one event: `data:` is one line of JSON, `event:` its type for protocols that name it, and `id:` the
-        position to resume from, for readers that may resume.
-        """
-        return event(data, kind, cursor)
+    frame = staticmethod(event)
 
     def status(self, status: StatusEvent) -> bytes:
         """Return the status of a request as a comment, which clients may ignore."""
         return b": carousel %s\n\n" % msgspec.json.encode(status_view(status))
-
-
-def event(data: bytes, kind: bytes = b"", cursor: bytes = b"") -> bytes:
-    """Return one event; see `EventFormat.frame`."""
-    if not data.isascii():
-        for raw, escaped in _LINE_BREAKS:
-            data = data.replace(raw, escaped)
-    if kind:
-        data = b"event: %s\ndata: %s\n\n" % (kind, data)
-    else:
-        data = b"data: %s\n\n" % data
-    return b"id: %s\n%s" % (cursor, data) if cursor else data

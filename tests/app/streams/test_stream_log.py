@@ -250,8 +250,8 @@ def test_gaps_between_tokens_are_measured_per_choice(monkeypatch):
         ChatEncoder(AnswerHead("m", "default", text, 1), UsageReports()),
         EngineClient(EngineConfig(model="none")),
         IntakeTimeline(0.0),
-        on_token=lambda gap, waited: gaps.append(gap),
     )
+    generation.connect(lambda _: None, lambda _: None, lambda gap, waited: gaps.append(gap))
     (token_id,) = text.encode("a", add_special_tokens=False)
     for _ in range(3):
         now += 1.0

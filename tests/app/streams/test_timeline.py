@@ -132,7 +132,8 @@ async def test_the_intervals_of_a_thousand_requests_sum_to_their_wall_time():
             began[request.id] = intake.arrived_at
             encoder = ChatEncoder(AnswerHead("m", "default", text, 1), UsageReports())
             log = StreamLog(request.id, "e", "")
-            generation = Generation(request, text, OutputOptions(), log, encoder, client, intake, on_end=end)
+            generation = Generation(request, text, OutputOptions(), log, encoder, client, intake)
+            generation.connect(lambda generation: None, end, lambda gap, waited: None)
             generations.append(generation)
             client.submit(request, generation.handle_event)
             if i % 50 == 0:
@@ -187,8 +188,8 @@ def test_upload_time_does_not_count_for_time_to_first_token():
         None,
         EngineClient(CONFIG, fake_engine),
         intake,
-        on_token=lambda gap, seconds: waited.append(seconds),
     )
+    generation.connect(lambda _: None, lambda _: None, lambda gap, seconds: waited.append(seconds))
     generation.handle_event(TokenEvent("r", 0, 1))
     assert 10.0 <= waited[0] < 100.0
 
