@@ -53,7 +53,8 @@ async def _restore(service: Service, journal: Journal, saved: Saved) -> bool:
     """Restore one answer. Returns whether it continues."""
     entry = saved.entry
     tenant = entry.tenant(service.settings)
-    if tenant is None:  # its key was revoked
+    is_other_text = entry.vocabulary != service.text.digest
+    if tenant is None or is_other_text:  # its key was revoked, or its tokens would be another text
         journal.keep(saved)
         journal.forget(entry.request.id)
         return False

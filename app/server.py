@@ -210,6 +210,7 @@ def _open(service: Service, journal: Journal | None) -> list[Saved]:
     registry.epoch = journal.epoch(registry.epoch)
     registry.on_evict = journal.forget
     found = journal.read()
+    _ = service.text.digest  # computed before requests arrive, as it takes some time
     registry.awaited |= {saved.entry.request.id for saved in found}
     journal.writer.start()
     return found

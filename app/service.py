@@ -21,7 +21,7 @@ from app.admission.kept_sessions import KeptSessions
 from app.admission.queues import Admission
 from app.admission.rate_limits import RateLimits
 from app.admission.refused_keys import RefusedKeys
-from app.admission.tenants import LIMIT_OPTIONS, TIER_OF_CLASS, AnonymousTenant, Tenant
+from app.admission.tenants import LIMIT_OPTIONS, TIER_OF_CLASS, Tenant
 from app.admission.thread_queue import Caller
 from app.admission.websocket_limits import WebSocketLimits
 from app.conversations.memory_store import MemoryStore
@@ -43,7 +43,7 @@ from app.observe.metrics import Metrics
 from app.options import check_keys
 from app.prompts import PreparedPrompt, Prompts, constraint_param, with_names
 from app.settings import Settings, SettingsError
-from app.store.entries import Entry, Origin
+from app.store.entries import Entry
 from app.streams.stream_log import StreamLog
 from app.streams.timeline import IntakeTimeline
 from app.text.text_model import TextModel
@@ -255,7 +255,7 @@ class Service:
         generation = self.generation(queued, request, prompt, log, intake)
         sink: Sink = generation.handle_event
         if self.journal is not None and request.origin is not None:
-            entry = self._entry(queued, request.origin, log, tenant, intake)
+            entry = Entry.of(queued, request.origin, log, tenant, self.info.fingerprint, self.text.digest)
             sink = self.journal.begin(entry, sink, is_exact=self.info.is_exact)
         self.submit(generation, sink, tenant, request.observer)
         return generation
@@ -297,20 +297,6 @@ class Service:
         if observer is not None:
             observer.queued(generation)
         generation.start_deadline_timer()
-
-    def _entry(self, request: Request, origin: Origin, log: StreamLog, tenant: Tenant, intake: IntakeTimeline) -> Entry:
-        """Return a request for the journal."""
-        deadline = None if request.deadline is None else time.time() + request.deadline - time.monotonic()
-        return Entry(
-            request=msgspec.structs.replace(request, deadline=None),
-            origin=origin,
-            owner=log.owner,
-            key_digest=tenant.digest,
-            network=tenant.network if isinstance(tenant, AnonymousTenant) else "",
-            created=log.created,
-            deadline=deadline,
-            fingerprint=self.info.fingerprint,
-        )
 
     def _output_options(self, request: GenerationRequest, prompt: PreparedPrompt) -> OutputOptions:
         """Return how the tokens of a request become text."""

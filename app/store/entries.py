@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import msgspec
 
-from app.admission.tenants import Tenant, anonymous
+from app.admission.tenants import AnonymousTenant, Tenant, anonymous
 from app.settings import Settings
-from app.streams.stream_log import Failure, Usage
+from app.streams.stream_log import Failure, StreamLog, Usage
 from engine.types import FinishReason, Request, TokenEvent
 
 
@@ -41,6 +42,24 @@ class Entry(msgspec.Struct, frozen=True):
     created: float
     deadline: float | None
     fingerprint: str
+    vocabulary: str  # digest of the tokenizer: by another one the tokens are another text
+
+    @classmethod
+    def of(
+        cls, request: Request, origin: Origin, log: StreamLog, tenant: Tenant, fingerprint: str, vocabulary: str
+    ) -> Entry:
+        """Return the entry of a request that is about to be queued."""
+        return cls(
+            request=msgspec.structs.replace(request, deadline=None),
+            origin=origin,
+            owner=log.owner,
+            key_digest=tenant.digest,
+            network=tenant.network if isinstance(tenant, AnonymousTenant) else "",
+            created=log.created,
+            deadline=None if request.deadline is None else time.time() + request.deadline - time.monotonic(),
+            fingerprint=fingerprint,
+            vocabulary=vocabulary,
+        )
 
     @property
     def has_logprobs(self) -> bool:

@@ -6,6 +6,7 @@ reads the files. Independent of HTTP.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
@@ -231,6 +232,12 @@ class TextModel:
             return bytes.fromhex(byte[1])
         first, both = (self.decode([token_id] * times, skip_special_tokens=False) for times in (1, 2))
         return both.removeprefix(first).encode()
+
+    @cached_property
+    def digest(self) -> str:
+        """Return the SHA-256 of the tokens and their ids, in hexadecimal digits."""
+        vocabulary = sorted(self.tokenizer.get_vocab().items())  # each process has another order
+        return hashlib.sha256(repr(vocabulary).encode("utf-8", "surrogatepass")).hexdigest()
 
     @cached_property
     def special_texts(self) -> dict[int, str]:

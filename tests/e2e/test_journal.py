@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
+from app.store.entries import Entry
 from tests.conftest import ROOT, Server
 from tests.limits import HANG_SECONDS
 
@@ -186,6 +189,20 @@ def test_another_model_ends_the_answers_of_the_killed_server(start):
     kill(first)
     second = start("--kernels", "torch")
     assert '"code":"server_restarted"' in follow(second, stream, before[-1][0])[-1]
+
+
+def test_tokens_of_another_tokenizer_are_not_read(start, tmp_path: Path):
+    """They would be another text."""
+    first = start()
+    stream, before = begin_answer(first, CHAT, BODIES[CHAT], 50)
+    kill(first)
+    with sqlite3.connect(tmp_path / "store.db") as connection:
+        [(entry,)] = connection.execute("SELECT entry FROM request").fetchall()
+        other = msgspec.structs.replace(msgspec.msgpack.decode(entry, type=Entry), vocabulary="other")
+        connection.execute("UPDATE request SET entry = ?", (msgspec.msgpack.encode(other),))
+    second = start()
+    answer = httpx.get(f"{second.url}/v1/streams/{stream}", headers={"Last-Event-ID": before[-1][0]})
+    assert answer.status_code == 410
 
 
 def test_two_servers_cannot_use_one_store(start, tmp_path: Path):

@@ -27,7 +27,7 @@ ID = "a1"
 
 def entry(n: int = 1, **sampling) -> Entry:
     request = Request(id=ID, prompt=(1, 2), sampling=SamplingParams(max_tokens=9, seed=3, **sampling), n=n)
-    return Entry(request, Origin("ChatRequest", b"{}", 60.0), "o", "", "", 5.0, None, "f")
+    return Entry(request, Origin("ChatRequest", b"{}", 60.0), "o", "", "", 5.0, None, "f", "v")
 
 
 def token(number: int, choice: int = 0, finish: FinishReason | None = None) -> TokenEvent:
