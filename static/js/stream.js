@@ -82,7 +82,7 @@ export class Answer {
           if (this.#complete) return yield { kind: "done" };
           if (error instanceof SyntaxError || error instanceof SseTooLong)
             return yield { kind: "error", error: this.#unreadable() };
-          if (error instanceof ApiError) {
+          if (error instanceof ApiError && !(this.stream && isRestoring(error))) {
             const wait = retryDelay(error);
             if (wait === null || ++retries > MAX_RETRIES)
               return yield { kind: "error", error: this.stream ? resumeError(error) : error };
@@ -93,7 +93,8 @@ export class Answer {
             if (Date.now() - lostAt > GIVE_UP_MS) return yield { kind: "error", error: unreachable(this.stream) };
             attempt++;
             yield this.stream ? { kind: "reconnecting", attempt } : { kind: "offline" };
-            await this.#sleep(Math.min(MAX_RETRY_MS, 200 * 2 ** attempt));
+            const named = error instanceof ApiError ? error.retryAfter : null;
+            await this.#sleep(named ?? Math.min(MAX_RETRY_MS, 200 * 2 ** attempt));
           }
           if (this.#stopped) return;
         }
@@ -179,6 +180,9 @@ export class Answer {
  */
 const retryDelay = (error) =>
   (error.status === 429 || error.status === 503) && error.retryAfter !== null ? error.retryAfter : null;
+
+/** Returns whether a server that has just started will have a begun answer soon. @param {ApiError} error */
+const isRestoring = (error) => error.status === 503 && error.retryAfter !== null;
 
 /** Returns the error to show; the server may no longer have the answer, as after a restart. @param {ApiError} error */
 const resumeError = (error) =>

@@ -175,6 +175,26 @@ def test_a_lost_connection_is_shown_and_the_answer_resumes(chat: Chat) -> None:
     assert tries == ["s.0.1"] * 3
 
 
+def test_an_answer_goes_on_when_a_restarted_server_has_restored_it(chat: Chat) -> None:
+    """Until then the server refuses its readers, for as long as its model loads."""
+    answer_with(chat.page, delta("One "))
+    tries = []
+
+    def resume(route: Route) -> None:
+        tries.append(route.request.headers.get("last-event-id"))
+        if len(tries) < 9:
+            error = {"message": "It is being restored.", "type": "x", "param": None, "code": "engine_unavailable"}
+            return route.fulfill(status=503, headers={"Retry-After-Ms": "20"}, json={"error": error})
+        body = f"id: s.0.1\ndata: {json.dumps(delta('two'))}\n\nid: s.0.2\ndata: [DONE]\n\n"
+        return route.fulfill(status=200, headers={"content-type": "text/event-stream"}, body=body)
+
+    chat.page.route("**/v1/streams/s", resume)
+    chat.send("Count")
+    expect(chat.text()).to_have_text("One two")
+    chat.wait_done()
+    assert len(tries) == 9
+
+
 def test_a_gateway_error_means_an_unreachable_server(chat: Chat) -> None:
     """An error page of the proxy is no response of the server, and the question is sent again later."""
     chat.page.route("**/v1/chat/completions", lambda route: route.fulfill(status=504, body="upstream timed out"))
