@@ -68,7 +68,7 @@ from engine.log_queue import LogWriter
 
 if TYPE_CHECKING:
     from app.observe.metering import Metering
-    from app.store.journal import Journal
+    from app.store.state_file import StateFile
 
 log = logging.getLogger("carousel.server")
 
@@ -77,7 +77,7 @@ GENERATING_PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v
 
 
 def create_service(
-    settings: Settings, client: EngineClient, text: TextModel, journal: Journal | None = None
+    settings: Settings, client: EngineClient, text: TextModel, state_file: StateFile | None = None
 ) -> Service:
     """Return the parts that routes share, also used without HTTP by `app.llm`. Raises `SettingsError`."""
     return Service(
@@ -95,7 +95,7 @@ def create_service(
         ),
         energy=Energy(),
         metering=_metering(settings),
-        journal=journal,
+        state_file=state_file,
         started=int(time.time()),  # wall clock, because it is shown to clients
     )
 
@@ -112,9 +112,9 @@ def create_app(
 
     logs, connections: their counters appear in /metrics.
     """
-    journal = _journal(settings)
-    service = create_service(settings, client, text, journal)
-    found = _open(service, journal)
+    state_file = _state_file(settings)
+    service = create_service(settings, client, text, state_file)
+    found = _open(service)
     _collect(service, logs, connections or ConnectionLimits())
     lag = LoopLag(service.metrics.registry, settings.model_name)
 
@@ -134,8 +134,8 @@ def create_app(
             recovering.cancel()
             await client.stop()
             await service.grammars.close()
-            if journal is not None:
-                journal.flush()
+            if state_file is not None:
+                state_file.flush()
             await asyncio.to_thread(service.close)
 
     app = Starlette(
@@ -194,35 +194,35 @@ def create_app(
     return app
 
 
-def _journal(settings: Settings) -> Journal | None:
+def _state_file(settings: Settings) -> StateFile | None:
     if not settings.store:
         return None
-    from app.store.journal import Journal  # imported only if used: SQLite
+    from app.store.state_file import StateFile  # imported only if used: SQLite
 
-    return Journal(Path(settings.store))
+    return StateFile(Path(settings.store))
 
 
-def _open(service: Service, journal: Journal | None) -> list[Saved]:
+def _open(service: Service) -> list[Saved]:
     """Read the answers of an earlier process, whose streams are restored when the model is loaded."""
-    if journal is None:
+    if service.state_file is None:
         return []
-    registry = service.registry
+    registry, journal = service.registry, service.state_file.journal
     registry.epoch = journal.epoch(registry.epoch)
     registry.on_evict = journal.forget
     found = journal.read()
     _ = service.text.digest  # computed before requests arrive, as it takes some time
     registry.awaited |= {saved.entry.request.id for saved in found}
-    journal.writer.start()
+    service.state_file.writer.start()
     return found
 
 
 async def _recover(service: Service, found: list[Saved]) -> None:
     """Restore the answers of an earlier process once the model is loaded."""
-    if service.journal is not None:
+    if service.state_file is not None:
         from app.recovery import recover  # imported only if used: SQLite
 
         await service.client.ready()
-        await recover(service, service.journal, found)
+        await recover(service, service.state_file.journal, found)
 
 
 def load_text(settings: Settings) -> TextModel:
@@ -271,8 +271,8 @@ def _collect(service: Service, logs: LogWriter | None, connections: ConnectionLi
     registry.register(RefusedKeysCollector(service.refused_keys, model))
     if service.metering is not None:
         registry.register(MeteringCollector(service.metering, model))
-    if service.journal is not None:
-        registry.register(StoreCollector(service.journal.writer, model))
+    if service.state_file is not None:
+        registry.register(StoreCollector(service.state_file.writer, model))
 
 
 async def _api_error(request: Request, error: Exception) -> Response:

@@ -52,7 +52,7 @@ from engine.types import ModelInfo, Request, ServiceClass, WaitReason
 
 if TYPE_CHECKING:
     from app.observe.metering import Metering
-    from app.store.journal import Journal
+    from app.store.state_file import StateFile
 
 ENGINE_UNAVAILABLE = "the engine is not available; see the server log"
 MAX_RESUME_SECONDS = 600.0  # maximum seconds for which an answer continues without a reader
@@ -75,7 +75,7 @@ class Service:
     admission: Admission
     energy: Energy
     metering: Metering | None
-    journal: Journal | None
+    state_file: StateFile | None
     started: int  # Unix time, shown to clients
     draining: bool = False  # the server is stopping: new requests are refused, unless it hands over
     hands_over: bool = False  # new connections go to another server, and requests on old ones are served
@@ -254,9 +254,9 @@ class Service:
         log = StreamLog(queued.id, self.registry.epoch, tenant.owner)
         generation = self.generation(queued, request, prompt, log, intake)
         sink: Sink = generation.handle_event
-        if self.journal is not None and request.origin is not None:
+        if self.state_file is not None and request.origin is not None:
             entry = Entry.of(queued, request.origin, log, tenant, self.info.fingerprint, self.text.digest)
-            sink = self.journal.begin(entry, sink, is_exact=self.info.is_exact)
+            sink = self.state_file.journal.begin(entry, sink, is_exact=self.info.is_exact)
         self.submit(generation, sink, tenant, request.observer)
         return generation
 
@@ -384,8 +384,8 @@ class Service:
         """Write pending data to disk. Blocks; further calls do nothing."""
         if self.metering is not None:
             self.metering.close()
-        if self.journal is not None:
-            self.journal.close()
+        if self.state_file is not None:
+            self.state_file.close()
 
     @property
     def _slots(self) -> int:
@@ -406,8 +406,8 @@ class Service:
             self._running -= generation.request.n
         request = generation.request
         self.limits.leave(request.tenant, request.n, generation.completion_tokens)
-        if self.journal is not None:
-            self.journal.end(generation.log)
+        if self.state_file is not None:
+            self.state_file.journal.end(generation.log)
         self.registry.finish(generation)
         self.metrics.count_end(generation)
         if self.metering is not None:

@@ -122,7 +122,7 @@ async def health(request: Request) -> Response:
         body = error_body(503, "the server is stopping", code="server_shutdown")
         return JSONResponse(body, status_code=503, headers={"Retry-After": "5"})
     if client.phase is EngineState.READY and not client.is_stalled and not service.grammars.is_starting:
-        is_degraded = service.journal is not None and service.journal.writer.is_failing
+        is_degraded = service.state_file is not None and service.state_file.writer.is_failing
         return JSONResponse({"status": "ready"} | ({"store": "degraded"} if is_degraded else {}))
     message = STALLED_TEXT if client.is_stalled else LOADING_TEXTS.get(client.phase, ENGINE_UNAVAILABLE)
     body = error_body(503, message, code="engine_unavailable")

@@ -103,7 +103,7 @@ async def _start(
     body = await read_json_body(request, service.settings, memory)
     intake.body_received(time.monotonic())
     parsed = await service.prompts.parse(schema, body, Caller(tenant.id, intake=intake))
-    is_journaled = service.journal is not None and parsed.is_self_contained
+    is_journaled = service.state_file is not None and parsed.is_self_contained
     if complete is not None:
         parsed = await complete(Arrived(parsed, len(body), service, tenant, intake, memory))
     if (instant := parsed.instant_answer) is not None:

@@ -13,11 +13,9 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 import msgspec
 
-from app.store.database import connect
 from app.store.entries import Ended, Entry, Saved, Token
 from app.store.writer import Write, Writer
 from app.streams.stream_log import Failure, StreamLog, Usage
@@ -102,22 +100,21 @@ class Recorder:
 class Journal:
     """Resumable requests of a server. All methods but `read` are for the event loop and never wait for the disk."""
 
-    def __init__(self, path: Path) -> None:
-        """Raise `StoreError` if the file cannot be used."""
-        self.writer = Writer(path, connect)
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
         self._recorders: dict[Recorder, asyncio.TimerHandle] = {}  # with tokens that are not written
         self._kept: dict[str, Recorder] = {}  # of requests in the store, by id
 
     def epoch(self, new: str) -> str:
         """Return the epoch of the store's streams, which is `new` for an empty store."""
-        connection = self.writer.connection
+        connection = self._writer.connection
         with connection:
             connection.execute("INSERT OR IGNORE INTO state (name, value) VALUES ('epoch', ?)", (new,))
         return str(connection.execute("SELECT value FROM state WHERE name = 'epoch'").fetchone()[0])
 
     def read(self) -> list[Saved]:
         """Return all requests, the oldest first, before the writer starts. Wrong rows are left out and removed."""
-        connection = self.writer.connection
+        connection = self._writer.connection
         found: list[Saved] = []
         for stream_id, entry, end, starts in connection.execute("SELECT id, entry, end, starts FROM request"):
             try:
@@ -172,10 +169,10 @@ class Journal:
     def write(self, write: Write, on_written: Callable[[], None] | None = None) -> None:
         """Queue a change. on_written: called on the event loop when it is written, or at once if it cannot be."""
         if on_written is None:
-            self.writer.put(write)
+            self._writer.put(write)
         else:
             loop = asyncio.get_running_loop()
-            self.writer.put(write, lambda: loop.call_soon_threadsafe(on_written))
+            self._writer.put(write, lambda: loop.call_soon_threadsafe(on_written))
 
     def flush_later(self, recorder: Recorder, seconds: float) -> None:
         """Write the tokens of a recorder within some seconds."""
@@ -186,10 +183,6 @@ class Journal:
         """Queue the tokens so far of all requests."""
         for recorder in list(self._recorders):
             recorder.flush()
-
-    def close(self) -> None:
-        """Write everything that is queued, in any thread. Blocks."""
-        self.writer.close()
 
     def _recorder(self, entry: Entry, written: int, sink: Sink, *, is_exact: bool) -> Recorder:
         writes_first = _writes_first(entry, is_exact=is_exact)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from app.store import writer as writer_module
 from app.store.database import APPLICATION_ID, StoreError, connect
 from app.store.entries import Entry, Origin, Saved
-from app.store.journal import Journal
+from app.store.state_file import StateFile
 from app.store.writer import Write, Writer
 from app.streams.stream_log import Cursor, CursorError, Delta, Failure, Reader, StreamLog, Usage
 from engine.types import Event, FinishReason, Phase, Request, SamplingParams, StatusEvent, TokenEvent
@@ -35,22 +35,24 @@ def token(number: int, choice: int = 0, finish: FinishReason | None = None) -> T
 
 
 def reopened(path: Path) -> list[Saved]:
-    journal = Journal(path)
+    file = StateFile(path)
+    journal = file.journal
     found = journal.read()
-    journal.writer.close()
+    file.close()
     return found
 
 
 async def recorded(path: Path, events: list[Event], n: int = 1, *, is_exact: bool = True) -> list[Event]:
     """Record events and close the journal. Return the events that were passed on."""
     passed: list[Event] = []
-    journal = Journal(path)
-    journal.writer.start()
+    file = StateFile(path)
+    journal = file.journal
+    file.writer.start()
     sink = journal.begin(entry(n), passed.append, is_exact=is_exact)
     for event in events:
         sink(event)
     journal.flush()
-    await asyncio.to_thread(journal.close)
+    await asyncio.to_thread(file.close)
     await asyncio.sleep(0.01)  # for callbacks of the writer
     return passed
 
@@ -85,7 +87,8 @@ async def test_tokens_after_a_gap_are_not_read(tmp_path: Path):
 
 async def test_a_token_that_might_change_is_sent_after_it_is_written(tmp_path: Path):
     """Events after it are sent after it too."""
-    journal = Journal(tmp_path / "s.db")
+    file = StateFile(tmp_path / "s.db")
+    journal = file.journal
     passed: list[Event] = []
     sink = journal.begin(entry(), passed.append, is_exact=False)
     events: list[Event] = [token(1), StatusEvent(ID, 0, Phase.PAUSED), token(2), StatusEvent(ID, 0, Phase.DECODE)]
@@ -93,38 +96,40 @@ async def test_a_token_that_might_change_is_sent_after_it_is_written(tmp_path: P
         sink(event)
     await asyncio.sleep(0.1)
     assert passed == []
-    journal.writer.start()
+    file.writer.start()
     async with asyncio.timeout(HANG_SECONDS):
         while len(passed) < len(events):
             await asyncio.sleep(0.01)
     assert passed == events
     journal.flush()
-    await asyncio.to_thread(journal.close)
+    await asyncio.to_thread(file.close)
 
 
 async def test_the_last_record_is_kept(tmp_path: Path):
-    journal = Journal(tmp_path / "s.db")
-    journal.writer.start()
+    file = StateFile(tmp_path / "s.db")
+    journal = file.journal
+    file.writer.start()
     journal.begin(entry(), lambda event: None, is_exact=True)
     log = StreamLog(ID, "e", "o")
     log.append(Usage(2, 3, 1, {"decode": 4.0}))
     journal.end(log)
     journal.flush()
-    await asyncio.to_thread(journal.close)
+    await asyncio.to_thread(file.close)
     ended = reopened(tmp_path / "s.db")[0].end
     assert ended is not None and ended.usage == log.records[-1] and ended.failure is None
 
 
 async def test_a_stream_that_can_no_longer_be_read_leaves_nothing(tmp_path: Path):
     path = tmp_path / "s.db"
-    journal = Journal(path)
-    journal.writer.start()
+    file = StateFile(path)
+    journal = file.journal
+    file.writer.start()
     sink = journal.begin(entry(), lambda event: None, is_exact=True)
     for number in range(100):
         sink(token(number))
     journal.forget(ID)
     journal.flush()
-    await asyncio.to_thread(journal.close)
+    await asyncio.to_thread(file.close)
     with sqlite3.connect(path) as connection:
         assert connection.execute("SELECT count(*) FROM request").fetchone() == (0,)
     assert reopened(path) == []
@@ -134,36 +139,39 @@ async def test_a_stream_that_can_no_longer_be_read_leaves_nothing(tmp_path: Path
 
 async def test_answers_with_log_probabilities_have_no_tokens_in_the_store(tmp_path: Path):
     path = tmp_path / "s.db"
-    journal = Journal(path)
-    journal.writer.start()
+    file = StateFile(path)
+    journal = file.journal
+    file.writer.start()
     passed: list[Event] = []
     journal.begin(entry(logprobs=2), passed.append, is_exact=True)(token(1))
     journal.flush()
-    await asyncio.to_thread(journal.close)
+    await asyncio.to_thread(file.close)
     assert passed == [token(1)] and reopened(path)[0].tokens == []
 
 
 def test_the_epoch_of_cursors_is_that_of_the_first_process(tmp_path: Path):
     for new in ("one", "two"):
-        journal = Journal(tmp_path / "s.db")
+        file = StateFile(tmp_path / "s.db")
+        journal = file.journal
         assert journal.epoch(new) == "one"
-        journal.writer.close()
+        file.close()
 
 
 def test_a_wrong_row_is_left_out(tmp_path: Path):
-    journal = Journal(tmp_path / "s.db")
-    with journal.writer.connection as connection:
+    file = StateFile(tmp_path / "s.db")
+    journal = file.journal
+    with file.writer.connection as connection:
         connection.execute("INSERT INTO request (id, entry) VALUES ('x', x'00')")
     assert journal.read() == []
-    journal.writer.close()
+    file.close()
 
 
 def test_two_servers_cannot_use_one_store(tmp_path: Path):
-    first = Journal(tmp_path / "s.db")
+    first = StateFile(tmp_path / "s.db")
     with pytest.raises(StoreError, match=r"s\.db: another server uses it"):
-        Journal(tmp_path / "s.db")
-    first.writer.close()
-    Journal(tmp_path / "s.db").writer.close()
+        StateFile(tmp_path / "s.db")
+    first.close()
+    StateFile(tmp_path / "s.db").close()
 
 
 @pytest.mark.parametrize(
@@ -177,17 +185,17 @@ def test_the_file_of_another_program_or_version_is_refused(tmp_path: Path, make:
     with sqlite3.connect(tmp_path / "s.db") as connection:
         connection.executescript(make)
     with pytest.raises(StoreError, match=message):
-        Journal(tmp_path / "s.db")
+        StateFile(tmp_path / "s.db")
 
 
 def test_a_torn_file_is_refused(tmp_path: Path):
     (tmp_path / "s.db").write_bytes(b"SQLite format 3\0" + bytes(4080))
     with pytest.raises(StoreError, match=r"s\.db"):
-        Journal(tmp_path / "s.db")
+        StateFile(tmp_path / "s.db")
 
 
 def test_only_its_owner_can_read_the_file(tmp_path: Path):
-    Journal(tmp_path / "s.db").writer.close()
+    StateFile(tmp_path / "s.db").close()
     assert (tmp_path / "s.db").stat().st_mode & 0o077 == 0
 
 

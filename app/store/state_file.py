@@ -1,0 +1,26 @@
+"""StateFile: the SQLite file of a server, its writer, and what is kept there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from app.store.database import connect
+from app.store.journal import Journal
+from app.store.writer import Writer
+
+
+class StateFile:
+    """State that survives the process. Each part has tables of its own, and all share one writer."""
+
+    def __init__(self, path: Path) -> None:
+        """Raise `StoreError` if the file cannot be used."""
+        self.writer = Writer(path, connect)
+        self.journal = Journal(self.writer)
+
+    def flush(self) -> None:
+        """Queue what parts hold back."""
+        self.journal.flush()
+
+    def close(self) -> None:
+        """Write everything that is queued, in any thread. Blocks."""
+        self.writer.close()
