@@ -68,6 +68,7 @@ from engine.log_queue import LogWriter
 
 if TYPE_CHECKING:
     from app.observe.metering import Metering
+    from app.store.sessions import SavedSession, SessionRecorder
     from app.store.state_file import StateFile
 
 log = logging.getLogger("carousel.server")
@@ -114,7 +115,7 @@ def create_app(
     """
     state_file = _state_file(settings)
     service = create_service(settings, client, text, state_file)
-    found = _open(service)
+    answers, sessions = _open(service)
     _collect(service, logs, connections or ConnectionLimits())
     lag = LoopLag(service.metrics.registry, settings.model_name)
 
@@ -123,7 +124,7 @@ def create_app(
         if service.metering is not None:
             service.metering.start()
         await client.start()
-        recovering = asyncio.create_task(_recover(service, found))
+        recovering = asyncio.create_task(_recover(service, answers, sessions))
         lag.start()
         if service.before_accepting is not None:
             await service.before_accepting()
@@ -202,27 +203,33 @@ def _state_file(settings: Settings) -> StateFile | None:
     return StateFile(Path(settings.store))
 
 
-def _open(service: Service) -> list[Saved]:
-    """Read the answers of an earlier process, whose streams are restored when the model is loaded."""
+def _open(service: Service) -> tuple[list[Saved], list[tuple[SavedSession, SessionRecorder]]]:
+    """Read the answers and sessions of an earlier process, which are restored when the model is loaded."""
     if service.state_file is None:
-        return []
+        return [], []
     registry, journal = service.registry, service.state_file.journal
     registry.epoch = journal.epoch(registry.epoch)
     registry.on_evict = journal.forget
     found = journal.read()
     _ = service.text.digest  # computed before requests arrive, as it takes some time
     registry.awaited |= {saved.entry.request.id for saved in found}
+    sessions = service.state_file.sessions.read()
+    service.sessions.awaited |= {saved.id for saved, _ in sessions}
     service.state_file.writer.start()
-    return found
+    return found, sessions
 
 
-async def _recover(service: Service, found: list[Saved]) -> None:
-    """Restore the answers of an earlier process once the model is loaded."""
+async def _recover(
+    service: Service, answers: list[Saved], sessions: list[tuple[SavedSession, SessionRecorder]]
+) -> None:
+    """Restore the answers and sessions of an earlier process once the model is loaded."""
     if service.state_file is not None:
         from app.recovery import recover  # imported only if used: SQLite
+        from app.routes.realtime_restore import restore_sessions
 
         await service.client.ready()
-        await recover(service, service.state_file.journal, found)
+        await recover(service, service.state_file.journal, answers)
+        await restore_sessions(service, sessions)
 
 
 def load_text(settings: Settings) -> TextModel:

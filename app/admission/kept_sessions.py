@@ -64,6 +64,7 @@ class KeptSessions(Generic[S]):
     def __init__(self) -> None:
         self.ended = dict.fromkeys((RESUMED, EXPIRED, EVICTED), 0)  # number of kept sessions, by what ended the time
         self.bytes = 0
+        self.awaited: set[str] = set()  # ids of sessions of an earlier process that are not restored yet
         self._connected: dict[str, S] = {}
         self._kept: OrderedDict[str, _Kept[S]] = OrderedDict()
         self._by_tenant: Counter[str] = Counter()  # bytes
@@ -79,9 +80,13 @@ class KeptSessions(Generic[S]):
     def release(self, session: S, *, keeps: bool) -> None:
         """Unregister the connection of a session. keeps: whether its client may come back; else it is ended."""
         del self._connected[session.id]
-        if not keeps:
+        if keeps:
+            self.keep(session)
+        else:
             session.end()
-            return
+
+    def keep(self, session: S) -> None:
+        """Keep a session without a connection, and end others beyond the bounds."""
         size = max(session.size, MIN_SESSION_BYTES)
         timer = asyncio.get_running_loop().call_later(KEEP_SECONDS, self._end, session.id, EXPIRED)
         self._kept[session.id] = _Kept(session, size, timer)
@@ -94,7 +99,12 @@ class KeptSessions(Generic[S]):
             self._evict(largest)
 
     def check(self, session_id: str, owner: str) -> None:
-        """Raise `ApiError` (404) unless this owner has such a session. That of another owner is as unknown."""
+        """Raise `ApiError` (404) unless this owner has such a session. That of another owner is as unknown. One that is
+        being restored raises it too (503).
+        """
+        if session_id in self.awaited:
+            message = f"the session {session_id[:80]!r} is being restored"
+            raise ApiError(503, message, code="engine_unavailable", headers={"Retry-After": "1"})
         kept = self._kept.get(session_id)
         session = self._connected.get(session_id) if kept is None else kept.session
         if session is None or session.owner != owner:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from app.errors import ApiError
 from app.protocols.realtime_items import MAX_ITEMS, ConversationItem
@@ -34,6 +34,11 @@ class Conversation:
     def holds(self, item: ConversationItem) -> bool:
         """Return whether this item is in the conversation, and not another one with its id."""
         return self._items.get(item.id) is item
+
+    @property
+    def ids(self) -> Sequence[str]:
+        """Return the ids of all items, in order."""
+        return self._order
 
     @property
     def last_id(self) -> str | None:

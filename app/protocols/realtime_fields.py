@@ -226,8 +226,8 @@ def generation_request(
     turns: Turns,
     response: ResponseFields,
     session: SessionFields,
-    service_class: ServiceClass,
-    stream_id: str,
+    service_class: ServiceClass | None,
+    stream_id: str | None,
     resume_seconds: float = 0.0,
 ) -> GenerationRequest:
     """Return the request for a response. Its fields replace those of the session.

@@ -7,8 +7,8 @@ the same events again.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -32,6 +32,21 @@ MAX_OUTPUT_ITEMS = 128  # of a response, which a conversation takes beyond its o
 encode = msgspec.json.Encoder().encode
 
 
+class OutputStart(NamedTuple):
+    """Beginning of an output. item_prefix: of the ids of its items. anchor: item of the conversation after which they
+    are. deleted: ids of those that the client has deleted.
+    """
+
+    item_prefix: str
+    anchor: str | None
+    deleted: Collection[str] = ()
+
+
+def last_place(conversation: Conversation | None) -> str | None:
+    """Return the place after the last item of a conversation."""
+    return None if conversation is None else conversation.last_id or BEGINNING
+
+
 class ResponseOutput:
     """Items of one response, as of the records that were encoded. An encoder of its log, for which each record is
     encoded once.
@@ -45,9 +60,11 @@ class ResponseOutput:
         conversation: Conversation | None,
         event_id: Callable[[], str],
         on_full: Callable[[], None] = lambda: None,
+        start: OutputStart | None = None,
     ) -> None:
         """conversation: the one that the items become part of; None for a response out of band. on_full: called once
-        if the answer goes on after `MAX_OUTPUT_ITEMS`; the rest is dropped.
+        if the answer goes on after `MAX_OUTPUT_ITEMS`; the rest is dropped. start: that of the response in an earlier
+        process.
         """
         self.items: list[ConversationItem] = []
         self.finish = ""
@@ -57,15 +74,21 @@ class ResponseOutput:
         self._conversation = conversation
         self._event_id = event_id
         self._on_full = on_full
-        self._id_prefix = f"item_{secrets.token_hex(10)}"
-        self._anchor = None if conversation is None else conversation.last_id or BEGINNING
+        start = start or OutputStart(f"item_{secrets.token_hex(10)}", last_place(conversation))
+        self._id_prefix, self._anchor = start.item_prefix, start.anchor
         self._previous = self._anchor  # item of the conversation after which the next one begins
-        self._deleted: set[str] = set()  # ids of items that the client deleted before the output was restarted
+        self._deleted = set(start.deleted)  # ids of items that the client deleted before the output was restarted
         self._placed: str | None = None  # id before the last item in the conversation
         self._item: ConversationItem | None = None  # the last one, while it grows
         self._delta = b""  # JSON of a delta of that item between event id and text, the same for every token
         self._is_full = False
         self._messages: list[bytes] = []  # of the records that are being encoded
+
+    @property
+    def start(self) -> OutputStart:
+        """Return what makes the same output from the same log in another process."""
+        gone = {item.id for item in self.items if self._conversation is None or not self._conversation.holds(item)}
+        return OutputStart(self._id_prefix, self._anchor, frozenset(self._deleted | gone))
 
     def encode(self, log: StreamLog, items: list[Item]) -> list[bytes]:
         """Return the messages of `items`; items without content have none."""

@@ -10,6 +10,7 @@ from app.protocols.chat import ChatRequest
 from app.protocols.common import TextRequest
 from app.protocols.completions import CompletionRequest
 from app.protocols.ollama import OllamaChatRequest, OllamaGenerateRequest
+from app.protocols.realtime_saved import RealtimeRequest
 from app.protocols.responses import ResponsesRequest
 
 TEXT_REQUESTS: Mapping[str, type[TextRequest]] = MappingProxyType(
@@ -22,6 +23,7 @@ TEXT_REQUESTS: Mapping[str, type[TextRequest]] = MappingProxyType(
             MessagesRequest,
             OllamaChatRequest,
             OllamaGenerateRequest,
+            RealtimeRequest,
         )
     }
 )

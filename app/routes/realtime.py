@@ -18,7 +18,7 @@ from app.http.security import authenticate
 from app.http.websocket import CLOSE_CODE_EXTENSION, FLOOD_CLOSE_CODE, LOST_EXTENSION
 from app.observe.request_log import REQUEST_ID
 from app.routes import get_service
-from app.routes.realtime_session import Session, cancel_all
+from app.routes.realtime_session import Session, cancel_all, new_id
 from app.service import Service
 from app.streams.tail import direct_write_of
 
@@ -70,7 +70,9 @@ async def _session(socket: WebSocket, service: Service, tenant: Tenant, resumed:
 
     write, request_id = direct_write_of(socket.scope), socket.scope[REQUEST_ID]
     if resumed is None:
-        session = Session(service, tenant, send, write, request_id)
+        session_id, file = new_id("sess"), service.state_file
+        recorder = None if file is None else file.sessions.recorder(session_id)
+        session = Session(service, tenant, send, write, request_id, session_id, recorder=recorder)
     else:
         session = await service.sessions.take(resumed, tenant.owner)
         session.attach(tenant, send, write, request_id)
@@ -107,6 +109,7 @@ async def _run(socket: WebSocket, session: Session, subprotocol: str | None) -> 
             await session.detach()
         finally:
             is_lost = session.displaced.is_set() or LOST_EXTENSION in socket.scope["extensions"] or not was_accepted
+            is_lost |= session.service.draining and session.service.state_file is not None  # taken up after the restart
             session.service.sessions.release(session, keeps=is_lost and session.is_announced)
         if closing:
             await _close(socket, 1000, closing)

@@ -11,16 +11,16 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from app.admission.cell_rate import CellRate
 from app.admission.kept_sessions import KEEP_SECONDS
 from app.admission.tenants import Tenant
 from app.admission.thread_queue import Caller
 from app.errors import ApiError
-from app.generation.request import Turns
+from app.generation.generation import Generation
 from app.http.json_body import MAX_INLINE_BYTES
 from app.protocols.conversation import Conversation
 from app.protocols.realtime import (
@@ -46,29 +46,27 @@ from app.protocols.realtime_fields import (
     token_limit,
 )
 from app.protocols.realtime_items import (
-    CallFields,
-    ConversationItem,
     MessageFields,
     NewItem,
-    OutputFields,
-    ReferenceFields,
     check_newest_message,
-    turns,
 )
-from app.protocols.realtime_output import MAX_OUTPUT_ITEMS, ResponseOutput, encode
+from app.protocols.realtime_output import MAX_OUTPUT_ITEMS, OutputStart, ResponseOutput, encode
 from app.protocols.realtime_response import RealtimeResponse
+from app.protocols.realtime_saved import RealtimeRequest, SessionSaver, output_start
 from app.routes import log_ignored_tools
+from app.routes.realtime_prompt import response_prompt
 from app.service import Service, new_stream_id
+from app.store.entries import Origin
 from app.streams.tail import stream_chunks
 from app.streams.timeline import IntakeTimeline
+
+if TYPE_CHECKING:
+    from app.store.sessions import SavedResponse, SessionRecorder
 
 MAX_RESPONSES = 8  # in progress at once, out-of-band ones included
 MAX_EVENTS_PER_SECOND = 100  # of one socket, after a burst of `MAX_BURST`
 MAX_BURST = 100
 BYTES_PER_EVENT = 16 << 10  # received or sent bytes that count as one further event
-
-
-TURN_COST = 32  # of an item that becomes a turn, in bytes that are decoded in the same time
 ITEM_BYTES = 512  # of an item without its text
 
 Send = Callable[[bytes], Awaitable[None]]
@@ -86,12 +84,14 @@ class Session:
     send: Send
     write: Write
     request_id: str = ""  # of the handshake, for log lines
-    id: str = field(default_factory=lambda: _new_id("sess"))
-    _fields: SessionFields = field(default_factory=SessionFields)
-    _items: Conversation = field(default_factory=Conversation)
+    id: str = field(default_factory=lambda: new_id("sess"))
+    fields: SessionFields = field(default_factory=SessionFields)
+    items: Conversation = field(default_factory=Conversation)
+    recorder: SessionRecorder | None = None  # of the store, if there is one
+    _saver: SessionSaver = field(init=False)
     _responses: dict[str, RealtimeResponse] = field(default_factory=dict)
     _writing: str | None = None  # the response that writes to the conversation
-    _event_prefix: str = field(default_factory=lambda: f"{_new_id('event')}_")
+    _event_prefix: str = field(default_factory=lambda: f"{new_id('event')}_")
     _event_numbers: count[int] = field(default_factory=count)
     _rate: CellRate = field(default_factory=lambda: CellRate(MAX_EVENTS_PER_SECOND, MAX_BURST - 1))
     # time of the last frame, or of the end of the last response
@@ -100,6 +100,9 @@ class Session:
     is_announced: bool = False  # its client knows its id, and may come back
     displaced: asyncio.Event = field(default_factory=asyncio.Event)  # set when its client has another connection
     _released: asyncio.Event = field(default_factory=asyncio.Event)  # set when the connection is no longer used
+
+    def __post_init__(self) -> None:
+        self._saver = SessionSaver(self.recorder)
 
     @property
     def tenant_id(self) -> str:
@@ -114,7 +117,7 @@ class Session:
     @property
     def size(self) -> int:
         """Return the bytes of the conversation and of the fields."""
-        items = sum(sys.getsizeof(item.text) + ITEM_BYTES for item in self._items)
+        items = sum(sys.getsizeof(item.text) + ITEM_BYTES for item in self.items)
         return items + len(encode(self._view()))
 
     async def open(self) -> None:
@@ -123,10 +126,11 @@ class Session:
         """
         for response in self._responses.values():
             response.output.restart()
+        self._saver.update(self.tenant, self.fields)
         await self._emit("session.created", session=self._view())
         self.is_announced = True
         previous = None
-        for item in list(self._items):
+        for item in list(self.items):
             await self._emit("conversation.item.added", previous_item_id=previous, item=item.view())
             await self._emit("conversation.item.done", previous_item_id=previous, item=item.view())
             previous = item.id
@@ -159,9 +163,10 @@ class Session:
             if response.generation is not None:
                 response.generation.cancel()
         self._responses.clear()
+        self._saver.close()
         # Tracebacks of cancelled tasks refer to this session in cycles until the garbage collector runs; items may take
         # megabytes.
-        self._items = Conversation()
+        self.items = Conversation()
 
     async def handle_frame(self, text: str) -> None:
         """Handle one frame from the client. A refused frame gets an `error` event, and the session continues."""
@@ -199,11 +204,12 @@ class Session:
             case ItemCreate(item=fields, previous_item_id=previous):
                 await self._create_item(fields, previous)
             case ItemRetrieve(item_id=item_id):
-                await self._emit("conversation.item.retrieved", item=self._items.get(item_id, "retrieve").view())
+                await self._emit("conversation.item.retrieved", item=self.items.get(item_id, "retrieve").view())
             case ItemTruncate():
                 await self._truncate(event)
             case ItemDelete(item_id=item_id):
-                self._items.delete(item_id)
+                self.items.delete(item_id)
+                self._saver.delete(item_id, self._responses.values())
                 await self._emit("conversation.item.deleted", item_id=item_id)
             case ResponseCreate(response=requested):
                 await self._respond(requested or ResponseFields())
@@ -220,10 +226,11 @@ class Session:
             self.service.check_model(values.pop("model", None))
         except ApiError as unknown:
             error = ApiError(unknown.status, str(unknown), param="session.model", code=unknown.code)
-        self._fields = self._fields.model_copy(update=values)
-        if "tools" in values and self._fields.ignored_tools:
-            log_ignored_tools(self.request_id, self._fields.ignored_tools)
+        self.fields = self.fields.model_copy(update=values)
+        if "tools" in values and self.fields.ignored_tools:
+            log_ignored_tools(self.request_id, self.fields.ignored_tools)
         if values or error is None:
+            self._saver.update(self.tenant, self.fields)
             await self._emit("session.updated", session=self._view())
         if error is not None:
             raise error
@@ -231,8 +238,9 @@ class Session:
     async def _create_item(self, fields: NewItem, previous: str | None) -> None:
         if isinstance(fields, MessageFields):
             fields.check_newest("item")
-        item = fields.item(fields.id or _new_id("item"))
-        before = self._items.create(item, previous)
+        item = fields.item(fields.id or new_id("item"))
+        before = self.items.create(item, previous)
+        self._saver.add((item,), self.items)
         await self._emit("conversation.item.added", previous_item_id=before, item=item.view())
         await self._emit("conversation.item.done", previous_item_id=before, item=item.view())
 
@@ -240,7 +248,7 @@ class Session:
         """Confirm how much of an answer was heard. Its text stays, because only the client knows how long its speech
         for a text is.
         """
-        item = self._items.get(event.item_id, "truncate")
+        item = self.items.get(event.item_id, "truncate")
         if (item.type, item.role) != ("message", "assistant"):
             message = f"item_id: only messages of the assistant can be truncated, and {item.id!r} is none"
             raise ApiError(400, message, param="item_id", code="invalid_value")
@@ -258,15 +266,20 @@ class Session:
         if in_conversation:
             self._writing = response.id
         try:
-            found = await self._turns(requested)
-            wanted = generation_request(
-                found, requested, self._fields, self.tenant.highest_class, stream_id, KEEP_SECONDS
+            tier, is_stored = self.tenant.highest_class, self.recorder is not None
+            caller = Caller(self.tenant.id, tier)
+            found, body = await response_prompt(
+                self.service, caller, self.items, self.fields, requested, is_stored=is_stored
             )
+            wanted = generation_request(found, requested, self.fields, tier, stream_id, KEEP_SECONDS)
+            if body:
+                wanted = replace(wanted, origin=Origin(RealtimeRequest.__name__, body, KEEP_SECONDS))
             intake = IntakeTimeline(time.monotonic(), self.request_id)
             response.generation = await self.service.generate(wanted, self.tenant, intake)
         except BaseException:  # including the cancellation of a client that has left
             self._remove(response)
             raise
+        self._saver.begin(response)
         await self._start(response)  # before any later event of the client is answered
 
     async def _start(self, response: RealtimeResponse) -> None:
@@ -284,14 +297,24 @@ class Session:
                 code="conversation_already_has_active_response",
             )
         if in_conversation:
-            self._items.check_room()
+            self.items.check_room()
         if len(self._responses) >= MAX_RESPONSES:
             raise ApiError(
                 400, f"at most {MAX_RESPONSES} responses may be in progress at once", code="too_many_responses"
             )
 
-    def _new_response(self, response_id: str, requested: ResponseFields) -> RealtimeResponse:
-        conversation = self._items if requested.is_in_conversation else None
+    def restore(self, saved: SavedResponse, generation: Generation) -> None:
+        """Continue a response of an earlier process. Its client comes back to the session."""
+        response = self._new_response(saved.id, ResponseFields.model_validate_json(saved.fields), output_start(saved))
+        response.limit, response.generation = saved.limit, generation
+        self._responses[response.id] = response
+        if response.fields.is_in_conversation:
+            self._writing = response.id
+
+    def _new_response(
+        self, response_id: str, requested: ResponseFields, start: OutputStart | None = None
+    ) -> RealtimeResponse:
+        conversation = self.items if requested.is_in_conversation else None
 
         def cut() -> None:
             """Fail a response with too many items, after the record that is being encoded."""
@@ -299,32 +322,14 @@ class Session:
             message = f"The answer was ended, because it has more than {MAX_OUTPUT_ITEMS} items."
             asyncio.get_running_loop().call_soon(response.generation.fail, message, "too_many_items")
 
-        output = ResponseOutput(response_id, conversation, self._event_id, cut)
-        response = RealtimeResponse(response_id, requested, token_limit(requested, self._fields), output)
+        output = ResponseOutput(response_id, conversation, self._event_id, cut, start)
+        response = RealtimeResponse(response_id, requested, token_limit(requested, self.fields), output)
         return response
 
     def _on_response_done(self, task: asyncio.Task[None]) -> None:
         """End the session, not only the response, if its client accepts no more data."""
         if not task.cancelled() and task.exception() is not None:
             self.client_stalled.set()
-
-    async def _turns(self, requested: ResponseFields) -> Turns:
-        """Return the conversation for a response. Raises `ApiError` (400)."""
-        given = self._items if requested.input is None else map(self._input_item, requested.input)
-        items = [item.as_of_now() for item in given]
-        instructions = self._fields.instructions if requested.instructions is None else requested.instructions
-        size = sum(TURN_COST + (item.size if item.type == "function_call" else 0) for item in items)
-        if size <= MAX_INLINE_BYTES:
-            return turns(items, instructions)
-        # Many turns, and arguments of calls, which are decoded, would block the event loop.
-        return await self.service.prompts.body_queue.run(
-            lambda: turns(items, instructions), Caller(self.tenant.id, self.tenant.highest_class), size=size
-        )
-
-    def _input_item(self, fields: MessageFields | CallFields | OutputFields | ReferenceFields) -> ConversationItem:
-        if isinstance(fields, ReferenceFields):
-            return self._items.get(fields.id, "reference", "response.input")
-        return fields.item(fields.id or "")
 
     def _cancel(self, response_id: str | None) -> None:
         """Interrupt a response: the engine frees slot and pages before its next step, and `response.done` follows."""
@@ -353,6 +358,7 @@ class Session:
 
     def _remove(self, response: RealtimeResponse) -> None:
         self._stop_writing(response)
+        self._saver.end(response, self.items)
         self._responses.pop(response.id, None)
         self._active_at = time.monotonic()
 
@@ -362,7 +368,7 @@ class Session:
 
     def _view(self) -> dict[str, Any]:
         names = {"id": self.id, "object": "realtime.session", "type": "realtime"}
-        return names | {"model": self.service.settings.model_name, **self._fields.view()}
+        return names | {"model": self.service.settings.model_name, **self.fields.view()}
 
     async def _refuse(self, error: ApiError, event_id: str | None) -> None:
         await self._emit("error", error=error_body(error, event_id))
@@ -388,5 +394,5 @@ async def cancel_all(tasks: Collection[asyncio.Task[None]]) -> None:
                 task.exception()  # marks it as read, so that asyncio does not log it
 
 
-def _new_id(prefix: str) -> str:
+def new_id(prefix: str) -> str:
     return f"{prefix}_{secrets.token_hex(10)}"

@@ -68,12 +68,15 @@ class Entry(msgspec.Struct, frozen=True):
         return sampling.logprobs is not None or sampling.prompt_logprobs is not None
 
     def tenant(self, settings: Settings) -> Tenant | None:
-        """Return its tenant with the current limits; None if its key was revoked, or if keys are needed by now."""
-        if self.key_digest:
-            return settings.tenants_by_digest.get(self.key_digest)
-        if settings.requires_keys:
-            return None
-        return anonymous(self.network)
+        """Return its tenant as `tenant_of` does."""
+        return tenant_of(self.key_digest, self.network, settings)
+
+
+def tenant_of(key_digest: str, network: str, settings: Settings) -> Tenant | None:
+    """Return a tenant with its current limits; None if its key was revoked, or if keys are needed by now."""
+    if key_digest:
+        return settings.tenants_by_digest.get(key_digest)
+    return None if settings.requires_keys else anonymous(network)
 
 
 class Ended(msgspec.Struct, frozen=True):

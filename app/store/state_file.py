@@ -6,6 +6,7 @@ from pathlib import Path
 
 from app.store.database import connect
 from app.store.journal import Journal
+from app.store.sessions import SessionTable
 from app.store.writer import Writer
 
 
@@ -16,6 +17,7 @@ class StateFile:
         """Raise `StoreError` if the file cannot be used."""
         self.writer = Writer(path, connect)
         self.journal = Journal(self.writer)
+        self.sessions = SessionTable(self.writer)
 
     def flush(self) -> None:
         """Queue what parts hold back."""

@@ -1,18 +1,27 @@
-"""Random events of a client and of the engine against a realtime session, which loses its connection at any time."""
+"""Random events of a client and of the engine against a realtime session.
+
+It loses its connection and its process at any time.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from app.admission.tenants import tenant_of_key
+from app.protocols.realtime_saved import RealtimeRequest
 from app.routes import realtime_session
+from app.routes.realtime_restore import restored_session
 from app.routes.realtime_session import Session
+from app.store.state_file import StateFile
 from app.streams.stream_log import ChoiceFinished, Delta, Failure, ToolCallPiece, Usage
 from tests.fakes import FakeService
 from tests.limits import HANG_SECONDS
@@ -101,11 +110,16 @@ ITEMS = st.sampled_from(
         {"type": "nonsense"},
     ]
 )
+TOOLS = [
+    {"type": "function", "name": "f", "description": "d", "parameters": {"type": "object"}, "strict": None},
+    {"type": "mcp", "server_label": "s", "server_url": "u"},
+]
+CHOICE = {"type": "function", "name": "f"}
 ID = st.sampled_from(IDS)
 CLIENT_EVENTS = st.one_of(
-    st.sampled_from([{"temperature": 1}, {"voice": "a", "b": 1}, {"tools": []}, 3]).map(
-        lambda session: {"type": "session.update", "session": session}
-    ),
+    st.sampled_from(
+        [{"temperature": 1}, {"voice": "a", "b": 1}, {"tools": []}, {"tools": TOOLS, "tool_choice": CHOICE}, 3]
+    ).map(lambda session: {"type": "session.update", "session": session}),
     st.builds(
         lambda item, item_id, previous: {
             "type": "conversation.item.create",
@@ -135,18 +149,24 @@ ACTIONS = st.one_of(
     CLIENT_EVENTS,
     CLIENT_EVENTS,
     st.tuples(st.integers(0, 9), RECORDS),
-    st.sampled_from(["stall", "drain", "sleep", "lose", "delete an answer"]),
+    st.sampled_from(["stall", "drain", "sleep", "lose", "kill", "delete an answer"]),
 )
 
 
 class Run:
     """One session, its client and its engine."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.file = StateFile(path)
+        self.file.writer.start()
         self.service = FakeService()
         self.client = RealtimeClient()
         self.tenant = tenant_of_key("anna")
-        self.session = Session(self.service, self.tenant, self.client.send, self.client.write)
+        self.service.settings.tenants_by_digest = {self.tenant.digest: self.tenant}
+        self.service.registry = SimpleNamespace(get=lambda name, owner: self.service.generations[f"resp_{name}"])
+        ways, recorder = (self.client.send, self.client.write), self.file.sessions.recorder("s1")
+        self.session = Session(self.service, self.tenant, *ways, id="s1", recorder=recorder)
         self.client.writing = lambda: self.session._writing
         self.sent = 0
         self.calls: dict[str, int] = {}
@@ -164,6 +184,8 @@ class Run:
                 await asyncio.sleep(0.001)
             case "lose":
                 await self.lose()
+            case "kill":
+                await self.kill()
             case "delete an answer":
                 answers = [item for item in self.client.items if item not in IDS]
                 if answers:
@@ -218,6 +240,36 @@ class Run:
         await self.session.open()
         assert not self.session.client_stalled.is_set()
 
+    async def kill(self) -> None:
+        """Lose the process, and take the session up in the next one."""
+        before, growing = self.session, self.growing()
+        self.client.is_connected, self.client.has_room = False, True
+        await before.detach()
+        self.file.close()
+        self.file = StateFile(self.path)
+        [(saved, recorder)] = self.file.sessions.read()
+        self.file.writer.start()
+        session = await restored_session(self.service, saved, recorder)
+        assert session is not None
+        complete = [item.view() for item in before.items if item.id not in growing]
+        assert [item.view() for item in session.items] == complete
+        assert session.fields == before.fields
+        self.client.is_connected, self.session = True, session
+        session.attach(self.tenant, self.client.send, self.client.write, "")
+        await session.open()
+
+    def growing(self) -> set[str]:
+        """Return the ids of the items of responses in progress."""
+        return {item.id for response in self.session._responses.values() for item in response.output.items}
+
+    def close(self) -> None:
+        """End the session, which leaves nothing in the store."""
+        self.session.end()
+        self.file.close()
+        file = StateFile(self.path)
+        assert file.sessions.read() == []
+        file.close()
+
     async def finish(self) -> None:
         """End all responses, and wait for their events."""
         self.client.has_room = True
@@ -231,11 +283,15 @@ class Run:
 
     def check(self) -> None:
         """Check that the client has the state of the session."""
-        assert self.client.items == [item.id for item in self.session._items]
+        assert self.client.items == [item.id for item in self.session.items]
         assert self.client.ended == set(self.service.generations)
         ids = [event["event_id"] for event in self.client.received]
         assert len(set(ids)) == len(ids)
         assert self.session._writing is None and not self.session.client_stalled.is_set()
+        for request in self.service.requests:
+            assert request.origin is not None
+            again = RealtimeRequest.model_validate_json(request.origin.body).generation_request()
+            assert again.prompt == request.prompt
 
 
 RESPOND = {"type": "response.create", "response": {}}
@@ -246,10 +302,12 @@ RESPOND = {"type": "response.create", "response": {}}
 @example([RESPOND, (0, "text"), "lose", (0, "call"), "lose", (0, "end"), "sleep", "lose", RESPOND])
 @settings(max_examples=examples(300), deadline=None)
 def test_a_client_has_the_state_of_its_session_after_any_events(actions: list[Any]):
-    """Items are in order, each response ends once, no event is lost, and one response at a time writes."""
+    """Items are in order, each response ends once, no event is lost, and one response at a time writes. A session of a
+    killed process has the same items and fields in the next one.
+    """
 
-    async def run() -> None:
-        state = Run()
+    async def run(path: Path) -> None:
+        state = Run(path)
         await state.session.open()
         await state.send({"type": "conversation.item.create", "item": message("user")})
         for action in actions:
@@ -258,7 +316,8 @@ def test_a_client_has_the_state_of_its_session_after_any_events(actions: list[An
         await state.finish()
         state.check()
         await state.session.detach()
-        state.session.end()
+        state.close()
 
     assert realtime_session.MAX_BURST > 60  # so that no event is delayed
-    asyncio.run(run())
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(run(Path(folder) / "s.db"))

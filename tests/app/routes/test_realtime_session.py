@@ -22,7 +22,8 @@ from app.admission.tenants import tenant_of_key
 from app.http.websocket import WebSocketProtocol
 from app.protocols.realtime_items import ContentPart, MessageFields
 from app.protocols.realtime_output import MAX_OUTPUT_ITEMS, ResponseOutput
-from app.routes.realtime_session import MAX_BURST, MAX_RESPONSES, TURN_COST, Session
+from app.routes.realtime_prompt import TURN_COST
+from app.routes.realtime_session import MAX_BURST, MAX_RESPONSES, Session
 from app.streams.stream_log import ChoiceFinished, Delta, Failure, StreamLog, ToolCallPiece, Usage
 from app.streams.tail import DIRECT_WRITE, stream_chunks
 from engine.types import Phase, StatusEvent
@@ -232,7 +233,7 @@ async def test_a_closed_session_keeps_no_conversation():
     session = Session(SimpleNamespace(), SimpleNamespace(), socket.send, socket.write)
     fields = MessageFields(type="message", role="user", content=[ContentPart(type="input_text", text="a" * 1000)])
     await session._create_item(fields, None)
-    items = weakref.ref(session._items)
+    items = weakref.ref(session.items)
     await session.detach()
     session.end()
     assert items() is None
@@ -336,7 +337,7 @@ async def test_a_response_out_of_band_reads_references_and_writes_nothing(client
     generation.write(Delta(0, "Hm.", 1), ChoiceFinished(0, "stop"), Usage(1, 1, 0))
     while client.session._responses:
         await asyncio.sleep(0)
-    assert [item.id for item in client.session._items] == ["u1"]
+    assert [item.id for item in client.session.items] == ["u1"]
 
 
 async def test_a_ninth_response_is_refused(client):
@@ -363,7 +364,7 @@ async def test_an_answer_with_too_many_calls_fails(client):
         while client.session._responses:
             await asyncio.sleep(0)
     assert isinstance(generation.log.records[-1], Failure) and generation.log.records[-1].code == "too_many_items"
-    assert len(client.session._items) == MAX_OUTPUT_ITEMS + 1
+    assert len(client.session.items) == MAX_OUTPUT_ITEMS + 1
 
 
 async def test_a_session_that_is_taken_up_sends_its_items_and_responses_again(client):
@@ -376,7 +377,7 @@ async def test_a_session_that_is_taken_up_sends_its_items_and_responses_again(cl
     [created] = await client({"type": "response.create", "response": {"metadata": {"topic": "t"}}})
     generation = session.service.generations[created["response"]["id"]]
     generation.write(Delta(0, "One ", 1))
-    while len(session._items) < 2:  # the first connection has got the beginning
+    while len(session.items) < 2:  # the first connection has got the beginning
         await asyncio.sleep(0)
     await session.detach()
     generation.write(Delta(0, "two", 1))
@@ -393,7 +394,7 @@ async def test_a_session_that_is_taken_up_sends_its_items_and_responses_again(cl
     assert again.received[3]["response"] == created["response"]
     deltas = [event["delta"] for event in again.received if event["type"] == "response.output_text.delta"]
     assert deltas == ["One ", "two"] and kinds[-1] == "response.done"
-    assert [item.text for item in session._items] == ["Hello", "One two"]
+    assert [item.text for item in session.items] == ["Hello", "One two"]
     assert session.size > 2 * len("One two")
 
 
