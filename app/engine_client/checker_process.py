@@ -35,19 +35,15 @@ class CheckerProcess:
 
         is_urgent: whether it starts with the priority of this process. Afterwards steps of the engine go first.
         """
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "engine.constraints.checks",
-            str(os.getpid()),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env=module_environment(),
-            start_new_session=True,  # Ctrl-C in the terminal is handled by this process
-        )
+        creating = asyncio.create_task(_create())
+        try:
+            started = cls(await asyncio.shield(creating))
+        except asyncio.CancelledError:  # a creation that is cancelled twice leaves its process and pipes
+            await cls(await creating).kill()
+            raise
+        process = started.process
         if not is_urgent:
             lower_process_priority(process.pid)  # before its imports
-        started = cls(process)
         try:
             await started._ask(vocabulary)
         except BaseException as error:
@@ -81,10 +77,25 @@ class CheckerProcess:
         """End the process."""
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
+        self._input.close()
         await self.process.wait()
+        await self._output.read()  # to the end, at which the pipe is closed
 
     async def _ask(self, message: bytes) -> Verdict:
         self._input.write(frame(message))
         await self._input.drain()
         (length,) = LENGTH.unpack(await self._output.readexactly(LENGTH.size))
         return msgspec.msgpack.decode(await self._output.readexactly(length), type=Verdict)
+
+
+async def _create() -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "engine.constraints.checks",
+        str(os.getpid()),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        env=module_environment(),
+        start_new_session=True,  # Ctrl-C in the terminal is handled by this process
+    )

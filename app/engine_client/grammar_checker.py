@@ -84,7 +84,8 @@ class GrammarChecker:
 
     def start(self) -> None:
         """Begin to start the process, so that the first grammar does not wait for it."""
-        self._start = asyncio.create_task(self._try_to_start())
+        if self._start is None or self._start.done():
+            self._start = asyncio.create_task(self._try_to_start())
 
     @property
     def is_starting(self) -> bool:
@@ -97,10 +98,12 @@ class GrammarChecker:
             await asyncio.wait((self._start,))
 
     async def close(self) -> None:
-        """End the process."""
-        for task in (*self._checks.values(), self._start):
-            if task is not None:
-                task.cancel()
+        """End the process, and one that is starting."""
+        tasks = [task for task in (*self._checks.values(), self._start) if task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
         if self._process is not None:
             await self._process.kill()
 

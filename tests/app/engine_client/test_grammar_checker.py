@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import os
 import time
+import warnings
 from collections.abc import AsyncIterator
 
+import psutil
 import pytest
 
 from app.engine_client import grammar_checker
@@ -236,3 +239,26 @@ async def test_closing_ends_checks_that_wait(checker: GrammarChecker):
     await checker.close()
     assert all(isinstance(one, BaseException) for one in await asyncio.gather(*checks, return_exceptions=True))
     assert time.monotonic() - began < 30
+
+
+def test_closing_during_a_replacement_leaves_no_process_and_no_pipe():
+    """A check that took too long has killed the process, and the next one is starting."""
+
+    async def run() -> int:
+        checker = GrammarChecker(lambda: BYTES)
+        await checker.check('start: "a"', "t", "p")
+        assert checker._process is not None
+        await checker._process.kill()
+        checker.start()
+        while len(psutil.Process().children()) == 0:
+            await asyncio.sleep(0)
+        [replacement] = psutil.Process().children()
+        await checker.close()
+        return replacement.pid
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        pid = asyncio.run(run())
+        gc.collect()
+    assert [str(each.message) for each in caught] == []
+    assert not psutil.pid_exists(pid)
