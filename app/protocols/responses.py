@@ -355,9 +355,11 @@ class ResponsesRequest(PromptFields, SamplingFields):
         limit = self.max_output_tokens
         fields = self.repeated_fields() | {
             "background": self.is_background,
+            "frequency_penalty": self.frequency_penalty or 0.0,
             "max_output_tokens": None if limit is None else min(limit, head.max_tokens),
             "max_tool_calls": self.max_tool_calls,
             "metadata": self.metadata or {},
+            "presence_penalty": self.presence_penalty or 0.0,
             "prompt_cache_key": self.prompt_cache_key,
             "safety_identifier": self.safety_identifier,
             "store": self.is_stored,

@@ -175,6 +175,12 @@ def test_a_whole_response_equals_that_of_the_last_event():
     assert not Response.model_fields.keys() - body.keys() - OPTIONAL
 
 
+def test_a_response_has_the_fields_that_open_responses_requires_beside_those():
+    """The Open Responses specification has both penalties of its `ResponseResource` as required numbers."""
+    body = encoder(presence_penalty=0.5).body(filled(*ALL_KINDS), 1)
+    assert (body["presence_penalty"], body["frequency_penalty"]) == (0.5, 0.0)
+
+
 # Fields of services that this server does not have.
 OPTIONAL = {
     "access_programs",
