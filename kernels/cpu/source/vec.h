@@ -13,9 +13,11 @@ typedef float F8 __attribute__((vector_size(32)));
 typedef float F4 __attribute__((vector_size(16)));
 typedef int32_t I16 __attribute__((vector_size(64)));
 typedef uint32_t U16 __attribute__((vector_size(64)));
+typedef uint32_t U8 __attribute__((vector_size(32)));
 typedef uint16_t H16 __attribute__((vector_size(32)));
 
 constexpr int LANES = 16;
+constexpr int HALF = 8;
 
 static inline F16 load(const float* p) {
     F16 v;
@@ -37,6 +39,17 @@ static inline F16 splat(float x) {
     return F16{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
 }
 
+// Halves, for loops that keep their vectors in registers of eight floats.
+static inline F8 load_half(const float* p) {
+    F8 v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+
+static inline void store_half(float* p, F8 v) { std::memcpy(p, &v, sizeof v); }
+
+static inline F8 splat_half(float x) { return F8{x, x, x, x, x, x, x, x}; }
+
 static inline F16 choose(I16 mask, F16 yes, F16 no) { return (F16)(((I16)yes & mask) | ((I16)no & ~mask)); }
 
 // Lane-wise maximum; b if either is NaN. (Compilers emit a single instruction for this form.)
@@ -48,6 +61,13 @@ static inline void load_pairs(const void* p, F16& even, F16& odd) {
     std::memcpy(&words, p, sizeof words);
     even = (F16)(words << 16);
     odd = (F16)(words & 0xffff0000u);
+}
+
+static inline void load_pairs(const void* p, F8& even, F8& odd) {
+    U8 words;
+    std::memcpy(&words, p, sizeof words);
+    even = (F8)(words << 16);
+    odd = (F8)(words & 0xffff0000u);
 }
 
 static inline F16 widen(const uint16_t* p) {
