@@ -15,6 +15,7 @@ typedef int32_t I16 __attribute__((vector_size(64)));
 typedef uint32_t U16 __attribute__((vector_size(64)));
 typedef uint32_t U8 __attribute__((vector_size(32)));
 typedef uint16_t H16 __attribute__((vector_size(32)));
+typedef uint16_t H8 __attribute__((vector_size(16)));
 
 constexpr int LANES = 16;
 constexpr int HALF = 8;
