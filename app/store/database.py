@@ -8,50 +8,17 @@ import sqlite3
 from pathlib import Path
 
 from app.settings import SettingsError
+from app.store.parts import PARTS
 
 APPLICATION_ID = 0x43617253  # PRAGMA application_id of these files
-SCHEMA_VERSION = 2  # in PRAGMA user_version
+SCHEMA_VERSION = 3  # in PRAGMA user_version
 BUSY_SECONDS = 2.0  # time for which another process may lock the file before a write fails
 MODE = 0o600  # texts of users are in it
 
 SCHEMA = f"""
 BEGIN IMMEDIATE;
 CREATE TABLE state (name TEXT NOT NULL PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE request (
-    id TEXT NOT NULL PRIMARY KEY,
-    entry BLOB NOT NULL,              -- app.store.journal.Entry
-    end BLOB,                         -- app.store.journal.Ended
-    starts INTEGER NOT NULL DEFAULT 0 -- processes that have taken it up and have not ended it
-);
-CREATE TABLE tokens (
-    id TEXT NOT NULL,
-    start INTEGER NOT NULL,           -- number of tokens of the request before these
-    ids BLOB NOT NULL,                -- in order of arrival, 4 bytes each, little-endian
-    choices BLOB NOT NULL,            -- a byte each; empty: all of the first choice
-    finish TEXT,                      -- reason, if the last one ended its choice
-    PRIMARY KEY (id, start)
-) WITHOUT ROWID;
-CREATE TABLE session (
-    id TEXT NOT NULL PRIMARY KEY,
-    owner TEXT NOT NULL,
-    key_digest TEXT NOT NULL,         -- of its tenant; empty without a key
-    network TEXT NOT NULL,            -- of a tenant without a key
-    fields BLOB NOT NULL,             -- JSON of app.protocols.realtime_fields.SessionFields
-    changed REAL NOT NULL             -- Unix seconds
-);
-CREATE TABLE session_item (
-    session TEXT NOT NULL,
-    id TEXT NOT NULL,
-    position REAL NOT NULL,
-    item BLOB NOT NULL,               -- JSON, as clients see it
-    PRIMARY KEY (session, id)
-) WITHOUT ROWID;
-CREATE TABLE session_response (
-    id TEXT NOT NULL PRIMARY KEY,
-    session TEXT NOT NULL,
-    response BLOB NOT NULL            -- app.store.sessions.SavedResponse
-);
-CREATE INDEX session_response_session ON session_response (session);
+{"".join(part.schema for part in PARTS)}
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {SCHEMA_VERSION};
 COMMIT;
