@@ -1,38 +1,28 @@
 """Metering: one row per ended request in an SQLite file, for billing.
 
-Owns the file's schema and the thread that writes it. `record` never waits: while the file is locked, full or missing,
-rows are kept in memory, up to a bound. app/cli/usage.py reads the file.
+Owns the file's schema. `record` never waits: while the file is locked, full or missing, rows are kept in memory, up to
+a bound. app/cli/usage.py reads the file.
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import sqlite3
-import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 from app.admission.tenants import TIER_OF_CLASS
 from app.generation.generation import ABANDONED_CODE, Generation
 from app.settings import SettingsError
+from app.store.writer import Write, Writer
 from app.streams.stream_log import ChoiceFinished, Failure
-
-log = logging.getLogger("carousel.metering")
 
 SCHEMA_VERSION = 1  # of the file's schema, in PRAGMA user_version
 APPLICATION_ID = 0x4361726F  # PRAGMA application_id of these files
 COMMIT_SECONDS = 0.2  # rows within this time share a commit; a killed process loses no more
-RETRY_SECONDS = 1.0
-LOG_INTERVAL_SECONDS = 60.0
 BUSY_SECONDS = 2.0  # time for which another process may lock the file before a write fails
-CLOSE_SECONDS = 10.0  # maximum delay of the server's end by a disk that does not respond
 MAX_WAITING_ROWS = 100_000  # rows in memory, about 50 MB
-MAX_COMMIT_ROWS = 2_000  # rows in a commit
 
 SCHEMA = f"""
 BEGIN IMMEDIATE;
@@ -145,7 +135,7 @@ def connect(path: Path, busy_seconds: float) -> sqlite3.Connection:
 
 
 class Metering:
-    """Queue of rows to be written. Created, started and closed on the event loop; written by a thread."""
+    """Rows to be written. Created, started and closed on the event loop; written by a thread."""
 
     def __init__(
         self,
@@ -156,126 +146,43 @@ class Metering:
         connect: Callable[[Path, float], sqlite3.Connection] = connect,
     ) -> None:
         """Raise `MeteringError` if the file cannot be used."""
-        self.lost = 0  # rows that did not fit in memory, or were not written before the end
-        self._path = path
-        self._most_waiting = most_waiting
-        self._busy_seconds = busy_seconds
-        self._connect = connect
-        self._lock = threading.Lock()  # of the pending rows; not held during disk access
-        self._rows: deque[Row] = deque()
-        self._wakeup = threading.Event()  # set by new rows and by the end
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="metering", daemon=True)
-        self._connection: sqlite3.Connection | None = None
-        self._file: tuple[int, int] | None = None  # identity of the connected file
-        self._logged_at = -LOG_INTERVAL_SECONDS
-        self._failing = False
+        self._writer = Writer(
+            path,
+            lambda path: connect(path, busy_seconds),
+            name="metering",
+            unit="rows",
+            commit_seconds=COMMIT_SECONDS,
+            max_changes=most_waiting,
+        )
         try:
-            self._connect(path, busy_seconds).close()
+            connect(path, busy_seconds).close()
         except (sqlite3.Error, OSError, MeteringError) as error:
             raise MeteringError(f"metering: {path}: {error}") from None
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread.start()
+        self._writer.start()
 
     @property
     def waiting(self) -> int:
         """Return the number of rows that are not written yet."""
-        return len(self._rows)
+        return self._writer.pending
+
+    @property
+    def lost(self) -> int:
+        """Return the number of rows that did not fit in memory, or were not written before the end."""
+        return self._writer.lost
 
     def count_end(self, generation: Generation, tenant: str, model: str, slots: int) -> None:
         """Record the usage of a request that has just ended."""
         self.record(Row.of(generation, tenant, model, slots))
 
     def record(self, row: Row) -> None:
-        """Queue a row. Returns at once, independently of the disk."""
-        with self._lock:
-            if len(self._rows) >= self._most_waiting:
-                self.lost += 1
-                return
-            self._rows.append(row)
-        self._wakeup.set()
+        """Queue a row. Returns at once, independently of the disk. A row that exists stays unchanged, because a commit
+        that seemed to fail may have succeeded.
+        """
+        self._writer.put(Write(INSERT, row))
 
     def close(self) -> None:
-        """Write pending rows and stop. Blocks for at most `CLOSE_SECONDS`; further calls do nothing."""
-        if self._closing.is_set() or self._thread.ident is None:
-            return
-        self._closing.set()
-        self._wakeup.set()
-        self._thread.join(CLOSE_SECONDS)
-        with self._lock:
-            left = len(self._rows)
-            self.lost += left
-            self._rows.clear()
-        if left:
-            log.error("metering: %s could not be written before the end: %d rows are lost", self._path, left)
-
-    # Writer thread --------------------------------------------------------------------------------------------------
-
-    def _run(self) -> None:
-        while not self._closing.is_set():
-            self._wakeup.wait()
-            self._closing.wait(COMMIT_SECONDS)
-            self._wakeup.clear()
-            while not self._flush() and not self._closing.wait(RETRY_SECONDS):
-                pass
-        self._flush()
-        self._disconnect()
-
-    def _flush(self) -> bool:
-        """Write pending rows. Return False if that fails; the rows stay pending."""
-        while self._rows:
-            with self._lock:
-                rows = list(islice(self._rows, MAX_COMMIT_ROWS))
-            try:
-                self._write(rows)
-            except Exception as error:  # no error may affect a request or end the thread
-                self._disconnect()
-                self._log_failure(error)
-                return False
-            with self._lock:
-                for _ in range(min(len(rows), len(self._rows))):  # fewer if `close` has dropped rows meanwhile
-                    self._rows.popleft()
-        if self._failing:
-            self._failing = False
-            log.warning("metering: %s can be written again", self._path)
-        return True
-
-    def _write(self, rows: list[Row]) -> None:
-        """Write all rows or none. Existing rows stay unchanged, because a commit that seemed to fail may have
-        succeeded.
-        """
-        if self._connection is None or self._identity() != self._file:
-            self._disconnect()  # before reconnecting, as SQLite caches a file's state by its name
-            self._connection = self._connect(self._path, self._busy_seconds)
-            self._file = self._identity()
-        with self._connection:
-            self._connection.executemany(INSERT, rows)
-
-    def _identity(self) -> tuple[int, int] | None:
-        """Return the identity of the file at the path. Rows written to a moved or removed file would be lost."""
-        try:
-            status = self._path.stat()
-        except FileNotFoundError:
-            return None
-        return status.st_dev, status.st_ino
-
-    def _disconnect(self) -> None:
-        if self._connection is not None:
-            with contextlib.suppress(sqlite3.Error):
-                self._connection.close()
-            self._connection = None
-
-    def _log_failure(self, error: Exception) -> None:
-        self._failing = True
-        now = time.monotonic()
-        if now - self._logged_at >= LOG_INTERVAL_SECONDS:
-            self._logged_at = now
-            log.error(
-                "metering: %s cannot be written (%s): %d rows are pending, %d are lost",
-                self._path,
-                error,
-                len(self._rows),
-                self.lost,
-            )
+        """Write pending rows and stop. Blocks for a bounded time; further calls do nothing."""
+        self._writer.close()

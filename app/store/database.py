@@ -34,7 +34,9 @@ class StoreLock:
 
     def __init__(self, path: Path) -> None:
         """Raise `StoreError` if another server has the lock, and `OSError`."""
-        self._file = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, MODE)
+        self._file: int | None = os.open(
+            path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, MODE
+        )
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -42,8 +44,10 @@ class StoreLock:
             raise StoreError("another server uses it; give each server a --store of its own") from None
 
     def release(self) -> None:
-        """Let another server use the store."""
-        os.close(self._file)
+        """Let another server use the store. Further calls do nothing."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
 
 
 def connect(path: Path) -> sqlite3.Connection:

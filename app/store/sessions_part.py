@@ -35,10 +35,10 @@ CREATE INDEX session_response_session ON session_response (session);
 USAGE = """
 SELECT owner, count(*),
     sum(length(fields)
-        + (SELECT coalesce(sum(length(item)), 0) FROM session_item WHERE session_item.session = session.id)
-        + (SELECT coalesce(sum(length(response)), 0) FROM session_response WHERE session_response.session = session.id)),
-    min(changed), max(changed), sum(EXISTS (SELECT 1 FROM session_response WHERE session_response.session = session.id))
-FROM session GROUP BY owner
+        + (SELECT coalesce(sum(length(item)), 0) FROM session_item AS i WHERE i.session = s.id)
+        + (SELECT coalesce(sum(length(response)), 0) FROM session_response AS r WHERE r.session = s.id)),
+    min(changed), max(changed), sum(EXISTS (SELECT 1 FROM session_response AS r WHERE r.session = s.id))
+FROM session AS s GROUP BY owner
 """
 
 PRUNE = (

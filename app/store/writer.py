@@ -1,27 +1,24 @@
-"""Writer: the thread that writes a store, one transaction for the changes of 50 ms.
+"""Writer: the thread that writes an SQLite file, one transaction for the changes of some milliseconds.
 
 Callers never wait for the disk. While it is full, locked or gone, changes wait in memory up to a bound; beyond it new
-ones are lost, which the journal detects when it is read.
+ones are lost, and counted.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from app.store.database import StoreError, StoreLock
-
-log = logging.getLogger("carousel.store")
-
-COMMIT_SECONDS = 0.05
+COMMIT_SECONDS = 0.05  # changes within this time share a commit
 RETRY_SECONDS = 1.0
 LOG_INTERVAL_SECONDS = 60.0
 CLOSE_SECONDS = 10.0  # maximum delay of the server's end by a disk that does not respond
@@ -42,50 +39,88 @@ class Write(NamedTuple):
         return CHANGE_BYTES + sum(len(value) for value in self.values if isinstance(value, str | bytes))
 
 
+class _Change(NamedTuple):
+    """Queued change, with the functions for its end; see `Writer.put`."""
+
+    write: Write
+    done: Callable[[], object] | None
+    written: Callable[[], object] | None
+
+
 class Writer:
     """Queue of changes of one file. Until `start` its connection belongs to the creator."""
 
-    def __init__(self, path: Path, connect: Callable[[Path], sqlite3.Connection]) -> None:
-        """Raise `StoreError` if the file cannot be used."""
+    def __init__(
+        self,
+        path: Path,
+        connect: Callable[[Path], sqlite3.Connection],
+        *,
+        name: str = "store",
+        unit: str = "changes",
+        commit_seconds: float = COMMIT_SECONDS,
+        max_changes: float = math.inf,
+    ) -> None:
+        """connect: opens the file, and creates it if it is missing; called again after an error, and if the file was
+        moved. name, unit: of the file and of its changes in the log. commit_seconds: changes within this time share a
+        commit.
+        """
         self.lost = 0  # changes
         self.written_bytes = 0
         self.is_failing = False
         self.pending_bytes = 0
         self._path = path
         self._connect = connect
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._lock_file = StoreLock(path)
-            try:
-                self.connection = connect(path)
-            except BaseException:
-                self._lock_file.release()
-                raise
-        except (sqlite3.Error, OSError, StoreError) as error:
-            raise StoreError(f"store: {path}: {error}") from None
+        self._name = name
+        self._unit = unit
+        self._commit_seconds = commit_seconds
+        self._max_changes = max_changes
+        self._connection: sqlite3.Connection | None = None
+        self._file: tuple[int, int] | None = None  # identity of the connected file
         self._lock = threading.Lock()  # of the queue; not held during disk access
-        self._changes: deque[tuple[Write, Callable[[], object] | None]] = deque()
+        self._changes: deque[_Change] = deque()
         self._wakeup = threading.Event()
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="store", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._log = logging.getLogger(f"carousel.{name}")
         self._logged_at = -LOG_INTERVAL_SECONDS
+
+    @property
+    def connection(self) -> sqlite3.Connection:
+        """Return the connection to the current file. Raises the errors of `connect`."""
+        if self._connection is None or self._identity() != self._file:
+            self._disconnect()  # before reconnecting, as SQLite caches a file's state by its name
+            self._connection = self._connect(self._path)
+            self._file = self._identity()
+        return self._connection
+
+    @property
+    def pending(self) -> int:
+        """Return the number of changes that are not written yet."""
+        return len(self._changes)
 
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
 
-    def put(self, write: Write, done: Callable[[], object] | None = None) -> None:
+    def put(
+        self,
+        write: Write,
+        done: Callable[[], object] | None = None,
+        *,
+        written: Callable[[], object] | None = None,
+    ) -> None:
         """Queue a change. Returns at once, independently of the disk. done: called in any thread when the change is
-        written, or was tried to be, or is lost.
+        written, or was tried to be, or is lost. written: called in the writer's thread when it is on disk.
         """
         size = write.size
         with self._lock:
-            is_lost = self.pending_bytes + size > MAX_PENDING_BYTES
-            if not is_lost:
-                self._changes.append((write, done))
+            is_lost = len(self._changes) >= self._max_changes or self.pending_bytes + size > MAX_PENDING_BYTES
+            if is_lost:
+                self.lost += 1
+            else:
+                self._changes.append(_Change(write, done, written))
                 self.pending_bytes += size
         if is_lost:
-            self.lost += 1
             _call(done)
         self._wakeup.set()
 
@@ -95,25 +130,29 @@ class Writer:
             return
         self._closing.set()
         self._wakeup.set()
-        if self._thread.ident is not None:
+        if self._thread.ident is None:
+            self._disconnect()
+        else:
             self._thread.join(CLOSE_SECONDS)
-        if self._changes:
-            log.error(
-                "store: %s could not be written before the end: %d changes are lost", self._path, len(self._changes)
-            )
-        self._lock_file.release()
+        with self._lock:
+            left = len(self._changes)
+            self.lost += left
+            self._remove(left)
+        if left:
+            text = "%s: %s could not be written before the end: %d %s are lost"
+            self._log.error(text, self._name, self._path, left, self._unit)
 
     # Writer thread --------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while not self._closing.is_set():
             self._wakeup.wait()
-            self._closing.wait(COMMIT_SECONDS)
+            self._closing.wait(self._commit_seconds)
             self._wakeup.clear()
             while not self._flush() and not self._closing.wait(RETRY_SECONDS):
                 pass
         self._flush()
-        self.connection.close()
+        self._disconnect()
 
     def _flush(self) -> bool:
         """Write pending changes. Return False if that fails; they stay pending."""
@@ -121,38 +160,69 @@ class Writer:
             with self._lock:
                 changes = list(islice(self._changes, MAX_COMMIT_CHANGES))
             try:
-                with self.connection:
-                    for write, _ in changes:
-                        self.connection.execute(*write)
-            except sqlite3.Error as error:
+                self._commit(changes)
+            except Exception as error:  # no error may affect a request or end the thread
+                self._disconnect()
                 self._log_failure(error)
-                for at, (write, done) in enumerate(changes):  # no answer waits for a disk that does not work
-                    self._changes[at] = (write, None)
-                    _call(done)
+                self._release(changes)
                 return False
-            size = sum(write.size for write, _ in changes)
             with self._lock:
-                for _ in changes:
-                    self._changes.popleft()
-                self.pending_bytes -= size
-            self.written_bytes += size
-            for _, done in changes:
-                _call(done)
+                self._remove(len(changes))
+            self.written_bytes += sum(change.write.size for change in changes)
+            for change in changes:
+                _call(change.written)
+                _call(change.done)
         if self.is_failing:
             self.is_failing = False
-            log.warning("store: %s can be written again", self._path)
+            self._log.warning("%s: %s can be written again", self._name, self._path)
         return True
 
-    def _log_failure(self, error: sqlite3.Error) -> None:
+    def _commit(self, changes: Sequence[_Change]) -> None:
+        """Write all changes or none."""
+        connection = self.connection
+        with connection:
+            for change in changes:
+                connection.execute(*change.write)
+
+    def _release(self, changes: Sequence[_Change]) -> None:
+        """Call the functions of changes that could not be written: no answer waits for a disk that does not work."""
+        with self._lock:
+            for at, change in enumerate(changes[: len(self._changes)]):  # fewer if `close` has dropped them meanwhile
+                self._changes[at] = change._replace(done=None)
+        for change in changes:
+            _call(change.done)
+
+    def _remove(self, count: int) -> None:
+        """Remove the first changes of the queue, whose lock is held; fewer if `close` has dropped them meanwhile."""
+        for _ in range(min(count, len(self._changes))):
+            self.pending_bytes -= self._changes.popleft().write.size
+
+    def _identity(self) -> tuple[int, int] | None:
+        """Return the identity of the file at the path. Changes written to a moved or removed file would be lost."""
+        try:
+            status = self._path.stat()
+        except FileNotFoundError:
+            return None
+        return status.st_dev, status.st_ino
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.close()
+            self._connection = None
+
+    def _log_failure(self, error: Exception) -> None:
         self.is_failing = True
         now = time.monotonic()
         if now - self._logged_at >= LOG_INTERVAL_SECONDS:
             self._logged_at = now
-            log.error(
-                "store: %s cannot be written (%s): %d changes are pending, %d are lost",
+            self._log.error(
+                "%s: %s cannot be written (%s): %d %s are pending, %d are lost",
+                self._name,
                 self._path,
                 error,
                 len(self._changes),
+                self._unit,
                 self.lost,
             )
 

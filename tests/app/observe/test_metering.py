@@ -121,7 +121,7 @@ def test_a_locked_file_delays_rows_and_nothing_else(create_metering, path: Path,
         tries.append(file)
         return connect(file, busy_seconds)
 
-    monkeypatch.setattr("app.observe.metering.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("app.store.writer.RETRY_SECONDS", 0.01)
     metering = create_metering(connect=counting_connect)
     with contextlib.closing(sqlite3.connect(path)) as other:
         other.execute("BEGIN EXCLUSIVE")

@@ -202,9 +202,9 @@ def test_only_its_owner_can_read_the_file(tmp_path: Path):
 class FullDisk:
     """Connection whose commits fail while the disk is full."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: sqlite3.Connection, is_full: threading.Event) -> None:
         self._connection = connection
-        self.is_full = threading.Event()
+        self.is_full = is_full
 
     def __enter__(self) -> FullDisk:
         if self.is_full.is_set():
@@ -230,9 +230,9 @@ async def wait_until(is_so: Callable[[], bool]) -> None:
 
 async def test_a_full_disk_delays_nothing_and_is_caught_up_with(tmp_path: Path, monkeypatch, caplog):
     monkeypatch.setattr(writer_module, "RETRY_SECONDS", 0.05)
-    writer = Writer(tmp_path / "s.db", lambda path: FullDisk(connect(path)))
-    disk: FullDisk = writer.connection
-    disk.is_full.set()
+    is_full = threading.Event()
+    is_full.set()
+    writer = Writer(tmp_path / "s.db", lambda path: FullDisk(connect(path), is_full))
     writer.start()
     done: list[int] = []
     insert = "INSERT INTO state (name, value) VALUES (?, '')"
@@ -240,7 +240,7 @@ async def test_a_full_disk_delays_nothing_and_is_caught_up_with(tmp_path: Path, 
         writer.put(Write(insert, (str(number),)), lambda number=number: done.append(number))
     await wait_until(lambda: writer.is_failing and len(done) == 3)
     assert caplog.text.count("cannot be written") == 1
-    disk.is_full.clear()
+    is_full.clear()
     await wait_until(lambda: not writer.is_failing and not writer.pending_bytes)
     assert done == [0, 1, 2] and "can be written again" in caplog.text
     await asyncio.to_thread(writer.close)
