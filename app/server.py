@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -211,12 +212,20 @@ def _open(service: Service) -> tuple[list[Saved], list[tuple[SavedSession, Sessi
     registry.epoch = journal.epoch(registry.epoch)
     registry.on_evict = journal.forget
     found = journal.read()
+    _replay_usage(service.metering, service.state_file)
     _ = service.text.digest  # computed before requests arrive, as it takes some time
     registry.awaited |= {saved.entry.request.id for saved in found}
     sessions = service.state_file.sessions.read()
     service.sessions.awaited |= {saved.id for saved, _ in sessions}
     service.state_file.writer.start()
     return found, sessions
+
+
+def _replay_usage(metering: Metering | None, state_file: StateFile) -> None:
+    """Record the usage rows that an earlier process had not written to the metering file."""
+    if metering is not None:
+        for row in state_file.usage_rows.read():
+            metering.replay(row, partial(state_file.usage_rows.settle, str(row[0])))
 
 
 async def _recover(

@@ -406,12 +406,24 @@ class Service:
             self._running -= generation.request.n
         request = generation.request
         self.limits.leave(request.tenant, request.n, generation.completion_tokens)
+        self._meter(generation)
         if self.state_file is not None:
             self.state_file.journal.end(generation.log)
         self.registry.finish(generation)
         self.metrics.count_end(generation)
-        if self.metering is not None:
-            name = self.metrics.name_of(generation.request.tenant)
-            self.metering.count_end(generation, name, self.settings.model_name, self._slots)
         if observer is not None:
             observer.ended(generation)
+
+    def _meter(self, generation: Generation) -> None:
+        """Record the usage of a request. The store holds the row of an answer that it will restore as ended."""
+        if self.metering is None:
+            return
+        name = self.metrics.name_of(generation.request.tenant)
+        row = self.metering.row_of(generation, name, self.settings.model_name, self._slots)
+        if self.state_file is None or not self.state_file.journal.has(generation.log.id):
+            self.metering.record(row)
+            return
+        rows = self.state_file.usage_rows
+        rows.hold(row.request_id, row.ended_at, row)
+        if not self.metering.record(row, partial(rows.settle, row.request_id)):
+            rows.settle(row.request_id)

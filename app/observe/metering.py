@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -173,15 +173,23 @@ class Metering:
         """Return the number of rows that did not fit in memory, or were not written before the end."""
         return self._writer.lost
 
-    def count_end(self, generation: Generation, tenant: str, model: str, slots: int) -> None:
-        """Record the usage of a request that has just ended."""
-        self.record(Row.of(generation, tenant, model, slots))
+    def row_of(self, generation: Generation, tenant: str, model: str, slots: int) -> Row:
+        """Return the row of a request that has just ended."""
+        return Row.of(generation, tenant, model, slots)
 
-    def record(self, row: Row) -> None:
-        """Queue a row. Returns at once, independently of the disk. A row that exists stays unchanged, because a commit
-        that seemed to fail may have succeeded.
+    def replay(self, row: Sequence[str | int | float], written: Callable[[], object]) -> None:
+        """Queue a row of an earlier process, which the file may have already."""
+        if len(row) == len(Row._fields):
+            self.record(Row._make(row), written)
+        else:  # of another schema
+            written()
+
+    def record(self, row: Row, written: Callable[[], object] | None = None) -> bool:
+        """Queue a row, and return whether it fits in memory. Returns at once, independently of the disk. A row that
+        exists stays unchanged, because a commit that seemed to fail may have succeeded. written: called in another
+        thread when it is in the file.
         """
-        self._writer.put(Write(INSERT, row))
+        return self._writer.put(Write(INSERT, row), written=written)
 
     def close(self) -> None:
         """Write pending rows and stop. Blocks for a bounded time; further calls do nothing."""

@@ -167,6 +167,10 @@ class Journal:
         if self._kept.pop(stream_id, None) is not None:
             self._delete(stream_id)
 
+    def has(self, stream_id: str) -> bool:
+        """Return whether a request is in the store."""
+        return stream_id in self._kept
+
     def write(self, write: Write, on_written: Callable[[], None] | None = None) -> None:
         """Queue a change. on_written: called on the event loop when it is written, or at once if it cannot be."""
         if on_written is None:

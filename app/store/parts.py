@@ -8,6 +8,7 @@ from __future__ import annotations
 from app.store.journal_part import JOURNAL
 from app.store.part import Part
 from app.store.sessions_part import SESSIONS
+from app.store.usage_rows import USAGE_ROWS
 
 # In the order in which `carousel store` shows them, and in which records are removed.
-PARTS: tuple[Part, ...] = (JOURNAL, SESSIONS)
+PARTS: tuple[Part, ...] = (JOURNAL, SESSIONS, USAGE_ROWS)

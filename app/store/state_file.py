@@ -8,6 +8,7 @@ from pathlib import Path
 from app.store.database import StoreError, StoreLock, connect
 from app.store.journal import Journal
 from app.store.sessions import SessionTable
+from app.store.usage_rows import UsageRows
 from app.store.writer import Writer
 
 
@@ -19,6 +20,7 @@ class StateFile:
         self.writer = Writer(path, connect)
         self.journal = Journal(self.writer)
         self.sessions = SessionTable(self.writer)
+        self.usage_rows = UsageRows(self.writer)
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = StoreLock(path)

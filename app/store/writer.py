@@ -108,9 +108,10 @@ class Writer:
         done: Callable[[], object] | None = None,
         *,
         written: Callable[[], object] | None = None,
-    ) -> None:
-        """Queue a change. Returns at once, independently of the disk. done: called in any thread when the change is
-        written, or was tried to be, or is lost. written: called in the writer's thread when it is on disk.
+    ) -> bool:
+        """Queue a change, and return whether it fits. Returns at once, independently of the disk. done: called in any
+        thread when the change is written, or was tried to be, or is lost. written: called in the writer's thread when
+        it is on disk.
         """
         size = write.size
         with self._lock:
@@ -123,6 +124,7 @@ class Writer:
         if is_lost:
             _call(done)
         self._wakeup.set()
+        return not is_lost
 
     def close(self) -> None:
         """Write pending changes and stop. Blocks for at most `CLOSE_SECONDS`; further calls do nothing."""

@@ -95,3 +95,35 @@ def test_a_shutdown_writes_every_row(server: Server, path: Path, signals: int):
     (sums,) = read(path, ("tenant",)).values()
     assert sums.output_tokens > 24
     assert not [line for line in server.log if "Traceback" in line or "rows" in line]
+
+
+def test_an_answer_that_ended_before_a_kill_is_counted_once(path: Path, tmp_path: Path):
+    """The metering file is locked until the kill, so that only the store has the row; later servers count no answer
+    twice that they restore.
+    """
+    store = tmp_path / "store.db"
+    options = ("--max-num-seqs", "4", "--metering", str(path), "--store", str(store))
+    headers = {"Idempotency-Key": "one"}
+    first = Server.start(*options)
+    with contextlib.closing(sqlite3.connect(path)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        url = f"{first.url}/v1/chat/completions"
+        usage = httpx.post(url, json=BODY, headers=headers, timeout=HANG_SECONDS).json()["usage"]
+        with contextlib.closing(sqlite3.connect(store)) as reader:
+            deadline = time.monotonic() + HANG_SECONDS
+            while reader.execute("SELECT count(*) FROM request WHERE ended IS NOT NULL").fetchone() == (0,):
+                assert time.monotonic() < deadline
+            assert reader.execute("SELECT count(*) FROM usage_row").fetchone() == (1,)
+        first.process.kill()
+        first.process.wait(HANG_SECONDS)
+        other.rollback()
+    assert outcomes(path) == {}
+    for _ in range(2):
+        later = Server.start(*options)
+        again = httpx.post(f"{later.url}/v1/chat/completions", json=BODY, headers=headers, timeout=HANG_SECONDS)
+        assert again.headers["Idempotent-Replayed"] == "true"
+        assert later.stop() in (0, -signal.SIGTERM)
+        (sums,) = read(path, ("tenant",)).values()
+        assert (sums.requests, sums.output_tokens) == (1, usage["completion_tokens"])
+        with contextlib.closing(sqlite3.connect(store)) as reader:
+            assert reader.execute("SELECT count(*) FROM usage_row").fetchone() == (0,)
