@@ -62,15 +62,13 @@ from app.routes import (
 )
 from app.routes import text as text_routes
 from app.service import Service
-from app.settings import Settings
-from app.store.entries import Saved
+from app.settings import Settings, SettingsError
 from app.text.text_model import TextModel
 from engine.log_queue import LogWriter
 
 if TYPE_CHECKING:
     from app.observe.metering import Metering
-    from app.store.sessions import SavedSession, SessionRecorder
-    from app.store.state_file import StateFile
+    from app.store.state_file import Found, StateFile
 
 log = logging.getLogger("carousel.server")
 
@@ -108,15 +106,15 @@ def create_app(
     text: TextModel,
     logs: LogWriter | None = None,
     connections: ConnectionLimits | None = None,
+    state_file: StateFile | None = None,
 ) -> Starlette:
     """Return the ASGI application. It starts and stops `client` with the server. Raises `SettingsError` if a file that
     it writes to cannot be written.
 
-    logs, connections: their counters appear in /metrics.
+    logs, connections: their counters appear in /metrics. state_file: keeps answers over a restart.
     """
-    state_file = _state_file(settings)
     service = create_service(settings, client, text, state_file)
-    answers, sessions = _open(service)
+    found = _open(service)
     _collect(service, logs, connections or ConnectionLimits())
     lag = LoopLag(service.metrics.registry, settings.model_name)
 
@@ -125,7 +123,7 @@ def create_app(
         if service.metering is not None:
             service.metering.start()
         await client.start()
-        recovering = asyncio.create_task(_recover(service, answers, sessions))
+        recovering = asyncio.create_task(_recover(service, found))
         lag.start()
         if service.before_accepting is not None:
             await service.before_accepting()
@@ -196,49 +194,49 @@ def create_app(
     return app
 
 
-def _state_file(settings: Settings) -> StateFile | None:
-    if not settings.store:
+def _open(service: Service) -> Found | None:
+    """Read the state of an earlier process, whose answers and sessions are restored when the model is loaded."""
+    if (state_file := service.state_file) is None:
         return None
-    from app.store.state_file import StateFile  # imported only if used: SQLite
-
-    return StateFile(Path(settings.store))
-
-
-def _open(service: Service) -> tuple[list[Saved], list[tuple[SavedSession, SessionRecorder]]]:
-    """Read the answers and sessions of an earlier process, which are restored when the model is loaded."""
-    if service.state_file is None:
-        return [], []
-    registry, journal = service.registry, service.state_file.journal
-    registry.epoch = journal.epoch(registry.epoch)
-    registry.on_evict = journal.forget
-    found = journal.read()
-    _replay_usage(service.metering, service.state_file)
+    registry = service.registry
+    registry.epoch = state_file.epoch
+    registry.on_evict = state_file.journal.forget
     _ = service.text.digest  # computed before requests arrive, as it takes some time
-    registry.awaited |= {saved.entry.request.id for saved in found}
-    sessions = service.state_file.sessions.read()
-    service.sessions.awaited |= {saved.id for saved, _ in sessions}
-    service.state_file.writer.start()
-    return found, sessions
+    registry.has_predecessor = service.sessions.has_predecessor = state_file.is_waiting
+    return None if state_file.is_waiting else _restore(service, state_file, state_file.read())
 
 
-def _replay_usage(metering: Metering | None, state_file: StateFile) -> None:
-    """Record the usage rows that an earlier process had not written to the metering file."""
-    if metering is not None:
-        for row in state_file.usage_rows.read():
-            metering.replay(row, partial(state_file.usage_rows.settle, str(row[0])))
+def _restore(service: Service, state_file: StateFile, found: Found) -> Found:
+    """Restore all but answers and sessions, for which `_recover` is called, and start to write."""
+    if service.metering is not None:
+        for row in found.usage_rows:
+            service.metering.replay(row, partial(state_file.usage_rows.settle, str(row[0])))
+    service.registry.awaited |= {saved.entry.request.id for saved in found.answers}
+    service.sessions.awaited |= {saved.id for saved, _ in found.sessions}
+    state_file.start()
+    return found
 
 
-async def _recover(
-    service: Service, answers: list[Saved], sessions: list[tuple[SavedSession, SessionRecorder]]
-) -> None:
-    """Restore the answers and sessions of an earlier process once the model is loaded."""
-    if service.state_file is not None:
-        from app.recovery import recover  # imported only if used: SQLite
-        from app.routes.realtime_restore import restore_sessions
+async def _recover(service: Service, found: Found | None) -> None:
+    """Restore the answers and sessions of an earlier process once the model is loaded. A server that takes over from
+    another one serves requests meanwhile.
+    """
+    if (state_file := service.state_file) is None:
+        return
+    from app.recovery import recover  # imported only if used: SQLite
+    from app.routes.realtime_restore import restore_sessions
 
-        await service.client.ready()
-        await recover(service, service.state_file.journal, answers)
-        await restore_sessions(service, sessions)
+    await service.client.ready()
+    if state_file.is_waiting:
+        try:
+            await state_file.wait()
+            found = _restore(service, state_file, await asyncio.to_thread(state_file.read))
+        except SettingsError as error:
+            log.error("the answers of the server before are lost, and nothing is kept over a restart: %s", error)
+        service.registry.has_predecessor = service.sessions.has_predecessor = False
+    if found is not None:
+        await recover(service, state_file.journal, found.answers)
+        await restore_sessions(service, found.sessions)
 
 
 def load_text(settings: Settings) -> TextModel:
@@ -288,7 +286,7 @@ def _collect(service: Service, logs: LogWriter | None, connections: ConnectionLi
     if service.metering is not None:
         registry.register(MeteringCollector(service.metering, model))
     if service.state_file is not None:
-        registry.register(StoreCollector(service.state_file.writer, model))
+        registry.register(StoreCollector(service.state_file, model))
 
 
 async def _api_error(request: Request, error: Exception) -> Response:

@@ -142,7 +142,7 @@ class Service:
 
     def _check(self, tenant: Tenant, requested: ServiceClass, tokens: int, choices: int, requests: int) -> None:
         _ = self.info
-        if self.registry.awaited:
+        if self.registry.awaited and not (self.state_file is not None and self.state_file.took_over):
             raise ApiError(
                 503,
                 f"{len(self.registry.awaited)} answers of an earlier process are being restored",
@@ -340,7 +340,7 @@ class Service:
 
     async def drain(self, seconds: float, is_hurried: Callable[[], bool] = lambda: False) -> None:
         """Refuse new requests, let requests with readers finish for `seconds` or until `is_hurried()`, then end the
-        rest with an error.
+        rest with an error, except for answers without a reader that the next process continues from the store.
         """
         self.draining = True
         deadline = time.monotonic() + seconds
@@ -349,7 +349,12 @@ class Service:
                 break
             await asyncio.sleep(0.05)
         for generation in self.registry.live():
-            generation.fail("the server stopped before the answer was complete", "server_shutdown")
+            if not (generation.has_no_reader and self._is_stored(generation)):
+                generation.fail("the server stopped before the answer was complete", "server_shutdown")
+
+    def _is_stored(self, generation: Generation) -> bool:
+        """Return whether the store has a request, from which the next process continues it."""
+        return self.state_file is not None and self.state_file.journal.has(generation.log.id)
 
     async def loaded(self) -> ModelInfo:
         """Wait until requests are served, those with formats too. Raises `EngineUnavailable` with a one-line reason."""
@@ -420,7 +425,7 @@ class Service:
             return
         name = self.metrics.name_of(generation.request.tenant)
         row = self.metering.row_of(generation, name, self.settings.model_name, self._slots)
-        if self.state_file is None or not self.state_file.journal.has(generation.log.id):
+        if self.state_file is None or not self._is_stored(generation):
             self.metering.record(row)
             return
         rows = self.state_file.usage_rows

@@ -270,9 +270,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # dict: f
         str | None,
         Option(
             RECOVERY,
-            "SQLite file from which a server that is started again continues its resumable answers; it has texts of "
-            "users",
-            "none",
+            "SQLite file from which a server that is started again continues; it has texts of users; none: nothing is "
+            "kept",
+            "store-PORT.db in $STATE_DIRECTORY, $XDG_STATE_HOME/carousel or ~/.local/state/carousel; none with --port "
+            "0, as no later server would find it",
         ),
     ] = None
     watchdog_timeout: Annotated[

@@ -49,7 +49,8 @@ class Serving:
         self._log = log or Path(os.devnull)
 
     def __enter__(self) -> Serving:
-        command = [sys.executable, "-m", "app", "serve", self.model, *self.options, "--port", str(self.port)]
+        command = [sys.executable, "-m", "app", "serve", self.model, "--port", str(self.port)]
+        command += ["--store", "none", *self.options]  # an option may name one
         ours = os.sched_getaffinity(0)
         os.sched_setaffinity(0, self.cores or ours)  # inherited
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -40,6 +41,11 @@ if not torch.cuda.is_available():
 # The duration of a hypothesis example depends on the load of the machine.
 settings.register_profile(PROFILE, deadline=None, max_examples=examples(DEFAULT_EXAMPLES))
 settings.load_profile(PROFILE)
+
+# Servers with a port of their own keep their state in a folder of this run.
+STATE_FOLDER = tempfile.TemporaryDirectory(prefix="carousel-state-")
+os.environ["XDG_STATE_HOME"] = STATE_FOLDER.name
+os.environ.pop("STATE_DIRECTORY", None)
 
 # Shells start background jobs with SIGINT ignored, and servers started from here would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -65,6 +65,7 @@ class KeptSessions(Generic[S]):
         self.ended = dict.fromkeys((RESUMED, EXPIRED, EVICTED), 0)  # number of kept sessions, by what ended the time
         self.bytes = 0
         self.awaited: set[str] = set()  # ids of sessions of an earlier process that are not restored yet
+        self.has_predecessor = False  # another process still has the store, with sessions that are not known here
         self._connected: dict[str, S] = {}
         self._kept: OrderedDict[str, _Kept[S]] = OrderedDict()
         self._by_tenant: Counter[str] = Counter()  # bytes
@@ -102,7 +103,8 @@ class KeptSessions(Generic[S]):
         """Raise `ApiError` (404) unless this owner has such a session. That of another owner is as unknown. One that is
         being restored raises it too (503).
         """
-        if session_id in self.awaited:
+        is_known = session_id in self._kept or session_id in self._connected
+        if session_id in self.awaited or (self.has_predecessor and not is_known):
             message = f"the session {session_id[:80]!r} is being restored"
             raise ApiError(503, message, code="engine_unavailable", headers={"Retry-After": "1"})
         kept = self._kept.get(session_id)

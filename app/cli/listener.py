@@ -42,8 +42,10 @@ class Origin(enum.Enum):
 class Listener:
     """Socket on which a server listens or will listen."""
 
-    def __init__(self, sock: socket.socket, origin: Origin) -> None:
+    def __init__(self, sock: socket.socket, origin: Origin, *, is_port_chosen: bool = True) -> None:
+        """is_port_chosen: by the operator, and so the next process has it too."""
         self.sock = sock
+        self.known_port: int | None = sock.getsockname()[1] if is_port_chosen else None
         self._origin = origin
 
     @classmethod
@@ -55,7 +57,8 @@ class Listener:
         passed = _passed_socket(environment)
         if passed is not None:
             return cls(passed, Origin.PASSED)
-        return cls(_bind(host, port, reuse_port=reuse_port), Origin.SHARED if reuse_port else Origin.OWN)
+        origin = Origin.SHARED if reuse_port else Origin.OWN
+        return cls(_bind(host, port, reuse_port=reuse_port), origin, is_port_chosen=port != 0)
 
     @property
     def accepts_when_loaded(self) -> bool:

@@ -26,6 +26,7 @@ from app.admission.thread_queue import limit_malloc_cache
 from app.cli.graceful import GracefulServer
 from app.cli.key_reload import KeyReload
 from app.cli.listener import BACKLOG, Listener
+from app.cli.open_store import open_store
 from app.cli.service_manager import ServiceManager
 from app.cli.thread_limits import start_tokenizer_threads
 from app.engine_client.client import EngineClient, EngineUnavailable
@@ -74,6 +75,7 @@ def run(
     except (TokenizerError, InvalidTemplate, OSError) as error:
         logs.write_plain(f"carousel: {error}")
         return 1
+    state_file = open_store(settings, listener)
     start_tokenizer_threads(text)
     sys.setswitchinterval(SWITCH_SECONDS)
     limit_malloc_cache()
@@ -84,7 +86,7 @@ def run(
         logs=(settings.log_level, settings.log_format),
         restart_interval=settings.restart_interval,
     )
-    app = create_app(settings, client, text, logs.writer, connections)
+    app = create_app(settings, client, text, logs.writer, connections, state_file)
     config = _config(settings, app, connections)
     keys = KeyReload(app.state.service, read_configured)
     manager = ServiceManager(os.environ)

@@ -52,6 +52,7 @@ class StreamRegistry:
     max_size: int = 500_000
     epoch: str = field(default_factory=lambda: secrets.token_hex(3))  # identifies one run of this server
     awaited: set[str] = field(default_factory=set)  # ids of streams that are about to be restored
+    has_predecessor: bool = False  # another process still has the store, with streams that are not known here
     on_evict: Callable[[str], None] = lambda _: None  # called with the id of a stream that can no longer be read
     _streams: dict[str, Generation] = field(default_factory=dict)
     _finished: OrderedDict[str, Generation] = field(default_factory=OrderedDict)  # the first that was finished first
@@ -72,6 +73,8 @@ class StreamRegistry:
         if stream_id in self.awaited:
             raise CursorError(503, f"stream {stream_id[:80]!r} is being restored; retry in a few seconds")
         generation = self._streams.get(stream_id)
+        if generation is None and self.has_predecessor:
+            raise CursorError(503, f"stream {stream_id[:80]!r} may be one of the server before; retry in a few seconds")
         if generation is None or generation.log.owner != owner:
             raise CursorError(404, f"no stream {stream_id[:80]!r}")
         return generation

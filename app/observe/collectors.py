@@ -25,7 +25,7 @@ from engine.types import PreemptionMode, ServiceClass
 
 if TYPE_CHECKING:
     from app.observe.metering import Metering
-    from app.store.writer import Writer
+    from app.store.state_file import StateFile
 
 ENGINE_LABELS = ("model_name", "service_class")
 
@@ -187,16 +187,18 @@ class MeteringCollector(Collector):
 
 
 class StoreCollector(Collector):
-    """Reads the state of the store's writer."""
+    """Reads the state of the store and of its writer."""
 
-    def __init__(self, writer: Writer, model: str) -> None:
-        self._writer = writer
+    def __init__(self, state_file: StateFile, model: str) -> None:
+        self._state_file = state_file
+        self._writer = state_file.writer
         self._model = model
 
     def collect(self) -> Iterator[Metric]:
         gauges = (
             ("carousel:store_pending_bytes", "Changes that are not yet on disk.", self._writer.pending_bytes),
             ("carousel:store_failing", "Whether the store cannot be written.", int(self._writer.is_failing)),
+            ("carousel:store_waiting", "Whether another server has the store.", int(self._state_file.is_waiting)),
         )
         for name, text, value in gauges:
             gauge = GaugeMetricFamily(name, text, labels=("model_name",))

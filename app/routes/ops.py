@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
@@ -21,6 +21,9 @@ from app.protocols.messages import turns
 from app.protocols.tokens import DetokenizeRequest, TokenizeRequest
 from app.routes import authenticate_request, get_service, json_response
 from app.service import ENGINE_UNAVAILABLE, Service
+
+if TYPE_CHECKING:
+    from app.store.state_file import StateFile
 
 STALLED_TEXT = "the engine makes no progress; it is replaced if it does not recover"
 LOADING_TEXTS = {
@@ -122,14 +125,20 @@ async def health(request: Request) -> Response:
         body = error_body(503, "the server is stopping", code="server_shutdown")
         return JSONResponse(body, status_code=503, headers={"Retry-After": "5"})
     if client.phase is EngineState.READY and not client.is_stalled and not service.grammars.is_starting:
-        is_degraded = service.state_file is not None and service.state_file.writer.is_failing
-        return JSONResponse({"status": "ready"} | ({"store": "degraded"} if is_degraded else {}))
+        return JSONResponse({"status": "ready"} | _store_state(service.state_file))
     message = STALLED_TEXT if client.is_stalled else LOADING_TEXTS.get(client.phase, ENGINE_UNAVAILABLE)
     body = error_body(503, message, code="engine_unavailable")
     if client.phase in LOADING_TEXTS:
         loading = client.loading
         body["loading"] = {"what": loading.stage, "done": loading.done, "total": loading.total}
     return JSONResponse(body, status_code=503, headers={"Retry-After": "2"})
+
+
+def _store_state(state_file: StateFile | None) -> dict[str, str]:
+    """Return the state of the store, if it is not the usual one."""
+    if state_file is not None and state_file.is_waiting:
+        return {"store": "waiting"}
+    return {"store": "degraded"} if state_file is not None and state_file.writer.is_failing else {}
 
 
 async def livez(request: Request) -> Response:

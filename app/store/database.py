@@ -29,11 +29,35 @@ class StoreError(SettingsError):
     """The file cannot be used; the message names the file and the reason."""
 
 
+class StoreUnavailable(StoreError):
+    """There is no place for the file, or no way to it: a missing or read-only folder, or a full disk."""
+
+
+class StoreHeld(StoreError):
+    """Another server has the file."""
+
+
+UNAVAILABLE_CODES = {
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_READONLY,
+}
+
+
+def is_unavailable(error: Exception) -> bool:
+    """Return whether an error is one of the folder or the disk, and not of the file's content."""
+    if isinstance(error, sqlite3.Error):
+        return getattr(error, "sqlite_errorcode", 0) & 0xFF in UNAVAILABLE_CODES  # the rest is the extended code
+    return isinstance(error, OSError)
+
+
 class StoreLock:
     """Lock of a store, which the kernel releases when its process ends in any way."""
 
     def __init__(self, path: Path) -> None:
-        """Raise `StoreError` if another server has the lock, and `OSError`."""
+        """Raise `StoreHeld` if another server has the lock, and `OSError`."""
         self._file: int | None = os.open(
             path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, MODE
         )
@@ -41,7 +65,7 @@ class StoreLock:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(self._file)
-            raise StoreError("another server uses it; give each server a --store of its own") from None
+            raise StoreHeld("another server uses it; give each server a --store of its own") from None
 
     def release(self) -> None:
         """Let another server use the store. Further calls do nothing."""
@@ -65,6 +89,11 @@ def connect(path: Path) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def read_only(path: Path, busy_seconds: float = BUSY_SECONDS) -> sqlite3.Connection:
+    """Open an existing file for reading, beside a server that writes it. Raises `sqlite3.Error`."""
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=busy_seconds)
 
 
 def _check(connection: sqlite3.Connection) -> bool:

@@ -105,13 +105,6 @@ class Journal:
         self._recorders: dict[Recorder, asyncio.TimerHandle] = {}  # with tokens that are not written
         self._kept: dict[str, Recorder] = {}  # of requests in the store, by id
 
-    def epoch(self, new: str) -> str:
-        """Return the epoch of the store's streams, which is `new` for an empty store."""
-        connection = self._writer.connection
-        with connection:
-            connection.execute("INSERT OR IGNORE INTO state (name, value) VALUES ('epoch', ?)", (new,))
-        return str(connection.execute("SELECT value FROM state WHERE name = 'epoch'").fetchone()[0])
-
     def read(self) -> list[Saved]:
         """Return all requests, the oldest first, before the writer starts. Wrong rows are left out and removed."""
         connection = self._writer.connection

@@ -67,6 +67,7 @@ class Writer:
         self.lost = 0  # changes
         self.written_bytes = 0
         self.is_failing = False
+        self.is_detached = False  # another process has the file: changes are queued, and `done` is called at once
         self.pending_bytes = 0
         self._path = path
         self._connect = connect
@@ -119,9 +120,9 @@ class Writer:
             if is_lost:
                 self.lost += 1
             else:
-                self._changes.append(_Change(write, done, written))
+                self._changes.append(_Change(write, None if self.is_detached else done, written))
                 self.pending_bytes += size
-        if is_lost:
+        if is_lost or self.is_detached:
             _call(done)
         self._wakeup.set()
         return not is_lost

@@ -233,7 +233,7 @@ def context(prompt: int) -> int:
 def carousel(home: Path, model: Path, log: Path, tokens: int, extra: list[str]) -> Peer:
     """Start this project with default options, except for the prefix cache."""
     options = ["--served-model-name", "model", "--max-num-seqs", str(SLOTS), "--no-enable-prefix-caching"]
-    command = [sys.executable, "-m", "app", "serve", str(model), "--port", "PORT", *options, *extra]
+    command = [sys.executable, "-m", "app", "serve", str(model), "--port", "PORT", *options, "--store", "none", *extra]
     return Server(command, {}, log, _by_tokens)
 
 

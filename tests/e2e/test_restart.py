@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
@@ -124,6 +125,62 @@ def test_a_server_without_a_successor_refuses_new_requests_while_it_drains():
             assert answer.result() == 400
     finally:
         end(server)
+
+
+def resumable(url: str, max_tokens: int, events: int) -> tuple[str, list[str]]:
+    """Return the stream of a resumable answer and its first events, after which its reader leaves."""
+    headers = {"X-Carousel-Resume": "300"}
+    body = {**LONG, "max_tokens": max_tokens, "temperature": 0.0}
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, headers=headers, timeout=120) as response:
+        lines = (line[6:] for line in response.iter_lines() if line.startswith("data: "))
+        return response.headers["X-Carousel-Stream"], [next(lines) for _ in range(events)]
+
+
+def replayed(url: str, stream_id: str) -> list[str]:
+    """Return the events of a stream from its beginning. The answer is one of a server that keeps it."""
+    with httpx.stream("GET", f"{url}/v1/streams/{stream_id}", timeout=120) as response:
+        assert response.status_code == 200, response.read()
+        return [line[6:] for line in response.iter_lines() if line.startswith("data: ")]
+
+
+def test_the_next_server_takes_over_the_store_when_the_first_one_ends(tmp_path: Path):
+    """Meanwhile it serves, and readers of the first one's answers are told to retry. One without a reader goes on."""
+    options = (*OPTIONS, "--kernels", "torch", "--reuse-port", "--store", str(tmp_path / "store.db"))
+    first = Server.start(*options)
+    url, begun = first.url, threading.Barrier(2)
+    finished, first_events = resumable(url, 5, 8)
+    assert first_events[-1] == "[DONE]"
+    second = None
+    try:
+        with ThreadPoolExecutor(1) as client:
+            drained = client.submit(stream, url, begun)
+            begun.wait(60)
+            unfinished, _ = resumable(url, 700, 3)
+            second = Server.start(*options, "--port", url.rpartition(":")[2])
+            assert httpx.get(f"{url}/health").json() == {"status": "ready", "store": "waiting"}
+            assert httpx.get(f"{url}/v1/streams/{finished}").status_code == 503
+            assert httpx.post(f"{url}/v1/chat/completions", json=SHORT, timeout=120).status_code == 200
+            kept, _ = resumable(url, 5, 8)
+            first.process.send_signal(signal.SIGTERM)
+            assert drained.result() == 400
+            assert first.process.wait(60) in (0, -signal.SIGTERM)
+        while "store" in httpx.get(f"{url}/health").json():
+            pass
+        while (answer := httpx.get(f"{url}/v1/streams/{finished}", timeout=120)).status_code == 503:
+            pass
+        assert [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")] == first_events
+        whole = replayed(url, unfinished)
+        assert whole[-1] == "[DONE]" and "error" not in whole[-2]
+        assert any("and 1 continue" in line for line in second.log)
+        assert "carousel:store_waiting" in httpx.get(f"{url}/metrics").text
+        second.process.kill()
+        second.process.wait()
+        second = Server.start(*options, "--port", url.rpartition(":")[2])
+        assert replayed(url, kept)[-1] == "[DONE]", "what was queued while the store was another server's is in it"
+    finally:
+        end(first)
+        if second is not None:
+            second.stop()
 
 
 @pytest.mark.parametrize("count", ["2", "x"])

@@ -150,11 +150,12 @@ async def test_answers_with_log_probabilities_have_no_tokens_in_the_store(tmp_pa
 
 
 def test_the_epoch_of_cursors_is_that_of_the_first_process(tmp_path: Path):
-    for new in ("one", "two"):
+    epochs: set[str] = set()
+    for _ in range(2):
         file = StateFile(tmp_path / "s.db")
-        journal = file.journal
-        assert journal.epoch(new) == "one"
+        epochs.add(file.epoch)
         file.close()
+    assert len(epochs) == 1
 
 
 def test_a_wrong_row_is_left_out(tmp_path: Path):
