@@ -201,6 +201,10 @@ def _open(service: Service) -> Found | None:
     registry = service.registry
     registry.epoch = state_file.epoch
     registry.on_evict = state_file.journal.forget
+    state_file.rates.follow(service.limits.used)
+    state_file.refused_keys.follow(service.refused_keys.attempts)
+    service.limits.on_change = state_file.rates.changed
+    service.refused_keys.on_change = state_file.refused_keys.changed
     _ = service.text.digest  # computed before requests arrive, as it takes some time
     registry.has_predecessor = service.sessions.has_predecessor = state_file.is_waiting
     return None if state_file.is_waiting else _restore(service, state_file, state_file.read())
@@ -211,6 +215,8 @@ def _restore(service: Service, state_file: StateFile, found: Found) -> Found:
     if service.metering is not None:
         for row in found.usage_rows:
             service.metering.replay(row, partial(state_file.usage_rows.settle, str(row[0])))
+    service.limits.restore(found.rates)
+    service.refused_keys.restore(found.refused_keys)
     service.registry.awaited |= {saved.entry.request.id for saved in found.answers}
     service.sessions.awaited |= {saved.id for saved, _ in found.sessions}
     state_file.start()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from app.admission.tenants import Tenant
@@ -18,6 +18,7 @@ from app.errors import ApiError
 
 MAX_IDLE_TENANTS = 8192  # without a running request, whose buckets are remembered
 SECONDS_PER_MINUTE = 60.0
+RESTORED_SECONDS = 2 * SECONDS_PER_MINUTE  # after which restored usage is replenished
 RETRY_BUSY_SECONDS = 1  # for too many choices; it is unknown when one ends
 
 
@@ -66,6 +67,8 @@ class RateLimits:
         self._defaults = defaults
         self._clock = clock
         self._usages: OrderedDict[str, Usage] = OrderedDict()
+        self._restored: dict[str, tuple[float, float, float]] = {}  # time, requests and tokens before a restart
+        self.on_change: Callable[[str], None] = lambda _: None  # called with the id of a limited tenant
 
     def limits_of(self, tenant: Tenant) -> Limits:
         """Return the current limits of a tenant."""
@@ -74,7 +77,7 @@ class RateLimits:
     def check(self, tenant: Tenant, choices: int = 1) -> None:
         """Raise `ApiError` (429) with Retry-After when a limit of the tenant is reached."""
         limits = self.limits_of(tenant)
-        usage = self._usages.get(tenant.id) or Usage(limits, self._clock())
+        usage = self._usages.get(tenant.id) or self._new_usage(tenant.id, limits)
         usage.limits = limits
         usage.refill(self._clock())
         # An idle tenant may request more choices than its limit; otherwise such a request could never be served.
@@ -93,12 +96,14 @@ class RateLimits:
         usage = self._usages.get(tenant.id)
         if usage is None:
             self._forget_idle()
-            usage = self._usages[tenant.id] = Usage(self.limits_of(tenant), self._clock())
+            usage = self._usages[tenant.id] = self._new_usage(tenant.id, self.limits_of(tenant))
+            self._restored.pop(tenant.id, None)
         self._usages.move_to_end(tenant.id)
         usage.refill(self._clock())
         usage.requests += 1
         usage.tokens += prompt_tokens
         usage.running += choices
+        self._changed(tenant.id, usage)
 
     def leave(self, tenant_id: str, choices: int, generated_tokens: int) -> None:
         """Count the end of a request, and the tokens of its answer."""
@@ -106,6 +111,49 @@ class RateLimits:
         usage.refill(self._clock())
         usage.running -= choices
         usage.tokens += generated_tokens
+        self._changed(tenant_id, usage)
+
+    def used(self, tenant_id: str) -> tuple[float, tuple[float, float]] | None:
+        """Return the age in seconds, and the requests and tokens, of a tenant's usage; None if it is forgotten."""
+        if (usage := self._usages.get(tenant_id)) is not None:
+            usage.refill(self._clock())
+            return 0.0, (usage.requests, usage.tokens)
+        if (restored := self._restored.get(tenant_id)) is not None:
+            at, requests, tokens = restored
+            return max(0.0, self._clock() - at), (requests, tokens)
+        return None
+
+    def restore(self, found: Iterable[tuple[str, float, tuple[float, ...]]]) -> None:
+        """Restore the usage of an earlier process: tenant ids with ages in seconds, and requests and tokens.
+
+        A restored tenant is refused for at most a minute, whatever the values are, since another process, with other
+        limits and another clock, has written them.
+        """
+        now = self._clock()
+        for tenant_id, age, (requests, tokens) in found:
+            self._restored[tenant_id] = now - age, requests, tokens
+            if (usage := self._usages.get(tenant_id)) is not None:  # served while the earlier process ended
+                before = self._new_usage(tenant_id, usage.limits)
+                del self._restored[tenant_id]
+                usage.refill(now)
+                usage.requests = max(
+                    usage.requests, _bounded(usage.requests + before.requests, usage.limits.requests_per_minute)
+                )
+                usage.tokens = max(usage.tokens, _bounded(usage.tokens + before.tokens, usage.limits.tokens_per_minute))
+
+    def _new_usage(self, tenant_id: str, limits: Limits) -> Usage:
+        """Return the usage of a tenant that has none, or only of an earlier process."""
+        now = self._clock()
+        at, requests, tokens = self._restored.get(tenant_id, (now, 0.0, 0.0))
+        usage = Usage(limits, at)
+        usage.requests = _bounded(requests, limits.requests_per_minute)
+        usage.tokens = _bounded(tokens, limits.tokens_per_minute)
+        usage.refill(now)
+        return usage
+
+    def _changed(self, tenant_id: str, usage: Usage) -> None:
+        if min(usage.limits.requests_per_minute, usage.limits.tokens_per_minute) < math.inf:
+            self.on_change(tenant_id)
 
     def _limit(self, tenant: Tenant, name: str) -> float:
         own: int | None = getattr(tenant, name)
@@ -122,6 +170,13 @@ class RateLimits:
             tenant_id, usage = self._usages.popitem(last=False)
             if usage.running:
                 self._usages[tenant_id] = usage
+            else:
+                self._changed(tenant_id, usage)
+
+
+def _bounded(amount: float, limit: float) -> float:
+    """Return restored usage, at most as much as a minute and the bucket replenish."""
+    return min(amount, max(0.0, 2 * limit - 1))
 
 
 def _refusal(name: str, allowed: str, seconds: int) -> ApiError:

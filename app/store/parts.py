@@ -6,9 +6,16 @@ A new kind is one `Part`, declared beside its statements (`app/store/journal_par
 from __future__ import annotations
 
 from app.store.journal_part import JOURNAL
+from app.store.limit_tables import RATES, REFUSED_KEYS
 from app.store.part import Part
 from app.store.sessions_part import SESSIONS
 from app.store.usage_rows import USAGE_ROWS
 
 # In the order in which `carousel store` shows them, and in which records are removed.
-PARTS: tuple[Part, ...] = (JOURNAL, SESSIONS, USAGE_ROWS)
+PARTS: tuple[Part, ...] = (
+    JOURNAL,
+    SESSIONS,
+    USAGE_ROWS,
+    RATES.part("rate limits"),
+    REFUSED_KEYS.part("refused keys"),
+)

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from app.store.coalesced_table import Aged, CoalescedTable
 from app.store.database import (
     BUSY_SECONDS,
     StoreError,
@@ -22,6 +23,7 @@ from app.store.database import (
 )
 from app.store.entries import Saved
 from app.store.journal import Journal
+from app.store.limit_tables import RATES, REFUSED_KEYS
 from app.store.sessions import SavedSession, SessionRecorder, SessionTable
 from app.store.usage_rows import UsageRow, UsageRows
 from app.store.writer import Writer
@@ -36,6 +38,8 @@ class Found(NamedTuple):
     answers: list[Saved]
     sessions: list[tuple[SavedSession, SessionRecorder]]
     usage_rows: list[UsageRow]
+    rates: list[Aged]
+    refused_keys: list[Aged]
 
 
 class StateFile:
@@ -55,6 +59,8 @@ class StateFile:
         self.journal = Journal(self.writer)
         self.sessions = SessionTable(self.writer)
         self.usage_rows = UsageRows(self.writer)
+        self.rates = CoalescedTable(RATES, self.writer)
+        self.refused_keys = CoalescedTable(REFUSED_KEYS, self.writer)
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             try:
@@ -81,7 +87,13 @@ class StateFile:
     def read(self) -> Found:
         """Return the state that an earlier process has left, before `start`. Raises `StoreError`."""
         try:
-            return Found(self.journal.read(), self.sessions.read(), self.usage_rows.read())
+            return Found(
+                self.journal.read(),
+                self.sessions.read(),
+                self.usage_rows.read(),
+                self.rates.read(),
+                self.refused_keys.read(),
+            )
         except sqlite3.Error as error:
             raise _refusal(self._path, error) from None
 
@@ -93,6 +105,8 @@ class StateFile:
     def flush(self) -> None:
         """Queue what parts hold back."""
         self.journal.flush()
+        self.rates.flush()
+        self.refused_keys.flush()
 
     def close(self) -> None:
         """Write everything that is queued, in any thread. Blocks; further calls do nothing."""
