@@ -41,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _usage(options)
         if options.command == "keys":
             return _keys(options)
+        if options.command == "store":
+            return _store(options)
         settings = resolve(vars(options), download=download_model)
         return _serve(settings, vars(options))
     except (SettingsError, ConfigError) as error:
@@ -79,6 +81,11 @@ def make_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         from app.cli.keys_command import add_arguments as add_keys_arguments
 
         add_keys_arguments(keys)
+    store = commands.add_parser("store", help="show, prune or export what a server keeps over a restart")
+    if "store" in arguments[:1]:
+        from app.cli.store_command import add_arguments as add_store_arguments
+
+        add_store_arguments(store)
     add_bench_arguments(commands.add_parser("bench", help="measure a running server under a load, or compare two"))
     return parser
 
@@ -152,6 +159,18 @@ def _keys(options: argparse.Namespace) -> int:
         print_text(text)
     if remark:
         print(remark, file=sys.stderr)
+    return 0
+
+
+def _store(options: argparse.Namespace) -> int:
+    from app.cli.store_command import print_lines, run
+    from app.store.database import StoreError
+
+    try:
+        print_lines(run(options))
+    except StoreError as error:
+        print(f"carousel: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -276,6 +276,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # dict: f
             "0, as no later server would find it",
         ),
     ] = None
+    store_days: Annotated[
+        float,
+        Option(
+            RECOVERY,
+            "days after which ended records are removed from the store, at the start and each hour; inf: never",
+            bounds=(at_least(1),),
+        ),
+    ] = 30.0
     watchdog_timeout: Annotated[
         float,
         Option(

@@ -27,7 +27,7 @@ def open_store(settings: Settings, listener: Listener) -> StateFile | None:
     if settings.store is not None:
         if not settings.store:
             raise SettingsError("store must be the path of a file or none, got an empty text")
-        return _open(Path(settings.store), listener)
+        return _open(Path(settings.store), settings, listener)
     if listener.known_port is None:
         return None
     advice = "--store FILE names another file, and --store none keeps nothing without this warning"
@@ -37,13 +37,13 @@ def open_store(settings: Settings, listener: Listener) -> StateFile | None:
     from app.store.database import StoreUnavailable  # imported only if used: SQLite
 
     try:
-        return _open(path, listener)
+        return _open(path, settings, listener)
     except StoreUnavailable as error:
         log.warning("nothing is kept over a restart: %s; %s", error, advice)
         return None
 
 
-def _open(path: Path, listener: Listener) -> StateFile:
+def _open(path: Path, settings: Settings, listener: Listener) -> StateFile:
     from app.store.state_file import StateFile  # imported only if used: SQLite
 
-    return StateFile(path, waits=listener.accepts_when_loaded)
+    return StateFile(path, waits=listener.accepts_when_loaded, max_days=settings.store_days)

@@ -81,7 +81,7 @@ def connect(path: Path) -> sqlite3.Connection:
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, MODE))  # before SQLite creates it for everyone
     connection = sqlite3.connect(path.absolute(), timeout=BUSY_SECONDS, check_same_thread=False)
     try:
-        if not _check(connection):
+        if not check(connection):
             connection.execute("PRAGMA journal_mode = WAL")  # a commit appends to one file and waits for no disk
             connection.executescript(SCHEMA)
         connection.execute("PRAGMA synchronous = NORMAL")
@@ -96,7 +96,7 @@ def read_only(path: Path, busy_seconds: float = BUSY_SECONDS) -> sqlite3.Connect
     return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=busy_seconds)
 
 
-def _check(connection: sqlite3.Connection) -> bool:
+def check(connection: sqlite3.Connection) -> bool:
     """Return whether the file already has the tables. Raises `StoreError`."""
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:

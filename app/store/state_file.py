@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import secrets
 import sqlite3
 import time
@@ -24,6 +25,7 @@ from app.store.database import (
 from app.store.entries import Saved
 from app.store.journal import Journal
 from app.store.limit_tables import RATES, REFUSED_KEYS
+from app.store.pruning import AgeLimit
 from app.store.sessions import SavedSession, SessionRecorder, SessionTable
 from app.store.usage_rows import UsageRow, UsageRows
 from app.store.writer import Writer
@@ -49,13 +51,16 @@ class StateFile:
     took_over: this one waited for it.
     """
 
-    def __init__(self, path: Path, *, waits: bool = False) -> None:
-        """waits: a file that another server has is waited for. Raises `StoreError` if the file cannot be used."""
+    def __init__(self, path: Path, *, waits: bool = False, max_days: float = math.inf) -> None:
+        """waits: a file that another server has is waited for. max_days: age after which records are removed. Raises
+        `StoreError` if the file cannot be used.
+        """
         self._path = path
         self._lock: StoreLock | None = None
         self.epoch = secrets.token_hex(3)
         self.is_waiting = self.took_over = False
-        self.writer = Writer(path, self._connect)
+        self._age_limit = AgeLimit(max_days)
+        self.writer = Writer(path, self._connect, chore=self._age_limit.remove_batch)
         self.journal = Journal(self.writer)
         self.sessions = SessionTable(self.writer)
         self.usage_rows = UsageRows(self.writer)
@@ -87,6 +92,8 @@ class StateFile:
     def read(self) -> Found:
         """Return the state that an earlier process has left, before `start`. Raises `StoreError`."""
         try:
+            while self._age_limit.remove_batch(self.writer.connection):
+                pass
             return Found(
                 self.journal.read(),
                 self.sessions.read(),

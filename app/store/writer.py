@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 COMMIT_SECONDS = 0.05  # changes within this time share a commit
 RETRY_SECONDS = 1.0
+CHORE_SECONDS = 3600.0
 LOG_INTERVAL_SECONDS = 60.0
 CLOSE_SECONDS = 10.0  # maximum delay of the server's end by a disk that does not respond
 MAX_PENDING_BYTES = 64 << 20
@@ -59,10 +60,11 @@ class Writer:
         unit: str = "changes",
         commit_seconds: float = COMMIT_SECONDS,
         max_changes: float = math.inf,
+        chore: Callable[[sqlite3.Connection], bool] | None = None,
     ) -> None:
         """connect: opens the file, and creates it if it is missing; called again after an error, and if the file was
         moved. name, unit: of the file and of its changes in the log. commit_seconds: changes within this time share a
-        commit.
+        commit. chore: called each hour, and again soon if it returns that more is to be done.
         """
         self.lost = 0  # changes
         self.written_bytes = 0
@@ -75,6 +77,8 @@ class Writer:
         self._unit = unit
         self._commit_seconds = commit_seconds
         self._max_changes = max_changes
+        self._chore = chore
+        self._chore_at = time.monotonic() if chore is not None else math.inf
         self._connection: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None  # identity of the connected file
         self._lock = threading.Lock()  # of the queue; not held during disk access
@@ -149,11 +153,14 @@ class Writer:
 
     def _run(self) -> None:
         while not self._closing.is_set():
-            self._wakeup.wait()
+            until_chore = self._chore_at - time.monotonic()
+            self._wakeup.wait(None if until_chore == math.inf else max(0.0, until_chore))
             self._closing.wait(self._commit_seconds)
             self._wakeup.clear()
             while not self._flush() and not self._closing.wait(RETRY_SECONDS):
                 pass
+            if not self._closing.is_set() and time.monotonic() >= self._chore_at:
+                self._do_chore()
         self._flush()
         self._disconnect()
 
@@ -179,6 +186,16 @@ class Writer:
             self.is_failing = False
             self._log.warning("%s: %s can be written again", self._name, self._path)
         return True
+
+    def _do_chore(self) -> None:
+        assert self._chore is not None
+        has_more = False
+        try:
+            has_more = self._chore(self.connection)
+        except Exception as error:  # it is tried again in an hour
+            self._disconnect()
+            self._log.warning("%s: %s could not be cleaned up: %s", self._name, self._path, error)
+        self._chore_at = time.monotonic() + (0.0 if has_more else CHORE_SECONDS)
 
     def _commit(self, changes: Sequence[_Change]) -> None:
         """Write all changes or none."""
