@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -210,3 +211,23 @@ def test_two_servers_cannot_use_one_store(start, tmp_path: Path):
     command = [sys.executable, "-m", "app", "serve", "demo", "--port", "0", "--store", str(tmp_path / "store.db")]
     refused = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=HANG_SECONDS)
     assert refused.returncode == 2 and "another server uses it" in refused.stderr
+
+
+def test_a_server_keeps_its_answers_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """In the state folder, by its port; a second server at the same file is refused, and --store none keeps nothing."""
+    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    first = Server.start("--port", port)
+    try:
+        stream, before = begin_answer(first, CHAT, BODIES[CHAT] | {"n": 1}, 50)
+        kill(first)
+        assert [path.name for path in tmp_path.glob("*.db")] == [f"store-{port}.db"]
+        second = Server.start("--port", port)
+        assert follow(second, stream, before[-1][0])[-1] == "[DONE]"
+        other = Server.start("--store", "none")
+        assert other.stop() in (0, -signal.SIGTERM) and second.stop() in (0, -signal.SIGTERM)
+        assert [path.name for path in tmp_path.glob("*.db")] == [f"store-{port}.db"]
+    finally:
+        first.process.kill()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
+import shlex
 import sqlite3
 import subprocess
 import sys
@@ -14,9 +16,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from app.__main__ import main
+from app.__main__ import main, make_parser
 from app.store import writer as writer_module
-from app.store.database import APPLICATION_ID, connect
+from app.store.database import APPLICATION_ID, SCHEMA_VERSION, connect
 from app.store.entries import Entry, Origin
 from app.store.parts import PARTS
 from app.store.pruning import BATCH_RECORDS, DAY_SECONDS, AgeLimit, remove_batch
@@ -183,6 +185,15 @@ def test_a_wrong_number_of_days_is_refused(path: Path, days: str, capsys: pytest
     with pytest.raises(SystemExit):
         main(["store", "prune", str(path), f"--days={days}"])
     assert f"must be a number of days of at least 0, got '{days}'" in capsys.readouterr().err
+
+
+def test_the_documented_examples_are_valid():
+    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    examples = re.findall(r"^    carousel (store .*?)(?: +#| >|$)", text, re.M)
+    assert len(examples) >= 5
+    for example in examples:
+        arguments = shlex.split(example)
+        assert make_parser(arguments).parse_args(arguments).command == "store"
 
 
 def test_every_part_is_described_completely(path: Path):
