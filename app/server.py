@@ -238,6 +238,7 @@ async def _recover(service: Service, found: Found | None) -> None:
             await state_file.wait()
             found = _restore(service, state_file, await asyncio.to_thread(state_file.read))
         except SettingsError as error:
+            state_file.give_up()
             log.error("the answers of the server before are lost, and nothing is kept over a restart: %s", error)
         service.registry.has_predecessor = service.sessions.has_predecessor = False
     if found is not None:

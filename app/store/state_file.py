@@ -109,6 +109,11 @@ class StateFile:
         self.writer.is_detached = False
         self.writer.start()
 
+    def give_up(self) -> None:
+        """Report the file as failing: it cannot be taken over, and changes stay in memory, within their bound."""
+        self.is_waiting = False
+        self.writer.is_failing = True
+
     def flush(self) -> None:
         """Queue what parts hold back."""
         self.journal.flush()

@@ -11,9 +11,12 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from starlette.testclient import TestClient
 
 from app.cli.listener import Listener, Origin
 from app.cli.open_store import open_store
+from app.engine_client.client import EngineClient
+from app.server import create_app
 from app.settings import Settings, SettingsError
 from app.store import state_file as state_file_module
 from app.store.database import APPLICATION_ID, SCHEMA_VERSION, StoreError, connect
@@ -21,6 +24,9 @@ from app.store.location import default_file
 from app.store.state_file import StateFile
 from app.store.writer import Write
 from engine.config import EngineConfig
+from tests.app.engine_client.test_client import CONFIG, fake_engine
+from tests.app.routes.test_http import BODY, CHAT, ready
+from tests.app.text_models import byte_level
 from tests.limits import HANG_SECONDS
 
 INSERT = "INSERT INTO state (name, value) VALUES ('x', '')"
@@ -203,3 +209,25 @@ def test_a_file_that_was_moved_is_created_anew_with_the_same_epoch(tmp_path: Pat
         assert connection.execute("SELECT count(*) FROM state WHERE name = 'x'").fetchone() == (1,)
         assert connection.execute("SELECT value FROM state WHERE name = 'epoch'").fetchone() == (file.epoch,)
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+async def test_a_file_that_cannot_be_taken_over_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """It was torn while the server before ended. This one serves on, and /health has the state of the store."""
+    first = StateFile(tmp_path / "s.db")
+    second = StateFile(tmp_path / "s.db", waits=True)
+    app = create_app(settings(), EngineClient(CONFIG, fake_engine), byte_level(), state_file=second)
+
+    def serve() -> None:
+        with TestClient(app, base_url="http://127.0.0.1:8000") as http:
+            assert ready(http).get("/health").json()["store"] == "waiting"
+            first.close()
+            tear(tmp_path / "s.db")
+            for path in tmp_path.glob("s.db-*"):
+                path.unlink()
+            while (health := http.get("/health").json()).get("store") == "waiting":
+                pass
+            assert health == {"status": "ready", "store": "degraded"}
+            assert http.post(CHAT, json=BODY).status_code == 200
+
+    await asyncio.wait_for(asyncio.to_thread(serve), HANG_SECONDS)
+    assert "the answers of the server before are lost" in caplog.text
