@@ -10,6 +10,8 @@ import msgspec
 
 from app.conversations.shelf import DEFAULT_LIMITS, Limits, Shelf
 from app.conversations.store import (
+    CompletionWindow,
+    Page,
     StoredCompletion,
     StoredConversation,
     StoredItem,
@@ -161,9 +163,10 @@ class MemoryStore:
         record = self._completions.get(completion_id, owner)
         return record if record is not None and record.body else None
 
-    async def completions(self, owner: str) -> list[StoredCompletion]:
+    async def completions(self, owner: str, window: CompletionWindow) -> Page[StoredCompletion] | None:
         own = [record for record in self._completions if record.owner == owner and record.body]
-        return sorted(own, key=lambda record: (record.created, record.id))
+        listed = sorted(filter(window.includes, own), key=lambda record: (record.created, record.id))
+        return window.select(listed)
 
     async def delete_completion(self, completion_id: str, owner: str) -> bool:
         return self._completions.get(completion_id, owner) is not None and self._completions.remove(completion_id)
