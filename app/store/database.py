@@ -8,6 +8,7 @@ import sqlite3
 from pathlib import Path
 
 from app.settings import SettingsError
+from app.store.parts import PARTS
 
 APPLICATION_ID = 0x43617253  # PRAGMA application_id of these files
 SCHEMA_VERSION = 2  # in PRAGMA user_version
@@ -17,20 +18,6 @@ MODE = 0o600  # texts of users are in it
 SCHEMA = f"""
 BEGIN IMMEDIATE;
 CREATE TABLE state (name TEXT NOT NULL PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE request (
-    id TEXT NOT NULL PRIMARY KEY,
-    entry BLOB NOT NULL,              -- app.store.journal.Entry
-    end BLOB,                         -- app.store.journal.Ended
-    starts INTEGER NOT NULL DEFAULT 0 -- processes that have taken it up and have not ended it
-);
-CREATE TABLE tokens (
-    id TEXT NOT NULL,
-    start INTEGER NOT NULL,           -- number of tokens of the request before these
-    ids BLOB NOT NULL,                -- in order of arrival, 4 bytes each, little-endian
-    choices BLOB NOT NULL,            -- a byte each; empty: all of the first choice
-    finish TEXT,                      -- reason, if the last one ended its choice
-    PRIMARY KEY (id, start)
-) WITHOUT ROWID;
 CREATE TABLE session (
     id TEXT NOT NULL PRIMARY KEY,
     owner TEXT NOT NULL,
@@ -52,6 +39,7 @@ CREATE TABLE session_response (
     response BLOB NOT NULL            -- app.store.sessions.SavedResponse
 );
 CREATE INDEX session_response_session ON session_response (session);
+{"".join(part.schema for part in PARTS)}
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {SCHEMA_VERSION};
 COMMIT;

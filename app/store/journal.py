@@ -28,9 +28,9 @@ PIECE_SECONDS = 1.0  # after which tokens are written in any case
 HOLD_SECONDS = 0.02  # for which tokens that are written before they are sent wait for further ones
 MAX_STARTS = 3  # processes that may take a request up: it may be the reason for their ends
 
-INSERT = "INSERT OR REPLACE INTO request (id, entry, starts) VALUES (?, ?, 1)"
+INSERT = "INSERT OR REPLACE INTO request (id, owner, created, entry) VALUES (?, ?, ?, ?)"
 TOKENS = "INSERT OR REPLACE INTO tokens (id, start, ids, choices, finish) VALUES (?, ?, ?, ?, ?)"
-END = "UPDATE request SET end = ?, starts = 0 WHERE id = ?"
+END = "UPDATE request SET end = ?, ended = ?, starts = 0 WHERE id = ?"
 DELETE = "DELETE FROM request WHERE id = ?", "DELETE FROM tokens WHERE id = ?"
 COUNT_START = "UPDATE request SET starts = starts + 1 WHERE id = ?"
 
@@ -138,7 +138,8 @@ class Journal:
         """
         if entry.has_logprobs and _writes_first(entry, is_exact=is_exact):
             return sink
-        self.write(Write(INSERT, (entry.request.id, msgspec.msgpack.encode(entry))))
+        values = entry.request.id, entry.owner, entry.created, msgspec.msgpack.encode(entry)
+        self.write(Write(INSERT, values))
         return self._recorder(entry, 0, sink, is_exact=is_exact)
 
     def take_up(self, saved: Saved, sink: Sink, *, is_exact: bool) -> Sink:
@@ -159,7 +160,7 @@ class Journal:
         ended = Ended(
             time.time(), last if isinstance(last, Usage) else None, last if isinstance(last, Failure) else None
         )
-        self.write(Write(END, (msgspec.msgpack.encode(ended), log.id)))
+        self.write(Write(END, (msgspec.msgpack.encode(ended), ended.at, log.id)))
 
     def forget(self, stream_id: str) -> None:
         """Remove a request that can no longer be read."""

@@ -161,7 +161,7 @@ def test_a_wrong_row_is_left_out(tmp_path: Path):
     file = StateFile(tmp_path / "s.db")
     journal = file.journal
     with file.writer.connection as connection:
-        connection.execute("INSERT INTO request (id, entry) VALUES ('x', x'00')")
+        connection.execute("INSERT INTO request (id, owner, created, entry) VALUES ('x', 'o', 0, x'00')")
     assert journal.read() == []
     file.close()
 

@@ -1,0 +1,12 @@
+"""Parts of a store: the tables of each kind of records, as the schema, `carousel store` and the age limit see them.
+
+A new kind is one `Part`, declared beside its statements (`app/store/journal_part.py`) and named in `PARTS`.
+"""
+
+from __future__ import annotations
+
+from app.store.journal_part import JOURNAL
+from app.store.part import Part
+
+# In the order in which `carousel store` shows them, and in which records are removed.
+PARTS: tuple[Part, ...] = (JOURNAL,)
