@@ -81,7 +81,7 @@ def create_service(
     settings: Settings, client: EngineClient, text: TextModel, state_file: StateFile | None = None
 ) -> Service:
     """Return the parts that routes share, also used without HTTP by `app.llm`. Raises `SettingsError`."""
-    return Service(
+    service = Service(
         settings=settings,
         client=client,
         text=text,
@@ -99,6 +99,9 @@ def create_service(
         state_file=state_file,
         started=int(time.time()),  # wall clock, because it is shown to clients
     )
+    if state_file is not None:
+        service.store = state_file.conversations
+    return service
 
 
 def create_app(
@@ -200,7 +203,7 @@ def _state_file(settings: Settings) -> StateFile | None:
         return None
     from app.store.state_file import StateFile  # imported only if used: SQLite
 
-    return StateFile(Path(settings.store))
+    return StateFile(Path(settings.store), settings.store_size)
 
 
 def _open(service: Service) -> tuple[list[Saved], list[tuple[SavedSession, SessionRecorder]]]:

@@ -270,11 +270,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # dict: f
         str | None,
         Option(
             RECOVERY,
-            "SQLite file from which a server that is started again continues its resumable answers; it has texts of "
-            "users",
+            "SQLite file with stored responses, conversations and chat completions, from which a server that is "
+            "started again continues resumable answers too; it has texts of users",
             "none",
         ),
     ] = None
+    store_size: Annotated[
+        int,
+        Option(
+            RECOVERY,
+            "maximum bytes of the responses, conversations and chat completions in the file of --store; beyond it the "
+            "key, or without keys the address, with the most loses its oldest",
+            bounds=(at_least(1),),
+        ),
+    ] = 1 << 30
     watchdog_timeout: Annotated[
         float,
         Option(

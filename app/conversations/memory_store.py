@@ -91,13 +91,17 @@ class MemoryStore:
 
     def end_response(self, response_id: str, fields: bytes, output: Sequence[StoredItem]) -> None:
         record = self._responses.get(response_id)
-        if record is None:
+        if record is None or record.has_ended:
             return
         self._items.add(record.owner, output)
         self._responses.put(msgspec.structs.replace(record, fields=fields, output=tuple(output)))
 
     async def response(self, response_id: str, owner: str) -> StoredResponse | None:
         return self._responses.get(response_id, owner)
+
+    def has_response(self, response_id: str) -> bool:
+        """Return whether it has a response, also one that has expired and is not yet removed."""
+        return self._responses.peek(response_id) is not None
 
     async def history(self, record: StoredResponse) -> list[StoredItem]:
         chain = [record]
@@ -152,7 +156,7 @@ class MemoryStore:
 
     def end_completion(self, completion_id: str, body: bytes) -> None:
         record = self._completions.get(completion_id)
-        if record is None:
+        if record is None or record.body:
             return
         if body:
             self._completions.put(msgspec.structs.replace(record, body=body))
@@ -169,7 +173,7 @@ class MemoryStore:
         return window.select(listed)
 
     async def delete_completion(self, completion_id: str, owner: str) -> bool:
-        return self._completions.get(completion_id, owner) is not None and self._completions.remove(completion_id)
+        return await self.completion(completion_id, owner) is not None and self._completions.remove(completion_id)
 
     def _conversation_removed(self, record: StoredConversation) -> None:
         self._items.remove(record.owner, record.items)

@@ -178,15 +178,17 @@ class ConversationStore(Protocol):
         ...
 
     def end_response(self, response_id: str, fields: bytes, output: Sequence[StoredItem]) -> None:
-        """Add the answer of a response."""
+        """Add the answer of a response that has none yet."""
         ...
 
     async def response(self, response_id: str, owner: str) -> StoredResponse | None:
         """Return a response."""
         ...
 
-    async def history(self, record: StoredResponse) -> list[StoredItem]:
-        """Return the items of a response and of those that it continues, the oldest first."""
+    async def history(self, record: StoredResponse) -> Sequence[StoredItem] | None:
+        """Return the items of a response and of those that it continues, the oldest first; None if it was deleted
+        after it was read.
+        """
         ...
 
     async def delete_response(self, response_id: str, owner: str) -> bool:
@@ -230,7 +232,7 @@ class ConversationStore(Protocol):
         ...
 
     def end_completion(self, completion_id: str, body: bytes) -> None:
-        """Add the answer of a chat completion; drop the record if `body` is empty."""
+        """Add the answer of a chat completion that has none yet; drop the record if `body` is empty."""
         ...
 
     async def completion(self, completion_id: str, owner: str) -> StoredCompletion | None:
@@ -238,11 +240,11 @@ class ConversationStore(Protocol):
         ...
 
     async def completions(self, owner: str, window: CompletionWindow) -> Page[StoredCompletion] | None:
-        """Return part of the list of an owner's chat completions that have ended, the oldest first; None if it has no
-        entry with the id `after`.
+        """Return part of the list of an owner's chat completions that have ended, the oldest first, whose messages may
+        be left out; None if it has no entry with the id `after`.
         """
         ...
 
     async def delete_completion(self, completion_id: str, owner: str) -> bool:
-        """Delete a chat completion and return whether it existed."""
+        """Delete a chat completion that has ended and return whether it existed."""
         ...

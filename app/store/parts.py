@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from app.store.journal_part import JOURNAL
 from app.store.part import Part
+from app.store.record_parts import RECORD_PARTS
 
 # In the order in which `carousel store` shows them, and in which records are removed.
-PARTS: tuple[Part, ...] = (JOURNAL,)
+PARTS: tuple[Part, ...] = (JOURNAL, *RECORD_PARTS)

@@ -215,11 +215,8 @@ class FullDisk:
     def __exit__(self, *error: object) -> None:
         self._connection.__exit__(*error)
 
-    def execute(self, *statement: object) -> object:
-        return self._connection.execute(*statement)
-
-    def close(self) -> None:
-        self._connection.close()
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._connection, name)
 
 
 async def wait_until(is_so: Callable[[], bool]) -> None:

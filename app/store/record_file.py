@@ -1,0 +1,156 @@
+"""RecordFile: stored records in the file of a server: changes through its writer, reads in threads of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
+
+from app.errors import ApiError
+from app.store.database import BUSY_SECONDS
+from app.store.record_changes import OLDEST_OF_LARGEST, FileLimits, Totals, keep_within, totals
+from app.store.writer import CHANGE_BYTES, MAX_PENDING_BYTES, Writer
+
+log = logging.getLogger("carousel.store")
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+Name = tuple[str, str]  # a record with an item of it, or with no item
+
+READ_THREADS = 2  # each may hold the largest record in memory
+READ_SECONDS = 5.0  # of one read
+COMMIT_WAIT_SECONDS = BUSY_SECONDS + 1.0  # for which a read waits for the changes before it
+
+
+class _Change(NamedTuple):
+    """Change of records, after which the file is kept within its limits."""
+
+    file: RecordFile
+    make: Callable[[sqlite3.Connection], None]
+    size: int
+
+    def apply(self, connection: sqlite3.Connection) -> None:
+        self.make(connection)
+        self.file.totals = keep_within(connection, self.file.limits, time.time())
+
+
+class RecordFile:
+    """Access to the tables of records. All methods but `unfinished` are for the event loop."""
+
+    def __init__(self, path: Path, writer: Writer, limits: FileLimits) -> None:
+        self.limits = limits
+        self.totals: Totals = totals(writer.connection)
+        self._path = path
+        self._writer = writer
+        self._removed: OrderedDict[Name, int] = OrderedDict()  # whose removal is not on disk, with its number
+        self._threads = ThreadPoolExecutor(READ_THREADS, "store-read")
+        self._connections: deque[sqlite3.Connection] = deque()  # that no thread uses
+        self._is_closed = threading.Event()
+        self.put(0, self._catch_up)
+
+    @property
+    def has_room(self) -> bool:
+        """Return whether large changes may be queued; False while the disk does not keep up."""
+        return self._writer.pending_bytes < MAX_PENDING_BYTES // 4
+
+    @property
+    def since(self) -> float:
+        """Return the time of the last change of records that have expired by now."""
+        return time.time() - self.limits.seconds
+
+    def put(self, size: int, make: Callable[[sqlite3.Connection], None]) -> bool:
+        """Queue a change of `size` bytes, and return whether there was room for it."""
+        return self._writer.put(_Change(self, make, size + CHANGE_BYTES))
+
+    def remove(self, record_id: str, make: Callable[[sqlite3.Connection], None], item_id: str = "") -> bool:
+        """Queue the removal of a record or of an item of it, which is absent from now on. Return False if there is no
+        room for it.
+        """
+        if not self.put(0, make):
+            return False
+        self._removed[record_id, item_id] = self._writer.queued
+        return True
+
+    def is_removed(self, record_id: str, item_id: str = "") -> bool:
+        """Return whether a record, or an item of it, is on disk only because its removal is not yet."""
+        while self._removed:
+            number = next(iter(self._removed.values()))
+            if number > self._writer.written:
+                break
+            self._removed.popitem(last=False)
+        return (record_id, item_id) in self._removed
+
+    async def settle(self) -> None:
+        """Wait for the changes so far to be written, unless the disk cannot be written or does not respond."""
+        if self._writer.written >= self._writer.queued or self._writer.is_failing:
+            return
+        loop, done = asyncio.get_running_loop(), asyncio.Event()
+        self._writer.commit_soon(lambda: loop.call_soon_threadsafe(done.set))
+        try:
+            await asyncio.wait_for(done.wait(), COMMIT_WAIT_SECONDS)
+        except TimeoutError:
+            log.warning("store: %s does not respond: a read does not see the last changes", self._path)
+
+    async def read(
+        self,
+        query: Callable[Concatenate[sqlite3.Connection, Parameters], Result],
+        *arguments: Parameters.args,
+        **options: Parameters.kwargs,
+    ) -> Result:
+        """Return the result of a query in a thread, which sees the changes so far. Raises `ApiError` (503)."""
+        await self.settle()
+
+        def run() -> Result:
+            with self._connection() as connection:
+                return query(connection, *arguments, **options)
+
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, run)
+        except sqlite3.Error as error:
+            log.error("store: %s cannot be read (%s)", self._path, error)
+            raise ApiError(
+                503,
+                "stored records cannot be read at the moment; retry in some seconds",
+                code="store_unavailable",
+                headers={"Retry-After": "5"},
+            ) from None
+
+    def close(self) -> None:
+        """Stop reading, in any thread."""
+        self._is_closed.set()
+        self._threads.shutdown(cancel_futures=True)
+        while self._connections:
+            self._connections.pop().close()
+
+    def _catch_up(self, connection: sqlite3.Connection) -> None:
+        """Evict what is too much by a lower limit than before, a part with each change."""
+        is_over = sum(size for _, size, _ in self.totals.values()) > self.limits.bytes
+        if is_over and connection.execute(OLDEST_OF_LARGEST).fetchone() is not None:
+            self.put(0, self._catch_up)
+
+    @contextmanager
+    def _connection(self) -> Iterator[sqlite3.Connection]:
+        """Return a connection for this thread, whose statements take a bounded time."""
+        if self._is_closed.is_set():
+            raise sqlite3.OperationalError("the server is stopping")
+        connection = self._connections.pop() if self._connections else self._open()
+        end = time.monotonic() + READ_SECONDS
+        connection.set_progress_handler(lambda: int(time.monotonic() > end), 10_000)
+        try:
+            yield connection
+        except BaseException:
+            connection.close()
+            raise
+        self._connections.append(connection)
+
+    def _open(self) -> sqlite3.Connection:
+        uri = f"{self._path.absolute().as_uri()}?mode=ro"
+        return sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, check_same_thread=False)
