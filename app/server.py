@@ -55,6 +55,7 @@ from app.routes import (
     openai_responses,
     ops,
     pages,
+    parse_stream_id,
     realtime,
     requests,
     streams,
@@ -216,6 +217,7 @@ def _open(service: Service) -> tuple[list[Saved], list[tuple[SavedSession, Sessi
     found = journal.read()
     _ = service.text.digest  # computed before requests arrive, as it takes some time
     registry.awaited |= {saved.entry.request.id for saved in found}
+    registry.awaited |= {parse_stream_id(record.id) for record in service.state_file.records.unfinished}
     sessions = service.state_file.sessions.read()
     service.sessions.awaited |= {saved.id for saved, _ in sessions}
     service.state_file.writer.start()
@@ -229,9 +231,11 @@ async def _recover(
     if service.state_file is not None:
         from app.recovery import recover  # imported only if used: SQLite
         from app.routes.realtime_restore import restore_sessions
+        from app.routes.stored_restore import end_lost
 
         await service.client.ready()
         await recover(service, service.state_file.journal, answers)
+        await end_lost(service, service.state_file.records.unfinished)
         await restore_sessions(service, sessions)
 
 

@@ -47,7 +47,7 @@ async def _complete(arrived: Arrived[ChatRequest]) -> ChatRequest:
         model=service.settings.model_name,
         metadata=body.metadata or {},
     )
-    return body.observed_by(CompletionObserver(service.store, service.saves, record, messages))
+    return body.observed_by(CompletionObserver(service.store, service.saves, (record, messages)))
 
 
 async def _list(request: Request) -> Response:

@@ -17,6 +17,7 @@ from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 from app.errors import ApiError
 from app.store.database import BUSY_SECONDS
 from app.store.record_changes import OLDEST_OF_LARGEST, FileLimits, Totals, keep_within, totals
+from app.store.record_queries import unfinished
 from app.store.writer import CHANGE_BYTES, MAX_PENDING_BYTES, Writer
 
 log = logging.getLogger("carousel.store")
@@ -43,7 +44,7 @@ class _Change(NamedTuple):
 
 
 class RecordFile:
-    """Access to the tables of records. All methods but `unfinished` are for the event loop."""
+    """Access to the tables of records. All methods but `close` are for the event loop."""
 
     def __init__(self, path: Path, writer: Writer, limits: FileLimits) -> None:
         self.limits = limits
@@ -54,6 +55,7 @@ class RecordFile:
         self._threads = ThreadPoolExecutor(READ_THREADS, "store-read")
         self._connections: deque[sqlite3.Connection] = deque()  # that no thread uses
         self._is_closed = threading.Event()
+        self.unfinished = unfinished(writer.connection)  # of an earlier process
         self.put(0, self._catch_up)
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -19,6 +19,14 @@ from app.conversations.store import (
 from app.store.record_changes import INHERITED, INPUT, OUTPUT
 
 MAX_PAGE_BYTES = 16 << 20  # of chat completions in one page, which has fewer entries then
+
+
+class Unfinished(NamedTuple):
+    """Response or chat completion without an end."""
+
+    id: str
+    owner: str
+
 
 HEAD = "id, owner, tenant, created, previous_id, conversation_id, model, metadata, body"
 RECORD = f"SELECT {HEAD} FROM record WHERE id = ? AND owner = ? AND kind = ? AND is_ancestor = 0 AND changed > ?"
@@ -50,7 +58,7 @@ WHERE kind = 'completion' AND owner = :owner AND body <> x'' AND changed > :sinc
 """
 ASCENDING = " AND (created, id) > (:created, :id) ORDER BY created, id"
 DESCENDING = " AND (created, id) < (:created, :id) ORDER BY created DESC, id DESC"
-UNFINISHED = "SELECT id FROM record WHERE body = x'' AND kind <> 'conversation' AND is_ancestor = 0 AND kind = ?"
+UNFINISHED = "SELECT id, owner FROM record WHERE body = x'' AND kind <> 'conversation' AND is_ancestor = 0"
 
 
 def response(connection: sqlite3.Connection, record_id: str, owner: str, since: float) -> StoredResponse | None:
@@ -131,9 +139,9 @@ def completions(
     return Page(found, has_more=False)
 
 
-def unfinished(connection: sqlite3.Connection, kind: str) -> list[str]:
-    """Return the ids of records whose answers have not ended."""
-    return [record_id for (record_id,) in connection.execute(UNFINISHED, (kind,))]
+def unfinished(connection: sqlite3.Connection) -> list[Unfinished]:
+    """Return the responses and chat completions whose answers have not ended."""
+    return [Unfinished(record_id, owner) for record_id, owner in connection.execute(UNFINISHED)]
 
 
 def _row(connection: sqlite3.Connection, record_id: str, owner: str, kind: str, since: float) -> tuple[Any, ...] | None:
