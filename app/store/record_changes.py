@@ -27,7 +27,7 @@ INSERT = (
     "INSERT OR IGNORE INTO record (kind, id, owner, tenant, created, changed, size, previous_id, conversation_id, "
     "model, metadata, body) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
-INSERT_ITEM = "INSERT INTO item (record, part, position, id, data) VALUES (?, ?, ?, ?, ?)"
+INSERT_ITEM = "INSERT OR REPLACE INTO item (record, part, position, id, data) VALUES (?, ?, ?, ?, ?)"
 END = (
     "UPDATE record SET body = ?, size = size + ?, changed = ? "
     "WHERE id = ? AND kind = ? AND body = x'' AND is_ancestor = 0"

@@ -29,6 +29,8 @@ Name = tuple[str, str]  # a record with an item of it, or with no item
 READ_THREADS = 2  # each may hold the largest record in memory
 READ_SECONDS = 5.0  # of one read
 COMMIT_WAIT_SECONDS = BUSY_SECONDS + 1.0  # for which a read waits for the changes before it
+# Errors that are not the disk's.
+WRONG_CHANGE = (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.DataError, ArithmeticError, ValueError)
 
 
 class _Change(NamedTuple):
@@ -39,7 +41,15 @@ class _Change(NamedTuple):
     size: int
 
     def apply(self, connection: sqlite3.Connection) -> None:
-        self.make(connection)
+        if not connection.in_transaction:
+            connection.execute("BEGIN")
+        connection.execute("SAVEPOINT change")
+        try:
+            self.make(connection)
+        except WRONG_CHANGE:  # it would fail again each time, and hold up all changes after it
+            log.exception("store: a change of stored records is dropped")
+            connection.execute("ROLLBACK TO change")
+        connection.execute("RELEASE change")
         self.file.totals = keep_within(connection, self.file.limits, time.time())
 
 

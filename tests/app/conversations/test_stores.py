@@ -470,6 +470,21 @@ async def test_a_file_that_cannot_be_read_is_an_error_and_not_an_unknown_record(
     assert refused.value.status == 503
 
 
+async def test_a_change_that_cannot_be_made_holds_up_no_other(opened: Opened, caplog):
+    """Nothing of it is written."""
+
+    def wrong(connection: sqlite3.Connection) -> None:
+        connection.execute("UPDATE record SET owner = 'b'")
+        connection.execute("INSERT INTO total (kind) VALUES ('response')")
+
+    add(opened.store, "r1")
+    opened.file.put(0, wrong)
+    add(opened.store, "r2")
+    assert await history(opened.store, "r1") is not None and await history(opened.store, "r2") is not None
+    assert opened.file.totals["response"][0] == 2 and not opened.writer.is_failing
+    assert "a change of stored records is dropped" in caplog.text
+
+
 async def test_records_without_an_end_are_found_at_the_start(tmp_path: Path, opened: Opened):
     add(opened.store, "r1")
     opened.store.add_response(response("r2"), ())
