@@ -63,14 +63,12 @@ from app.routes import (
 from app.routes import text as text_routes
 from app.service import Service
 from app.settings import Settings
-from app.store.entries import Saved
 from app.text.text_model import TextModel
 from engine.log_queue import LogWriter
 
 if TYPE_CHECKING:
     from app.observe.metering import Metering
-    from app.store.sessions import SavedSession, SessionRecorder
-    from app.store.state_file import StateFile
+    from app.store.state_file import Found, StateFile
 
 log = logging.getLogger("carousel.server")
 
@@ -119,7 +117,7 @@ def create_app(
     """
     state_file = _state_file(settings)
     service = create_service(settings, client, text, state_file)
-    answers, sessions = _open(service)
+    found = _open(service)
     _collect(service, logs, connections or ConnectionLimits())
     lag = LoopLag(service.metrics.registry, settings.model_name)
 
@@ -128,7 +126,7 @@ def create_app(
         if service.metering is not None:
             service.metering.start()
         await client.start()
-        recovering = asyncio.create_task(_recover(service, answers, sessions))
+        recovering = asyncio.create_task(_recover(service, found))
         lag.start()
         if service.before_accepting is not None:
             await service.before_accepting()
@@ -207,36 +205,33 @@ def _state_file(settings: Settings) -> StateFile | None:
     return StateFile(Path(settings.store), settings.store_size)
 
 
-def _open(service: Service) -> tuple[list[Saved], list[tuple[SavedSession, SessionRecorder]]]:
-    """Read the answers and sessions of an earlier process, which are restored when the model is loaded."""
+def _open(service: Service) -> Found | None:
+    """Read the state of an earlier process, which is restored when the model is loaded."""
     if service.state_file is None:
-        return [], []
+        return None
     registry, journal = service.registry, service.state_file.journal
     registry.epoch = journal.epoch(registry.epoch)
     registry.on_evict = journal.forget
-    found = journal.read()
+    found = service.state_file.read()
     _ = service.text.digest  # computed before requests arrive, as it takes some time
-    registry.awaited |= {saved.entry.request.id for saved in found}
-    registry.awaited |= {parse_stream_id(record.id) for record in service.state_file.records.unfinished}
-    sessions = service.state_file.sessions.read()
-    service.sessions.awaited |= {saved.id for saved, _ in sessions}
+    registry.awaited |= {saved.entry.request.id for saved in found.answers}
+    registry.awaited |= {parse_stream_id(record.id) for record in found.records}
+    service.sessions.awaited |= {saved.id for saved, _ in found.sessions}
     service.state_file.writer.start()
-    return found, sessions
+    return found
 
 
-async def _recover(
-    service: Service, answers: list[Saved], sessions: list[tuple[SavedSession, SessionRecorder]]
-) -> None:
-    """Restore the answers and sessions of an earlier process once the model is loaded."""
-    if service.state_file is not None:
+async def _recover(service: Service, found: Found | None) -> None:
+    """Restore the state of an earlier process once the model is loaded."""
+    if service.state_file is not None and found is not None:
         from app.recovery import recover  # imported only if used: SQLite
         from app.routes.realtime_restore import restore_sessions
         from app.routes.stored_restore import end_lost
 
         await service.client.ready()
-        await recover(service, service.state_file.journal, answers)
-        await end_lost(service, service.state_file.records.unfinished)
-        await restore_sessions(service, sessions)
+        await recover(service, service.state_file.journal, found.answers)
+        await end_lost(service, found.records)
+        await restore_sessions(service, found.sessions)
 
 
 def load_text(settings: Settings) -> TextModel:

@@ -18,6 +18,7 @@ from app.conversations.store import (
     size_of,
 )
 
+KINDS = ("response", "conversation", "completion")
 INHERITED, INPUT, OUTPUT = range(3)  # parts of a record's items
 MAX_RECORD_BYTES = 64 << 20  # of one record, as in memory: a read loads it whole
 MAX_EXPIRED = 4  # expired records that one change removes at most

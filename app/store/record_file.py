@@ -16,8 +16,8 @@ from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from app.errors import ApiError
 from app.store.database import BUSY_SECONDS
-from app.store.record_changes import OLDEST_OF_LARGEST, FileLimits, Totals, keep_within, totals
-from app.store.record_queries import unfinished
+from app.store.record_changes import KINDS, OLDEST_OF_LARGEST, FileLimits, Totals, keep_within, totals
+from app.store.record_queries import Unfinished, unfinished
 from app.store.writer import CHANGE_BYTES, MAX_PENDING_BYTES, Writer
 
 log = logging.getLogger("carousel.store")
@@ -58,15 +58,19 @@ class RecordFile:
 
     def __init__(self, path: Path, writer: Writer, limits: FileLimits) -> None:
         self.limits = limits
-        self.totals: Totals = totals(writer.connection)
+        self.totals: Totals = dict.fromkeys(KINDS, (0, 0, 0))
         self._path = path
         self._writer = writer
         self._removed: OrderedDict[Name, int] = OrderedDict()  # whose removal is not on disk, with its number
         self._threads = ThreadPoolExecutor(READ_THREADS, "store-read")
         self._connections: deque[sqlite3.Connection] = deque()  # that no thread uses
         self._is_closed = threading.Event()
-        self.unfinished = unfinished(writer.connection)  # of an earlier process
+
+    def read_unfinished(self) -> list[Unfinished]:
+        """Return the records of an earlier process whose answers have not ended, before the writer starts."""
+        self.totals = totals(self._writer.connection)
         self.put(0, self._catch_up)
+        return unfinished(self._writer.connection)
 
     @property
     def has_room(self) -> bool:
@@ -101,11 +105,12 @@ class RecordFile:
         return (record_id, item_id) in self._removed
 
     async def settle(self) -> None:
-        """Wait for the changes so far to be written, unless the disk cannot be written or does not respond."""
-        if self._writer.written >= self._writer.queued or self._writer.is_failing:
+        """Wait for the changes so far to be written, unless nothing is written at the moment."""
+        writer = self._writer
+        if writer.written >= writer.queued or writer.is_failing or not writer.is_running:
             return
         loop, done = asyncio.get_running_loop(), asyncio.Event()
-        self._writer.commit_soon(lambda: loop.call_soon_threadsafe(done.set))
+        writer.commit_soon(lambda: loop.call_soon_threadsafe(done.set))
         try:
             await asyncio.wait_for(done.wait(), COMMIT_WAIT_SECONDS)
         except TimeoutError:

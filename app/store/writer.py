@@ -98,6 +98,11 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="store", daemon=True)
         self._logged_at = -LOG_INTERVAL_SECONDS
 
+    @property
+    def is_running(self) -> bool:
+        """Return whether changes are being written."""
+        return self._thread.is_alive()
+
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()

@@ -30,7 +30,6 @@ from app.store.conversations import FileStore
 from app.store.database import connect
 from app.store.record_changes import FileLimits, remove
 from app.store.record_file import RecordFile
-from app.store.record_queries import unfinished
 from app.store.writer import Writer
 from tests.app.store.test_journal import FullDisk, wait_until
 from tests.profiles import examples
@@ -50,6 +49,7 @@ class Opened:
         self.disk: FullDisk = self.writer.connection
         self.file = RecordFile(path, self.writer, limits)
         self.store = FileStore(self.file, MemoryStore(Limits(records=records)))
+        self.unfinished = self.file.read_unfinished()
         self.writer.start()
 
     def close(self) -> None:
@@ -485,11 +485,11 @@ async def test_a_change_that_cannot_be_made_holds_up_no_other(opened: Opened, ca
     assert "a change of stored records is dropped" in caplog.text
 
 
-async def test_records_without_an_end_are_found_at_the_start(tmp_path: Path, opened: Opened):
-    add(opened.store, "r1")
-    opened.store.add_response(response("r2"), ())
-    opened.store.add_completion(completion("k1", body=b""))
-    opened.store.add_completion(completion("k2"))
-    await opened.file.settle()
-    with closing(connect(tmp_path / "s.db")) as connection:
-        assert sorted(each.id for each in unfinished(connection)) == ["k1", "r2"]
+async def test_records_without_an_end_are_found_at_the_start(tmp_path: Path):
+    with closing(Opened(tmp_path / "s.db")) as opened:
+        add(opened.store, "r1")
+        opened.store.add_response(response("r2"), ())
+        opened.store.add_completion(completion("k1", body=b""))
+        opened.store.add_completion(completion("k2"))
+    with closing(Opened(tmp_path / "s.db")) as opened:
+        assert sorted(each.id for each in opened.unfinished) == ["k1", "r2"]
