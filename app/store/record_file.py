@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-import threading
 import time
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
@@ -63,8 +62,6 @@ class RecordFile:
         self._writer = writer
         self._removed: OrderedDict[Name, int] = OrderedDict()  # whose removal is not on disk, with its number
         self._threads = ThreadPoolExecutor(READ_THREADS, "store-read")
-        self._connections: deque[sqlite3.Connection] = deque()  # that no thread uses
-        self._is_closed = threading.Event()
 
     def read_unfinished(self) -> list[Unfinished]:
         """Return the records of an earlier process whose answers have not ended, before the writer starts."""
@@ -92,16 +89,13 @@ class RecordFile:
         """
         if not self.put(0, make):
             return False
+        self._forget_written()
         self._removed[record_id, item_id] = self._writer.queued
         return True
 
     def is_removed(self, record_id: str, item_id: str = "") -> bool:
         """Return whether a record, or an item of it, is on disk only because its removal is not yet."""
-        while self._removed:
-            number = next(iter(self._removed.values()))
-            if number > self._writer.written:
-                break
-            self._removed.popitem(last=False)
+        self._forget_written()
         return (record_id, item_id) in self._removed
 
     async def settle(self) -> None:
@@ -126,7 +120,7 @@ class RecordFile:
         await self.settle()
 
         def run() -> Result:
-            with self._connection() as connection:
+            with closing(self._open()) as connection:
                 return query(connection, *arguments, **options)
 
         try:
@@ -142,10 +136,12 @@ class RecordFile:
 
     def close(self) -> None:
         """Stop reading, in any thread."""
-        self._is_closed.set()
         self._threads.shutdown(cancel_futures=True)
-        while self._connections:
-            self._connections.pop().close()
+
+    def _forget_written(self) -> None:
+        """Forget the removals that are on disk. The queue of changes bounds the others."""
+        while self._removed and next(iter(self._removed.values())) <= self._writer.written:
+            self._removed.popitem(last=False)
 
     def _catch_up(self, connection: sqlite3.Connection) -> None:
         """Evict what is too much by a lower limit than before, a part with each change."""
@@ -153,21 +149,12 @@ class RecordFile:
         if is_over and connection.execute(OLDEST_OF_LARGEST).fetchone() is not None:
             self.put(0, self._catch_up)
 
-    @contextmanager
-    def _connection(self) -> Iterator[sqlite3.Connection]:
-        """Return a connection for this thread, whose statements take a bounded time."""
-        if self._is_closed.is_set():
-            raise sqlite3.OperationalError("the server is stopping")
-        connection = self._connections.pop() if self._connections else self._open()
+    def _open(self) -> sqlite3.Connection:
+        """Return a connection for one read, whose statements take a bounded time. The file may be another one by now:
+        the writer replaces one that was moved away.
+        """
+        uri = f"{self._path.absolute().as_uri()}?mode=ro"
+        connection = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS)
         end = time.monotonic() + READ_SECONDS
         connection.set_progress_handler(lambda: int(time.monotonic() > end), 10_000)
-        try:
-            yield connection
-        except BaseException:
-            connection.close()
-            raise
-        self._connections.append(connection)
-
-    def _open(self) -> sqlite3.Connection:
-        uri = f"{self._path.absolute().as_uri()}?mode=ro"
-        return sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, check_same_thread=False)
+        return connection

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from starlette.testclient import TestClient
 from tests.app.routes.test_http import BODY, CHAT, make, ready
 from tests.app.routes.test_responses import LONG, RESPONSES
 from tests.app.routes.test_stored_responses import CONVERSATIONS, create, forget_streams
+from tests.limits import HANG_SECONDS
 
 
 @contextmanager
@@ -20,7 +22,9 @@ def served(path: Path, **options: object) -> Iterator[TestClient]:
     """Serve with a store, until answers of an earlier process are restored."""
     with make(store=str(path / "s.db"), **options) as client:
         ready(client)
+        deadline = time.monotonic() + HANG_SECONDS
         while client.app.state.service.registry.awaited:
+            assert time.monotonic() < deadline
             client.get("/health")
         yield client
 
