@@ -160,6 +160,8 @@ async def test_an_answer_is_added_once(store: ConversationStore):
     assert await store.completion("k1", "a") is None
     store.end_completion("k1", b'{"id":1}')
     store.end_completion("k1", b"")
+    add(store, "other")  # the file's store has only the last one in memory
+    store.add_completion(completion("other"))
     record = await store.response("r1", "a")
     assert record is not None and record.fields == b'{"id":1}' and [each.id for each in record.output] == ["out_r1"]
     kept = await store.completion("k1", "a")

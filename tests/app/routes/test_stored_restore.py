@@ -107,6 +107,8 @@ def test_a_response_whose_context_has_grown_too_large_ends_as_failed(tmp_path: P
     with served(tmp_path, max_body=4000) as http:
         found = http.get(f"{RESPONSES}/{response['id']}").json()
         assert (found["status"], found["error"]["type"]) == ("failed", "server_restarted")
+        assert "at most 4,000 are allowed" in found["error"]["message"]
+        assert found["max_output_tokens"] == response["max_output_tokens"]
         forget_streams(http)
         assert http.get(f"{RESPONSES}/{response['id']}").json() == found
 
