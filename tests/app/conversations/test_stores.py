@@ -40,7 +40,7 @@ MANY = 1 << 30
 AMPLE = FileLimits(MANY, 1e9)
 
 
-class Opened:
+class OpenFile:
     """Store in a file that a test closes and opens again. Its memory has almost no room."""
 
     def __init__(self, path: Path, limits: FileLimits = AMPLE, records: int = 1) -> None:
@@ -52,6 +52,11 @@ class Opened:
         self.unfinished = self.file.read_unfinished()
         self.writer.start()
 
+    async def written(self) -> None:
+        """Wait until all changes so far are on disk, however slow it is."""
+        last = self.writer.queued
+        await wait_until(lambda: self.writer.written >= last)
+
     def close(self) -> None:
         self.file.close()
         self.writer.close()
@@ -62,13 +67,13 @@ def store(request: pytest.FixtureRequest, tmp_path: Path):
     if request.param == "memory":
         yield MemoryStore()
     else:
-        with closing(Opened(tmp_path / "s.db")) as opened:
+        with closing(OpenFile(tmp_path / "s.db")) as opened:
             yield opened.store
 
 
 @pytest.fixture
 def opened(tmp_path: Path):
-    with closing(Opened(tmp_path / "s.db")) as opened:
+    with closing(OpenFile(tmp_path / "s.db")) as opened:
         yield opened
 
 
@@ -288,21 +293,21 @@ class Actions:
 @pytest.mark.parametrize("seed", range(examples(8)))
 async def test_a_file_answers_as_memory_does(seed: int, tmp_path: Path):
     """After any operations, and after the file was opened again."""
-    opened = Opened(tmp_path / "s.db", records=random.Random(seed).choice((1, 3, 1000)))
+    opened = OpenFile(tmp_path / "s.db", records=random.Random(seed).choice((1, 3, 1000)))
     actions = Actions(seed, [MemoryStore(), opened.store])
     for _ in range(3):
         for _ in range(40):
             await actions.write()
         await actions.read()
         await asyncio.to_thread(opened.close)
-        opened = Opened(tmp_path / "s.db")
+        opened = OpenFile(tmp_path / "s.db")
         actions.stores[1] = opened.store
         await actions.read()
     check_sums(opened)
     await asyncio.to_thread(opened.close)
 
 
-def check_sums(opened: Opened) -> None:
+def check_sums(opened: OpenFile) -> None:
     """Check that sums are those of the records, and that each ancestor and item is needed."""
     with closing(sqlite3.connect(opened.path)) as db:
 
@@ -326,13 +331,13 @@ def pages(connection: sqlite3.Connection) -> int:
 async def test_many_small_responses_stay_within_the_size(tmp_path: Path):
     """File and memory are bounded, and the tenant with the largest share loses its own records only."""
     limit = 1 << 20
-    with closing(Opened(tmp_path / "s.db", FileLimits(limit, 1e9), records=100)) as opened:
+    with closing(OpenFile(tmp_path / "s.db", FileLimits(limit, 1e9), records=100)) as opened:
         store, sizes = opened.store, []
         add(store, "mine", owner="b")
         for at in range(6000):
             add(store, f"r{at}", owner="a")
             if at % 500 == 499:
-                await opened.file.settle()
+                await opened.written()
                 sizes.append(await opened.file.read(pages))
                 assert sum(usage.bytes for usage in store.usage().values()) <= limit
         assert store.usage()["responses"].evicted > 5000 and max(sizes[6:]) <= 1.1 * max(sizes[:6])
@@ -342,7 +347,7 @@ async def test_many_small_responses_stay_within_the_size(tmp_path: Path):
         check_sums(opened)
 
 
-async def test_a_change_examines_as_much_in_a_large_file_as_in_a_small_one(opened: Opened):
+async def test_a_change_examines_as_much_in_a_large_file_as_in_a_small_one(opened: OpenFile):
     """Its cost is that of the records it changes."""
 
     async def steps(first: int) -> int:
@@ -353,11 +358,11 @@ async def test_a_change_examines_as_much_in_a_large_file_as_in_a_small_one(opene
             count += 1
             return 0
 
-        await opened.file.settle()
+        await opened.written()
         opened.disk.set_progress_handler(step, 1)
         for at in range(first, first + 10):
             add(opened.store, f"r{at}", f"r{at - 1}" if at % 10 else None)
-        await opened.file.settle()
+        await opened.written()
         opened.disk.set_progress_handler(None, 1)
         return count
 
@@ -369,11 +374,11 @@ async def test_a_change_examines_as_much_in_a_large_file_as_in_a_small_one(opene
 
 async def test_a_smaller_size_is_reached_without_further_records(tmp_path: Path):
     """A server may be started again with a lower limit."""
-    with closing(Opened(tmp_path / "s.db")) as opened:
+    with closing(OpenFile(tmp_path / "s.db")) as opened:
         for at in range(1000):
             add(opened.store, f"r{at}", f"r{at - 1}" if at % 2 else None)
     limit = 100_000
-    with closing(Opened(tmp_path / "s.db", FileLimits(limit, 1e9))) as opened:
+    with closing(OpenFile(tmp_path / "s.db", FileLimits(limit, 1e9))) as opened:
         await wait_until(lambda: opened.file.totals["response"][1] <= limit)
         check_sums(opened)
 
@@ -382,7 +387,7 @@ async def test_a_record_expires_after_its_last_change(tmp_path: Path, monkeypatc
     """What others continue stays as a part of them."""
     now = [1000.0]
     monkeypatch.setattr("app.store.conversations.time.time", lambda: now[0])
-    with closing(Opened(tmp_path / "s.db", FileLimits(MANY, 10.0))) as opened:
+    with closing(OpenFile(tmp_path / "s.db", FileLimits(MANY, 10.0))) as opened:
         add(opened.store, "r1")
         add(opened.store, "other")
         now[0] = 1009.0
@@ -392,19 +397,19 @@ async def test_a_record_expires_after_its_last_change(tmp_path: Path, monkeypatc
         assert await history(opened.store, "r1") is None and await history(opened.store, "other") is None
         assert await history(opened.store, "r2") == ["in_r1", "out_r1", "in_r2", "out_r2"]
         add(opened.store, "r3")
-        await opened.file.settle()
+        await opened.written()
         assert opened.file.totals["response"][0] == 3
         check_sums(opened)
 
 
-async def test_a_long_chain_is_read_and_released(opened: Opened):
+async def test_a_long_chain_is_read_and_released(opened: OpenFile):
     """It is longer than Python's stack is deep."""
     for at in range(4096):
         opened.store.add_response(response(f"r{at}", f"r{at - 1}" if at else None), ())
     assert len(await history(opened.store, "r4095") or ()) == 4096
     for at in range(4096):
         opened.file.remove(f"r{at}", partial(remove, record_id=f"r{at}"))
-    await opened.file.settle()
+    await opened.written()
     assert opened.file.totals["response"][:2] == (0, 0)
     check_sums(opened)
 
@@ -412,14 +417,14 @@ async def test_a_long_chain_is_read_and_released(opened: Opened):
 async def test_a_full_disk_stops_neither_reads_nor_the_newest_chains(tmp_path: Path, monkeypatch):
     """A deleted record is absent although the file still has it; all is written once the disk has room."""
     monkeypatch.setattr(writer_module, "RETRY_SECONDS", 0.05)
-    opened = Opened(tmp_path / "s.db", records=2)
+    opened = OpenFile(tmp_path / "s.db", records=2)
     store = opened.store
     for at in range(5):
         add(store, f"old{at}")
     store.add_conversation(StoredConversation(id="c1", owner="a", tenant="a", created=0.0, items=(item("i"),)))
     store.add_conversation(StoredConversation(id="c2", owner="a", tenant="a", created=0.0))
     store.add_conversation(StoredConversation(id="c3", owner="a", tenant="a", created=0.0))
-    await opened.file.settle()
+    await opened.written()
     opened.disk.is_full.set()
     add(store, "new1")
     await wait_until(lambda: opened.writer.is_failing)
@@ -434,7 +439,7 @@ async def test_a_full_disk_stops_neither_reads_nor_the_newest_chains(tmp_path: P
     opened.disk.is_full.clear()
     await wait_until(lambda: not opened.writer.is_failing)
     await asyncio.to_thread(opened.close)
-    opened = Opened(tmp_path / "s.db")
+    opened = OpenFile(tmp_path / "s.db")
     assert await history(opened.store, "new2") == ["in_new1", "out_new1", "in_new2", "out_new2"]
     assert await history(opened.store, "old0") is None
     await asyncio.to_thread(opened.close)
@@ -442,9 +447,9 @@ async def test_a_full_disk_stops_neither_reads_nor_the_newest_chains(tmp_path: P
 
 async def test_a_removal_that_would_be_lost_is_refused(tmp_path: Path, monkeypatch):
     """The record would be there again after a restart."""
-    opened = Opened(tmp_path / "s.db")
+    opened = OpenFile(tmp_path / "s.db")
     add(opened.store, "r1")
-    await opened.file.settle()
+    await opened.written()
     opened.disk.is_full.set()
     monkeypatch.setattr(writer_module, "MAX_PENDING_BYTES", 0)
     with pytest.raises(ApiError) as refused:
@@ -454,7 +459,7 @@ async def test_a_removal_that_would_be_lost_is_refused(tmp_path: Path, monkeypat
     await asyncio.to_thread(opened.close)
 
 
-async def test_a_disk_that_does_not_respond_delays_a_read_for_a_bounded_time(opened: Opened, monkeypatch):
+async def test_a_disk_that_does_not_respond_delays_a_read_for_a_bounded_time(opened: OpenFile, monkeypatch):
     """The read then sees what is on disk."""
     monkeypatch.setattr(record_file_module, "COMMIT_WAIT_SECONDS", 0.05)
     monkeypatch.setattr(opened.writer, "commit_soon", lambda done: None)
@@ -462,7 +467,7 @@ async def test_a_disk_that_does_not_respond_delays_a_read_for_a_bounded_time(ope
     assert await opened.store.response("unknown", "a") is None
 
 
-async def test_a_file_that_cannot_be_read_is_an_error_and_not_an_unknown_record(opened: Opened, monkeypatch):
+async def test_a_file_that_cannot_be_read_is_an_error_and_not_an_unknown_record(opened: OpenFile, monkeypatch):
     def broken(*_: object) -> None:
         raise sqlite3.OperationalError("disk I/O error")
 
@@ -472,7 +477,7 @@ async def test_a_file_that_cannot_be_read_is_an_error_and_not_an_unknown_record(
     assert refused.value.status == 503
 
 
-async def test_a_change_that_cannot_be_made_holds_up_no_other(opened: Opened, caplog):
+async def test_a_change_that_cannot_be_made_holds_up_no_other(opened: OpenFile, caplog):
     """Nothing of it is written."""
 
     def wrong(connection: sqlite3.Connection) -> None:
@@ -488,10 +493,10 @@ async def test_a_change_that_cannot_be_made_holds_up_no_other(opened: Opened, ca
 
 
 async def test_records_without_an_end_are_found_at_the_start(tmp_path: Path):
-    with closing(Opened(tmp_path / "s.db")) as opened:
+    with closing(OpenFile(tmp_path / "s.db")) as opened:
         add(opened.store, "r1")
         opened.store.add_response(response("r2"), ())
         opened.store.add_completion(completion("k1", body=b""))
         opened.store.add_completion(completion("k2"))
-    with closing(Opened(tmp_path / "s.db")) as opened:
+    with closing(OpenFile(tmp_path / "s.db")) as opened:
         assert sorted(each.id for each in opened.unfinished) == ["k1", "r2"]
