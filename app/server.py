@@ -56,6 +56,7 @@ from app.routes import (
     openai_responses,
     ops,
     pages,
+    parse_stream_id,
     realtime,
     requests,
     streams,
@@ -80,7 +81,7 @@ def create_service(
     settings: Settings, client: EngineClient, text: TextModel, state_file: StateFile | None = None
 ) -> Service:
     """Return the parts that routes share, also used without HTTP by `app.llm`. Raises `SettingsError`."""
-    return Service(
+    service = Service(
         settings=settings,
         client=client,
         text=text,
@@ -98,6 +99,9 @@ def create_service(
         state_file=state_file,
         started=int(time.time()),  # wall clock, because it is shown to clients
     )
+    if state_file is not None:
+        service.store = state_file.conversations
+    return service
 
 
 def create_app(
@@ -218,6 +222,7 @@ def _restore(service: Service, state_file: StateFile, found: Found) -> Found:
     service.limits.restore(found.rates)
     service.refused_keys.restore(found.refused_keys)
     service.registry.awaited |= {saved.entry.request.id for saved in found.answers}
+    service.registry.awaited |= {parse_stream_id(record.id) for record in found.records}
     service.sessions.awaited |= {saved.id for saved, _ in found.sessions}
     state_file.start()
     return found
@@ -231,6 +236,7 @@ async def _recover(service: Service, found: Found | None) -> None:
         return
     from app.recovery import recover  # imported only if used: SQLite
     from app.routes.realtime_restore import restore_sessions
+    from app.routes.stored_restore import end_lost
 
     await service.client.ready()
     if state_file.is_waiting:
@@ -243,6 +249,7 @@ async def _recover(service: Service, found: Found | None) -> None:
         service.registry.has_predecessor = service.sessions.has_predecessor = False
     if found is not None:
         await recover(service, state_file.journal, found.answers)
+        await end_lost(service, found.records)
         await restore_sessions(service, found.sessions)
 
 

@@ -284,6 +284,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # dict: f
             bounds=(at_least(1),),
         ),
     ] = 30.0
+    store_size: Annotated[
+        int,
+        Option(
+            RECOVERY,
+            "maximum bytes of the responses, conversations and chat completions in the store; beyond it the "
+            "key, or without keys the address, with the most loses its oldest",
+            bounds=(at_least(1),),
+        ),
+    ] = 1 << 30
     watchdog_timeout: Annotated[
         float,
         Option(

@@ -25,8 +25,8 @@ FORBIDDEN = {
 # Rooms of app/ (docs/architecture.md), each of which imports only those before it.
 ROOMS = (
     "errors", "resources", "child_environment", "streams", "admission", "conversations", "text", "settings",
-    "options", "engine_client", "store", "generation", "observe", "http", "protocols", "prompts", "service", "recovery",
-    "routes", "server", "cli", "llm", "__main__",
+    "options", "engine_client", "store", "generation", "observe", "http", "protocols", "prompts", "service", "routes",
+    "recovery", "server", "cli", "llm", "__main__",
 )  # fmt: skip
 
 

@@ -46,4 +46,9 @@ def open_store(settings: Settings, listener: Listener) -> StateFile | None:
 def _open(path: Path, settings: Settings, listener: Listener) -> StateFile:
     from app.store.state_file import StateFile  # imported only if used: SQLite
 
-    return StateFile(path, waits=listener.accepts_when_loaded, max_days=settings.store_days)
+    return StateFile(
+        path,
+        waits=listener.accepts_when_loaded,
+        max_days=settings.store_days,
+        record_bytes=settings.store_size,
+    )

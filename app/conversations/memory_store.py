@@ -10,6 +10,8 @@ import msgspec
 
 from app.conversations.shelf import DEFAULT_LIMITS, Limits, Shelf
 from app.conversations.store import (
+    CompletionWindow,
+    Page,
     StoredCompletion,
     StoredConversation,
     StoredItem,
@@ -89,13 +91,17 @@ class MemoryStore:
 
     def end_response(self, response_id: str, fields: bytes, output: Sequence[StoredItem]) -> None:
         record = self._responses.get(response_id)
-        if record is None:
+        if record is None or record.has_ended:
             return
         self._items.add(record.owner, output)
         self._responses.put(msgspec.structs.replace(record, fields=fields, output=tuple(output)))
 
     async def response(self, response_id: str, owner: str) -> StoredResponse | None:
         return self._responses.get(response_id, owner)
+
+    def has_response(self, response_id: str) -> bool:
+        """Return whether it has a response, also one that has expired and is not yet removed."""
+        return self._responses.peek(response_id) is not None
 
     async def history(self, record: StoredResponse) -> list[StoredItem]:
         chain = [record]
@@ -150,7 +156,7 @@ class MemoryStore:
 
     def end_completion(self, completion_id: str, body: bytes) -> None:
         record = self._completions.get(completion_id)
-        if record is None:
+        if record is None or record.body:
             return
         if body:
             self._completions.put(msgspec.structs.replace(record, body=body))
@@ -161,12 +167,13 @@ class MemoryStore:
         record = self._completions.get(completion_id, owner)
         return record if record is not None and record.body else None
 
-    async def completions(self, owner: str) -> list[StoredCompletion]:
+    async def completions(self, owner: str, window: CompletionWindow) -> Page[StoredCompletion] | None:
         own = [record for record in self._completions if record.owner == owner and record.body]
-        return sorted(own, key=lambda record: (record.created, record.id))
+        listed = sorted(filter(window.includes, own), key=lambda record: (record.created, record.id))
+        return window.select(listed)
 
     async def delete_completion(self, completion_id: str, owner: str) -> bool:
-        return self._completions.get(completion_id, owner) is not None and self._completions.remove(completion_id)
+        return await self.completion(completion_id, owner) is not None and self._completions.remove(completion_id)
 
     def _conversation_removed(self, record: StoredConversation) -> None:
         self._items.remove(record.owner, record.items)

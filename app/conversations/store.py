@@ -6,8 +6,8 @@ Items and answers are the JSON that clients see. A store knows nothing about pro
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -99,6 +99,58 @@ class StoredCompletion(Owned, frozen=True, kw_only=True):
         return RECORD_BYTES + 4 * texts + len(self.body) + size_of(self.messages)
 
 
+class Identified(Protocol):
+    """Record with an id."""
+
+    @property
+    def id(self) -> str:
+        """Return the id."""
+        ...
+
+
+Record = TypeVar("Record", bound=Identified)
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[Record]):
+    """Part of a list. has_more: whether more follow."""
+
+    records: Sequence[Record]
+    has_more: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """Part of a list that a client asks for. after: the id of the entry before it; None: it begins with the first."""
+
+    limit: int
+    is_ascending: bool = True
+    after: str | None = None
+
+    def select(self, records: Sequence[Record]) -> Page[Record] | None:
+        """Return the part of a list with the oldest first; None if no entry has the id `after`."""
+        listed = records if self.is_ascending else records[::-1]
+        start = 0
+        if self.after is not None:
+            found = next((index for index, record in enumerate(listed) if record.id == self.after), None)
+            if found is None:
+                return None
+            start = found + 1
+        return Page(listed[start : start + self.limit], start + self.limit < len(listed))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionWindow(Window):
+    """Part of the list of an owner's chat completions of a model, if one is given, with all of some metadata."""
+
+    model: str | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+    def includes(self, record: StoredCompletion) -> bool:
+        """Return whether a record is in the list."""
+        return self.model in (None, record.model) and self.metadata.items() <= record.metadata.items()
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Content of a store by kind: number of records, their bytes, and records that were evicted early."""
@@ -126,15 +178,17 @@ class ConversationStore(Protocol):
         ...
 
     def end_response(self, response_id: str, fields: bytes, output: Sequence[StoredItem]) -> None:
-        """Add the answer of a response."""
+        """Add the answer of a response that has none yet."""
         ...
 
     async def response(self, response_id: str, owner: str) -> StoredResponse | None:
         """Return a response."""
         ...
 
-    async def history(self, record: StoredResponse) -> list[StoredItem]:
-        """Return the items of a response and of those that it continues, the oldest first."""
+    async def history(self, record: StoredResponse) -> Sequence[StoredItem] | None:
+        """Return the items of a response and of those that it continues, the oldest first; None if it was deleted
+        after it was read.
+        """
         ...
 
     async def delete_response(self, response_id: str, owner: str) -> bool:
@@ -178,17 +232,19 @@ class ConversationStore(Protocol):
         ...
 
     def end_completion(self, completion_id: str, body: bytes) -> None:
-        """Add the answer of a chat completion; drop the record if `body` is empty."""
+        """Add the answer of a chat completion that has none yet; drop the record if `body` is empty."""
         ...
 
     async def completion(self, completion_id: str, owner: str) -> StoredCompletion | None:
         """Return a chat completion that has ended."""
         ...
 
-    async def completions(self, owner: str) -> list[StoredCompletion]:
-        """Return all chat completions of an owner that have ended, the oldest first."""
+    async def completions(self, owner: str, window: CompletionWindow) -> Page[StoredCompletion] | None:
+        """Return part of the list of an owner's chat completions that have ended, the oldest first, whose messages may
+        be left out; None if it has no entry with the id `after`.
+        """
         ...
 
     async def delete_completion(self, completion_id: str, owner: str) -> bool:
-        """Delete a chat completion and return whether it existed."""
+        """Delete a chat completion that has ended and return whether it existed."""
         ...

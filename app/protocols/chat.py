@@ -69,6 +69,10 @@ class ChatRequest(SamplingFields):
     def can_store(self) -> bool:
         return True
 
+    @property
+    def is_stored(self) -> bool:
+        return bool(self.store)
+
     def tool_use(self) -> ToolUse | None:
         """Return the tools that the answer may call. Raises `ApiError` for a wrong choice."""
         tools = [tool.tool() for tool in self.tools or () if isinstance(tool, FunctionTool)]

@@ -30,15 +30,20 @@ def completion_body(record: StoredCompletion) -> bytes:
 class CompletionObserver:
     """Observer that stores a chat completion: its messages when it is queued, its answer once it is complete."""
 
-    def __init__(self, store: ConversationStore, saves: Saves, record: StoredCompletion, messages: list[bytes]) -> None:
-        """record: the completion without id, time and messages. messages: their JSON without ids."""
+    def __init__(
+        self, store: ConversationStore, saves: Saves, begun: tuple[StoredCompletion, list[bytes]] | None
+    ) -> None:
+        """begun: the completion without id, time and messages, and the JSON of its messages without ids; None if it is
+        stored already.
+        """
         self._store = store
         self._saves = saves
-        self._begun: tuple[StoredCompletion, list[bytes]] | None = (record, messages)
+        self._begun = begun
 
     def queued(self, generation: Generation) -> None:
-        """Store the messages."""
-        assert self._begun is not None
+        """Store the messages, unless they are stored."""
+        if self._begun is None:
+            return
         record, messages = self._begun
         self._begun = None  # from now on the store decides how long it is kept
         log = generation.log

@@ -49,9 +49,9 @@ class TextRequest(Strict):
         return bool(self.stream)
 
     @property
-    def is_self_contained(self) -> bool:
-        """Return whether the body alone gives the prompt, so that it can be made again after a restart."""
-        return True
+    def is_stored(self) -> bool:
+        """Return whether the answer can be read later."""
+        return False
 
     @property
     def is_background(self) -> bool:

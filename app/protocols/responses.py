@@ -18,7 +18,6 @@ from app.protocols.responses_encoder import ResponsesEncoder
 from app.protocols.responses_input import (
     MAX_ITEMS,
     InputItem,
-    ItemReference,
     Message,
     check_newest_message,
     count_parts,
@@ -201,12 +200,6 @@ class PromptFields(Strict):
         """Return the id of the conversation that the request belongs to."""
         return self.conversation.id if isinstance(self.conversation, ConversationReference) else self.conversation
 
-    @property
-    def is_self_contained(self) -> bool:
-        """Return whether the request has no stored items before its input or in it."""
-        has_reference = any(isinstance(item, ItemReference) for item in self.items)
-        return self.previous_response_id is None and self.conversation is None and not has_reference
-
     def completed(self, history: Sequence[InputItem], items: Sequence[InputItem]) -> Self:
         """Return the request with stored items.
 
@@ -315,6 +308,10 @@ class ResponsesRequest(PromptFields, SamplingFields):
     def is_stored(self) -> bool:
         """Return whether the response can be read and continued later."""
         return self.store is not False
+
+    def without_context(self) -> Self:
+        """Return the request with an empty input, which still gives the encoder of its answer."""
+        return self.model_copy(update={"input": ""})
 
     def generation_request(self, resume_seconds: float = 0.0) -> GenerationRequest:
         """Return the request. Its limit is reduced to the room that the context has left."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from pydantic import TypeAdapter
@@ -25,6 +25,7 @@ from app.protocols.responses_input import (
     OutputText,
     Reasoning,
 )
+from app.streams.stream_log import StreamLog
 
 MAX_INLINE_RECORDS = 256  # of an answer that is encoded for the store on the event loop
 _ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(list[InputItem])
@@ -99,22 +100,40 @@ def response_body(record: StoredResponse) -> bytes:
     return b'{"output":[%s],%s' % (b",".join([item.data for item in record.output]), record.fields[1:])
 
 
+class Answer(NamedTuple):
+    """Response that has ended, for the store. fields: its JSON without the output."""
+
+    fields: bytes
+    output: tuple[StoredItem, ...]
+    status: str
+
+    @classmethod
+    def of(cls, encoder: ResponsesEncoder, log: StreamLog) -> Answer:
+        """Return the answer in a log. May be called in a thread."""
+        view = encoder.response(log)
+        output = tuple(StoredItem(item["id"], _encode(item)) for item in view.pop("output"))
+        return cls(_encode(view), output, view["status"])
+
+
 class ResponseObserver:
     """Observer that stores a response: its input when it is queued, its answer at its end."""
 
     def __init__(
-        self, store: ConversationStore, saves: Saves, record: StoredResponse, history: Sequence[StoredItem]
+        self, store: ConversationStore, saves: Saves, record: StoredResponse, history: Sequence[StoredItem] | None
     ) -> None:
-        """record: the response without id and time. history: the items before its input."""
+        """record: the response, without id and time before it is stored. history: the items before its input; None if
+        the record is stored already.
+        """
         self._store = store
         self._saves = saves
-        self._begun: tuple[StoredResponse, Sequence[StoredItem]] | None = (record, history)
+        self._begun = None if history is None else (record, history)
         self._conversation_id = record.conversation_id
         self._input = record.input if record.conversation_id is not None else ()
 
     def queued(self, generation: Generation) -> None:
-        """Store the input."""
-        assert self._begun is not None
+        """Store the input, unless it is stored."""
+        if self._begun is None:
+            return
         record, history = self._begun
         self._begun = None  # from now on the store decides how long it is kept
         log = generation.log
@@ -126,17 +145,13 @@ class ResponseObserver:
         encoder, log = generation.encoder, generation.log
         assert isinstance(encoder, ResponsesEncoder)
 
-        def encode() -> tuple[bytes, tuple[StoredItem, ...], str]:
-            view = encoder.response(log)
-            output = tuple(StoredItem(item["id"], _encode(item)) for item in view.pop("output"))
-            return _encode(view), output, view["status"]
-
-        def save(answer: tuple[bytes, tuple[StoredItem, ...], str]) -> None:
-            fields, output, status = answer
-            self._store.end_response(f"resp_{log.id}", fields, output)
-            if self._conversation_id is not None and status != "failed":
-                self._store.extend_conversation(self._conversation_id, (*self._input, *output))
+        def save(answer: Answer) -> None:
+            # The conversation first: a process that ends before the response has ended does both again, and the
+            # conversation gets no item twice.
+            if self._conversation_id is not None and answer.status != "failed":
+                self._store.extend_conversation(self._conversation_id, (*self._input, *answer.output))
+            self._store.end_response(f"resp_{log.id}", answer.fields, answer.output)
 
         is_long = len(log.records) + log.logprob_count > MAX_INLINE_RECORDS
         changed = [f"resp_{log.id}", *([self._conversation_id] if self._conversation_id is not None else [])]
-        self._saves.start(changed, encode, save, in_thread=is_long)
+        self._saves.start(changed, lambda: Answer.of(encoder, log), save, in_thread=is_long)

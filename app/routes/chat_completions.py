@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from app.conversations.store import StoredCompletion, StoredItem
+from app.conversations.store import CompletionWindow, Page, StoredCompletion, StoredItem
 from app.errors import ApiError
 from app.http.json_body import MAX_INLINE_BYTES
 from app.protocols.chat import ChatRequest
@@ -15,7 +15,7 @@ from app.protocols.chat_stored import CompletionObserver, completion_body, store
 from app.protocols.conversations import MetadataRequest
 from app.routes import authenticate_request, get_service
 from app.routes.conversations import read_body
-from app.routes.listing import list_response, page, select
+from app.routes.listing import list_response, page, parameters, unknown_entry
 from app.routes.text import Arrived, answer
 
 METADATA_QUERY = "metadata["  # beginning of a query parameter that selects by metadata
@@ -47,7 +47,7 @@ async def _complete(arrived: Arrived[ChatRequest]) -> ChatRequest:
         model=service.settings.model_name,
         metadata=body.metadata or {},
     )
-    return body.observed_by(CompletionObserver(service.store, service.saves, record, messages))
+    return body.observed_by(CompletionObserver(service.store, service.saves, (record, messages)))
 
 
 async def _list(request: Request) -> Response:
@@ -59,19 +59,19 @@ async def _list(request: Request) -> Response:
             "one by its id"
         )
         raise ApiError(403, message, code="api_key_required")
-    model = request.query_params.get("model")
     wanted = {
         name[len(METADATA_QUERY) : -1]: value
         for name, value in request.query_params.items()
         if name.startswith(METADATA_QUERY) and name.endswith("]")
     }
-    chosen = [
-        record
-        for record in await service.store.completions(tenant.owner)
-        if model in (None, record.model) and wanted.items() <= record.metadata.items()
-    ]
-    selected, has_more = select(request, chosen, "asc")
-    return list_response([StoredItem(record.id, completion_body(record)) for record in selected], has_more=has_more)
+    model = request.query_params.get("model")
+    window = CompletionWindow(**parameters(request, "asc"), model=model, metadata=wanted)
+    found = await service.store.completions(tenant.owner, window)
+    if found is None:
+        raise unknown_entry(window)
+    return list_response(
+        Page([StoredItem(record.id, completion_body(record)) for record in found.records], found.has_more)
+    )
 
 
 async def completion_by_id(request: Request) -> Response:

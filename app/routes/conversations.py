@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from app.admission.thread_queue import Caller
-from app.conversations.store import StoredConversation, StoredItem
+from app.conversations.store import Page, StoredConversation, StoredItem
 from app.errors import ApiError
 from app.http.json_body import MAX_INLINE_BYTES
 from app.http.security import read_json_body
@@ -72,7 +72,7 @@ async def conversation_items(request: Request) -> Response:
     record = await _find(request)  # it may have changed while the body arrived
     check_room(record, len(items))
     get_service(request).store.extend_conversation(record.id, items)
-    return list_response(items, has_more=False)
+    return list_response(Page(items, has_more=False))
 
 
 async def conversation_item(request: Request) -> Response:

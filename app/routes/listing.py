@@ -3,64 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import TypedDict
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.conversations.store import StoredItem
+from app.conversations.store import Page, StoredItem, Window
 from app.errors import ApiError
 
 MAX_LIMIT = 100
 DEFAULT_LIMIT = 20
 
 
-class Identified(Protocol):
-    """Record with an id."""
+class WindowFields(TypedDict):
+    """Fields of `Window`."""
 
-    @property
-    def id(self) -> str:
-        """Return the id."""
-        ...
-
-
-Record = TypeVar("Record", bound=Identified)
+    limit: int
+    is_ascending: bool
+    after: str | None
 
 
 def page(request: Request, items: Sequence[StoredItem], order: str) -> Response:
-    """Return the part of a list of items that a request asks for; see `select`."""
-    selected, has_more = select(request, items, order)
-    return list_response(selected, has_more=has_more)
-
-
-def select(request: Request, records: Sequence[Record], order: str) -> tuple[Sequence[Record], bool]:
-    """Return the part of a list that a request asks for, and whether more follow. Raises `ApiError` (400).
-
-    records: the oldest first. order: the default, asc or desc.
+    """Return the part of a list of items that a request asks for, the oldest first. order: the default, asc or desc.
+    Raises `ApiError` (400).
     """
+    window = Window(**parameters(request, order))
+    found = window.select(items)
+    if found is None:
+        raise unknown_entry(window)
+    return list_response(found)
+
+
+def parameters(request: Request, order: str) -> WindowFields:
+    """Return the fields of the window that a request asks for. order: the default. Raises `ApiError` (400)."""
     limit = _limit(request)
     order = request.query_params.get("order", order)
     if order not in ("asc", "desc"):
         raise ApiError(400, f"order must be asc or desc, got {order[:40]!r}", param="order", code="invalid_value")
-    listed = records if order == "asc" else records[::-1]
-    after = request.query_params.get("after")
-    start = 0
-    if after is not None:
-        found = next((index for index, record in enumerate(listed) if record.id == after), None)
-        if found is None:
-            message = f"after must be the id of an entry of the list, got {after[:80]!r}"
-            raise ApiError(400, message, param="after", code="invalid_value")
-        start = found + 1
-    return listed[start : start + limit], start + limit < len(listed)
+    return {"limit": limit, "is_ascending": order == "asc", "after": request.query_params.get("after")}
 
 
-def list_response(items: Sequence[StoredItem], *, has_more: bool) -> Response:
-    """Return a list of items. has_more: whether more follow."""
+def unknown_entry(window: Window) -> ApiError:
+    """Return the error (400) for a window after an entry that does not exist."""
+    message = f"after must be the id of an entry of the list, got {(window.after or '')[:80]!r}"
+    return ApiError(400, message, param="after", code="invalid_value")
+
+
+def list_response(found: Page[StoredItem]) -> Response:
+    """Return part of a list of items."""
+    items = found.records
     content = b'{"object":"list","data":[%s],"first_id":%s,"last_id":%s,"has_more":%s}' % (
         b",".join([item.data for item in items]),
         b'"%s"' % items[0].id.encode() if items else b"null",
         b'"%s"' % items[-1].id.encode() if items else b"null",
-        b"true" if has_more else b"false",
+        b"true" if found.has_more else b"false",
     )
     return Response(content, media_type="application/json")
 

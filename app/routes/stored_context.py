@@ -104,8 +104,7 @@ async def _chain(service: Service, previous_id: str, owner: str) -> Sequence[Sto
     await service.saves.settled(previous_id)
     previous = await service.store.response(previous_id, owner)
     if previous is None:
-        message = f"Previous response with id {previous_id!r} not found."
-        raise ApiError(400, message, param=param, code="previous_response_not_found")
+        raise _unknown_previous(previous_id)
     if not previous.has_ended:
         message = f"previous_response_id: response {previous_id!r} is in progress; wait until it has ended"
         raise ApiError(400, message, param=param, code="response_in_progress")
@@ -115,7 +114,10 @@ async def _chain(service: Service, previous_id: str, owner: str) -> Sequence[Sto
             "send conversation instead"
         )
         raise ApiError(400, message, param=param, code="invalid_value")
-    return await service.store.history(previous)
+    items = await service.store.history(previous)
+    if items is None:
+        raise _unknown_previous(previous_id)
+    return items
 
 
 async def _references(service: Service, body: PromptFields, owner: str) -> dict[int, StoredItem]:
@@ -130,6 +132,11 @@ async def _references(service: Service, body: PromptFields, owner: str) -> dict[
                 raise ApiError(404, message, param=f"input[{index}]", code="item_not_found")
             found[index] = item
     return found
+
+
+def _unknown_previous(previous_id: str) -> ApiError:
+    message = f"Previous response with id {previous_id!r} not found."
+    return ApiError(400, message, param="previous_response_id", code="previous_response_not_found")
 
 
 def unknown_conversation(conversation_id: str, param: str = "conversation_id") -> ApiError:

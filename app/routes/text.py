@@ -103,7 +103,6 @@ async def _start(
     body = await read_json_body(request, service.settings, memory)
     intake.body_received(time.monotonic())
     parsed = await service.prompts.parse(schema, body, Caller(tenant.id, intake=intake))
-    is_journaled = service.state_file is not None and parsed.is_self_contained
     if complete is not None:
         parsed = await complete(Arrived(parsed, len(body), service, tenant, intake, memory))
     if (instant := parsed.instant_answer) is not None:
@@ -115,7 +114,7 @@ async def _start(
     grace = max(resume_seconds, RETRY_SECONDS if key else 0.0)
     requests = parsed.generation_requests(grace, header)
     digest = b"" if key is None else hashlib.sha256(request.url.path.encode() + b"\0" + body).digest()
-    if grace and is_journaled:
+    if service.state_file is not None and (grace or parsed.is_stored):
         requests = [replace(requests[0], origin=Origin(schema.__name__, body, grace, key or "", digest))]
     generation: Generation | PromptBatch
     was_repeated = False

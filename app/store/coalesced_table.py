@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from app.store.part import Part, Record
+from app.store.part import Part, Record, by_statements
 from app.store.writer import Write, Writer
 
 WRITE_SECONDS = 1.0  # between two writes of changed values
@@ -54,7 +54,7 @@ class Table:
                 f"SELECT '', count(*), sum(length(key) + {8 * len(self.columns) + 8}), min(at), max(at), 0 "
                 f"FROM {self.name} HAVING count(*)"
             ),
-            prune=(f"DELETE FROM {self.name} WHERE key IN ({old})",),
+            prune=by_statements(f"DELETE FROM {self.name} WHERE key IN ({old})"),
             export=lambda connection: self._export(connection, kind),
         )
 

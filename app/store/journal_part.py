@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import msgspec
 
 from app.store.entries import Ended, Entry
-from app.store.part import Part, Record
+from app.store.part import Part, Record, by_statements
 
 SCHEMA = """
 CREATE TABLE request (
@@ -39,7 +39,7 @@ SELECT owner, count(*),
 FROM request GROUP BY owner
 """
 
-PRUNE = (
+PRUNE = by_statements(
     "DELETE FROM request WHERE id IN "
     "(SELECT id FROM request WHERE ended < :ended OR created < :begun ORDER BY created LIMIT :limit)",
     "DELETE FROM tokens WHERE id NOT IN (SELECT id FROM request)",

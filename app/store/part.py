@@ -21,19 +21,40 @@ class OwnerUsage(NamedTuple):
     unfinished: int
 
 
+class Outdated(NamedTuple):
+    """Records to remove: at most `limit` of those that ended before `ended` or began before `begun`, Unix seconds."""
+
+    ended: float
+    begun: float
+    limit: int
+
+
+def by_statements(*statements: str) -> Callable[[sqlite3.Connection, Outdated], int]:
+    """Return a function that removes records by statements, whose parameters are the fields of `Outdated`: the records
+    first, then the rows that belong to them.
+    """
+
+    def prune(connection: sqlite3.Connection, outdated: Outdated) -> int:
+        first, *others = statements
+        count = connection.execute(first, outdated._asdict()).rowcount
+        for statement in others if count else ():
+            connection.execute(statement, outdated._asdict())
+        return count
+
+    return prune
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """Tables of one kind of records.
 
     name: of the kind, in the plural, as it is shown. schema: statements that create its tables. usage: query whose rows
-    are those of `OwnerUsage`, one for each owner. prune: statements that remove at most `:limit` records which ended
-    before `:ended` or began before `:begun` (Unix seconds), the records first, then the rows that belong to them; the
-    first statement's row count is the number of removed records. export: yields the JSON of all records, in order of
-    their beginning.
+    are those of `OwnerUsage`, one for each owner. prune: removes records and returns their number. export: yields the
+    JSON of all records, in order of their beginning.
     """
 
     name: str
     schema: str
     usage: str
-    prune: tuple[str, ...]
+    prune: Callable[[sqlite3.Connection, Outdated], int]
     export: Callable[[sqlite3.Connection], Iterator[Record]]

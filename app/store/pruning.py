@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from app.store.part import Outdated
 from app.store.parts import PARTS
 
 DAY_SECONDS = 86_400.0
@@ -18,14 +19,11 @@ def remove_batch(connection: sqlite3.Connection, ended: float, begun: float) -> 
     transaction. Returns their numbers by name of the part; empty: none is left.
     """
     removed: dict[str, int] = {}
-    values = {"ended": ended, "begun": begun, "limit": BATCH_RECORDS}
+    outdated = Outdated(ended, begun, BATCH_RECORDS)
     with connection:
         for part in PARTS:
-            first, *others = part.prune
-            if count := connection.execute(first, values).rowcount:
+            if count := part.prune(connection, outdated):
                 removed[part.name] = count
-                for statement in others:
-                    connection.execute(statement, values)
     return removed
 
 

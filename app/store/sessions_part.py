@@ -6,7 +6,7 @@ import json
 import sqlite3
 from collections.abc import Iterator
 
-from app.store.part import Part, Record
+from app.store.part import Part, Record, by_statements
 
 SCHEMA = """
 CREATE TABLE session (
@@ -41,7 +41,7 @@ SELECT owner, count(*),
 FROM session AS s GROUP BY owner
 """
 
-PRUNE = (
+PRUNE = by_statements(
     "DELETE FROM session WHERE id IN "
     "(SELECT id FROM session WHERE changed < :ended OR changed < :begun ORDER BY changed LIMIT :limit)",
     "DELETE FROM session_item WHERE session NOT IN (SELECT id FROM session)",

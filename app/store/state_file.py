@@ -11,7 +11,9 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from app.conversations.memory_store import MemoryStore
 from app.store.coalesced_table import Aged, CoalescedTable
+from app.store.conversations import FileStore
 from app.store.database import (
     BUSY_SECONDS,
     StoreError,
@@ -25,7 +27,10 @@ from app.store.database import (
 from app.store.entries import Saved
 from app.store.journal import Journal
 from app.store.limit_tables import RATES, REFUSED_KEYS
-from app.store.pruning import AgeLimit
+from app.store.pruning import DAY_SECONDS, AgeLimit
+from app.store.record_changes import FileLimits
+from app.store.record_file import RecordFile
+from app.store.record_queries import Unfinished
 from app.store.sessions import SavedSession, SessionRecorder, SessionTable
 from app.store.usage_rows import UsageRow, UsageRows
 from app.store.writer import Writer
@@ -35,9 +40,10 @@ ADVICE = "move the file away, name another one with --store FILE, or keep nothin
 
 
 class Found(NamedTuple):
-    """State that an earlier process has left."""
+    """State that an earlier process has left. records: those without an end."""
 
     answers: list[Saved]
+    records: list[Unfinished]
     sessions: list[tuple[SavedSession, SessionRecorder]]
     usage_rows: list[UsageRow]
     rates: list[Aged]
@@ -51,9 +57,12 @@ class StateFile:
     took_over: this one waited for it.
     """
 
-    def __init__(self, path: Path, *, waits: bool = False, max_days: float = math.inf) -> None:
-        """waits: a file that another server has is waited for. max_days: age after which records are removed. Raises
-        `StoreError` if the file cannot be used.
+    def __init__(
+        self, path: Path, *, waits: bool = False, max_days: float = math.inf, record_bytes: int = 1 << 30
+    ) -> None:
+        """waits: a file that another server has is waited for. max_days: age after which records are removed.
+        record_bytes: maximum size of all responses, conversations and chat completions. Raises `StoreError` if the file
+        cannot be used.
         """
         self._path = path
         self._lock: StoreLock | None = None
@@ -64,6 +73,9 @@ class StateFile:
         self.journal = Journal(self.writer)
         self.sessions = SessionTable(self.writer)
         self.usage_rows = UsageRows(self.writer)
+        limits = FileLimits(record_bytes, max_days * DAY_SECONDS)
+        self.records = RecordFile(path, self.writer, limits)
+        self.conversations = FileStore(self.records, MemoryStore())
         self.rates = CoalescedTable(RATES, self.writer)
         self.refused_keys = CoalescedTable(REFUSED_KEYS, self.writer)
         try:
@@ -96,6 +108,7 @@ class StateFile:
                 pass
             return Found(
                 self.journal.read(),
+                self.records.read_unfinished(),
                 self.sessions.read(),
                 self.usage_rows.read(),
                 self.rates.read(),
@@ -122,6 +135,7 @@ class StateFile:
 
     def close(self) -> None:
         """Write everything that is queued, in any thread. Blocks; further calls do nothing."""
+        self.records.close()
         self.writer.close()
         if self._lock is not None:
             self._lock.release()

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from app.store.part import Part, Record
+from app.store.part import Part, Record, by_statements
 from app.store.writer import Write, Writer
 
 UsageRow = tuple[str | int | float, ...]
@@ -24,7 +24,7 @@ CREATE TABLE usage_row (
 ) WITHOUT ROWID;
 """
 USAGE = "SELECT '', count(*), sum(length(row)), min(ended), max(ended), 0 FROM usage_row HAVING count(*)"
-PRUNE = (
+PRUNE = by_statements(
     "DELETE FROM usage_row WHERE id IN "
     "(SELECT id FROM usage_row WHERE ended < :ended OR ended < :begun ORDER BY ended LIMIT :limit)",
 )

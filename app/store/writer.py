@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 COMMIT_SECONDS = 0.05  # changes within this time share a commit
 RETRY_SECONDS = 1.0
@@ -28,8 +28,21 @@ MAX_COMMIT_CHANGES = 5_000
 CHANGE_BYTES = 200  # of a change in memory, beside its values
 
 
+class Change(Protocol):
+    """Change of the store. It is applied again if its transaction fails."""
+
+    @property
+    def size(self) -> int:
+        """Return its bytes in memory, about."""
+        ...
+
+    def apply(self, connection: sqlite3.Connection) -> None:
+        """Make the change, in the writer thread and inside of a transaction."""
+        ...
+
+
 class Write(NamedTuple):
-    """Change of the store: a statement with its values."""
+    """Change by one statement with its values."""
 
     statement: str
     values: tuple[str | bytes | int | float | None, ...]
@@ -39,11 +52,23 @@ class Write(NamedTuple):
         """Return its bytes in memory, about."""
         return CHANGE_BYTES + sum(len(value) for value in self.values if isinstance(value, str | bytes))
 
+    def apply(self, connection: sqlite3.Connection) -> None:
+        connection.execute(self.statement, self.values)
 
-class _Change(NamedTuple):
-    """Queued change, with the functions for its end; see `Writer.put`."""
 
-    write: Write
+class _Mark(NamedTuple):
+    """No change: its end is that of the changes before it."""
+
+    size: int = CHANGE_BYTES
+
+    def apply(self, connection: sqlite3.Connection) -> None:
+        pass
+
+
+class _Queued(NamedTuple):
+    """Change, with the functions for its end; see `Writer.put`."""
+
+    change: Change
     done: Callable[[], object] | None
     written: Callable[[], object] | None
 
@@ -67,6 +92,8 @@ class Writer:
         commit. chore: called each hour, and again soon if it returns that more is to be done.
         """
         self.lost = 0  # changes
+        self.queued = 0  # changes; the number of the last one
+        self.written = 0  # changes; each with a number up to this is on disk
         self.written_bytes = 0
         self.is_failing = False
         self.is_detached = False  # another process has the file: changes are queued, and `done` is called at once
@@ -82,8 +109,9 @@ class Writer:
         self._connection: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None  # identity of the connected file
         self._lock = threading.Lock()  # of the queue; not held during disk access
-        self._changes: deque[_Change] = deque()
+        self._changes: deque[_Queued] = deque()
         self._wakeup = threading.Event()
+        self._hurry = threading.Event()  # a caller waits for the next commit
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._log = logging.getLogger(f"carousel.{name}")
@@ -103,13 +131,18 @@ class Writer:
         """Return the number of changes that are not written yet."""
         return len(self._changes)
 
+    @property
+    def is_running(self) -> bool:
+        """Return whether changes are being written."""
+        return self._thread.is_alive()
+
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
 
     def put(
         self,
-        write: Write,
+        change: Change,
         done: Callable[[], object] | None = None,
         *,
         written: Callable[[], object] | None = None,
@@ -118,24 +151,31 @@ class Writer:
         thread when the change is written, or was tried to be, or is lost. written: called in the writer's thread when
         it is on disk.
         """
-        size = write.size
+        size = change.size
         with self._lock:
             is_lost = len(self._changes) >= self._max_changes or self.pending_bytes + size > MAX_PENDING_BYTES
             if is_lost:
                 self.lost += 1
             else:
-                self._changes.append(_Change(write, None if self.is_detached else done, written))
+                self._changes.append(_Queued(change, None if self.is_detached else done, written))
+                self.queued += 1
                 self.pending_bytes += size
         if is_lost or self.is_detached:
             _call(done)
         self._wakeup.set()
         return not is_lost
 
+    def commit_soon(self, done: Callable[[], object]) -> None:
+        """Commit without delay. done: called in any thread when all changes before are written, or were tried to be."""
+        self.put(_Mark(), done)
+        self._hurry.set()
+
     def close(self) -> None:
         """Write pending changes and stop. Blocks for at most `CLOSE_SECONDS`; further calls do nothing."""
         if self._closing.is_set():
             return
         self._closing.set()
+        self._hurry.set()
         self._wakeup.set()
         if self._thread.ident is None:
             self._disconnect()
@@ -155,7 +195,8 @@ class Writer:
         while not self._closing.is_set():
             until_chore = self._chore_at - time.monotonic()
             self._wakeup.wait(None if until_chore == math.inf else max(0.0, until_chore))
-            self._closing.wait(self._commit_seconds)
+            self._hurry.wait(self._commit_seconds)
+            self._hurry.clear()
             self._wakeup.clear()
             while not self._flush() and not self._closing.wait(RETRY_SECONDS):
                 pass
@@ -178,10 +219,11 @@ class Writer:
                 return False
             with self._lock:
                 self._remove(len(changes))
-            self.written_bytes += sum(change.write.size for change in changes)
-            for change in changes:
-                _call(change.written)
-                _call(change.done)
+            self.written += len(changes)
+            self.written_bytes += sum(each.change.size for each in changes)
+            for each in changes:
+                _call(each.written)
+                _call(each.done)
         if self.is_failing:
             self.is_failing = False
             self._log.warning("%s: %s can be written again", self._name, self._path)
@@ -197,25 +239,25 @@ class Writer:
             self._log.warning("%s: %s could not be cleaned up: %s", self._name, self._path, error)
         self._chore_at = time.monotonic() + (0.0 if has_more else CHORE_SECONDS)
 
-    def _commit(self, changes: Sequence[_Change]) -> None:
+    def _commit(self, changes: Sequence[_Queued]) -> None:
         """Write all changes or none."""
         connection = self.connection
         with connection:
-            for change in changes:
-                connection.execute(*change.write)
+            for each in changes:
+                each.change.apply(connection)
 
-    def _release(self, changes: Sequence[_Change]) -> None:
+    def _release(self, changes: Sequence[_Queued]) -> None:
         """Call the functions of changes that could not be written: no answer waits for a disk that does not work."""
         with self._lock:
-            for at, change in enumerate(changes[: len(self._changes)]):  # fewer if `close` has dropped them meanwhile
-                self._changes[at] = change._replace(done=None)
-        for change in changes:
-            _call(change.done)
+            for at, each in enumerate(changes[: len(self._changes)]):  # fewer if `close` has dropped them meanwhile
+                self._changes[at] = each._replace(done=None)
+        for each in changes:
+            _call(each.done)
 
     def _remove(self, count: int) -> None:
         """Remove the first changes of the queue, whose lock is held; fewer if `close` has dropped them meanwhile."""
         for _ in range(min(count, len(self._changes))):
-            self.pending_bytes -= self._changes.popleft().write.size
+            self.pending_bytes -= self._changes.popleft().change.size
 
     def _identity(self) -> tuple[int, int] | None:
         """Return the identity of the file at the path. Changes written to a moved or removed file would be lost."""

@@ -9,6 +9,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -51,11 +52,20 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Server]]:
     def begin(*options: str) -> Server:
         store = ("--store", str(tmp_path / "store.db"), "--served-model-name", "demo")
         servers.append(Server.start(*store, *options))
+        wait_until_restored(servers[-1])
         return servers[-1]
 
     yield begin
     for server in servers:
         server.stop()
+
+
+def wait_until_restored(server: Server) -> None:
+    """Wait until the answers of an earlier process can be read, before which requests get 503."""
+    body, deadline = {"messages": STORY, "max_tokens": 1}, time.monotonic() + HANG_SECONDS
+    while httpx.post(f"{server.url}{CHAT}", json=body, timeout=HANG_SECONDS).status_code == 503:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def kill(server: Server) -> None:

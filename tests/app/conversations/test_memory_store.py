@@ -13,7 +13,14 @@ import pytest
 from app.conversations.memory_store import MemoryStore
 from app.conversations.saves import Saves
 from app.conversations.shelf import MAX_EXPIRED, Limits, Shelf
-from app.conversations.store import ITEM_BYTES, StoredCompletion, StoredConversation, StoredItem, StoredResponse
+from app.conversations.store import (
+    ITEM_BYTES,
+    CompletionWindow,
+    StoredCompletion,
+    StoredConversation,
+    StoredItem,
+    StoredResponse,
+)
 from tests.profiles import examples
 
 IDS = count()
@@ -96,7 +103,8 @@ def test_a_record_of_another_owner_is_absent():
         assert not asyncio.run(read_one("c1", "b"))
     for read_one in (store.completion, store.delete_completion):
         assert not asyncio.run(read_one("k1", "b"))
-    assert asyncio.run(store.completions("b")) == [] and len(asyncio.run(store.completions("a"))) == 1
+    for owner, number in (("a", 1), ("b", 0)):
+        assert len(asyncio.run(store.completions(owner, CompletionWindow(limit=9))).records) == number
     assert asyncio.run(store.item(record.input[0].id, "b")) is None
     assert asyncio.run(store.item(record.input[0].id, "a")) == record.input[0]
 

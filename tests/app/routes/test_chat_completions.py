@@ -7,12 +7,14 @@ from openai.types.chat import ChatCompletion
 
 from app.admission.tenants import tenant_of_key
 from tests.app.routes.test_http import BODY, CHAT, make, ready
-from tests.app.routes.test_stored_responses import key
+from tests.app.routes.test_stored_responses import key, with_store
 
 
-@pytest.fixture(scope="module")
-def http():
-    with make(tenants=(tenant_of_key("alice"), tenant_of_key("bob"), tenant_of_key("carol"))) as client:
+@pytest.fixture(scope="module", params=["memory", "file"])
+def http(request, tmp_path_factory):
+    with with_store(
+        request.param, tmp_path_factory, tenants=(tenant_of_key("alice"), tenant_of_key("bob"), tenant_of_key("carol"))
+    ) as client:
         client.headers |= key("alice")
         yield ready(client)
 
@@ -107,7 +109,12 @@ def test_a_wrong_method_is_refused_with_all_that_are_allowed(http):
 
 def test_a_completion_that_failed_is_not_stored(http):
     """There is no answer to read."""
+
+    def kept() -> tuple[list[str], int]:
+        listed = [each["id"] for each in http.get(CHAT, params={"limit": 100}).json()["data"]]
+        return listed, http.app.state.service.store.usage()["completions"].records
+
+    before = kept()
     answer = http.post(CHAT, json=BODY | {"store": True, "deadline_ms": 1, "max_tokens": 5000})
     assert answer.status_code == 504
-    usage = http.app.state.service.store.usage()["completions"]
-    assert usage.records == len([r for r in http.app.state.service.store._completions if r.body])
+    assert kept() == before

@@ -17,6 +17,7 @@ from app.admission.tenants import tenant_of_key
 from app.conversations.memory_store import MemoryStore
 from app.conversations.shelf import Limits
 from app.conversations.store import StoredResponse
+from app.store.conversations import FileStore
 from tests.app.routes.test_http import make, ready
 from tests.app.routes.test_responses import BODY, LONG, RESPONSES, RESUME, events
 from tests.profiles import examples
@@ -25,16 +26,26 @@ CONVERSATIONS = "/v1/conversations"
 USER = {"role": "user", "content": "hello"}
 
 
-@pytest.fixture(scope="module")
-def http():
-    with make() as client:
+@pytest.fixture(scope="module", params=["memory", "file"])
+def http(request, tmp_path_factory):
+    with with_store(request.param, tmp_path_factory) as client:
         yield ready(client)
 
 
-@pytest.fixture(scope="module")
-def with_keys():
-    with make(tenants=(tenant_of_key("alice"), tenant_of_key("bob"))) as client:
+@pytest.fixture(scope="module", params=["memory", "file"])
+def with_keys(request, tmp_path_factory):
+    with with_store(request.param, tmp_path_factory, tenants=(tenant_of_key("alice"), tenant_of_key("bob"))) as client:
         yield ready(client)
+
+
+def with_store(kind: str, tmp_path_factory, **options: Any) -> TestClient:
+    """Return a client of a server that stores in memory, or in a file with almost no memory."""
+    if kind == "memory":
+        return make(**options)
+    client = make(**options, store=str(tmp_path_factory.mktemp("store") / "s.db"))
+    service = client.app.state.service
+    service.store = FileStore(service.state_file.records, MemoryStore(Limits(records=1)))
+    return client
 
 
 def key(name: str) -> dict[str, str]:

@@ -216,11 +216,8 @@ class FullDisk:
     def __exit__(self, *error: object) -> None:
         self._connection.__exit__(*error)
 
-    def execute(self, *statement: object) -> object:
-        return self._connection.execute(*statement)
-
-    def close(self) -> None:
-        self._connection.close()
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._connection, name)
 
 
 async def wait_until(is_so: Callable[[], bool]) -> None:
@@ -249,12 +246,25 @@ async def test_a_full_disk_delays_nothing_and_is_caught_up_with(tmp_path: Path, 
         assert connection.execute("SELECT count(*) FROM state").fetchone() == (3,)
 
 
+async def test_a_caller_that_waits_for_a_commit_does_not_wait_for_other_changes(tmp_path: Path, monkeypatch):
+    """The changes before are on disk then."""
+    monkeypatch.setattr(writer_module, "COMMIT_SECONDS", 2 * HANG_SECONDS)
+    writer = Writer(tmp_path / "s.db", connect)
+    writer.start()
+    assert writer.put(Write("INSERT INTO state (name, value) VALUES ('x', '')", ()))
+    number, done = writer.queued, threading.Event()
+    writer.commit_soon(done.set)
+    assert await asyncio.to_thread(done.wait, HANG_SECONDS) and writer.written >= number
+    await asyncio.to_thread(writer.close)
+
+
 def test_changes_in_memory_are_bounded(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(writer_module, "MAX_PENDING_BYTES", 1000)
     writer = Writer(tmp_path / "s.db", connect)
     done: list[int] = []
     for number in range(10):
-        writer.put(Write("", (b"x" * 100,)), lambda number=number: done.append(number))
+        is_queued = writer.put(Write("", (b"x" * 100,)), lambda number=number: done.append(number))
+        assert is_queued == (number < 3)
     assert writer.lost == 7 and writer.pending_bytes <= 1000 and done == list(range(3, 10))
     writer.close()
 
