@@ -10,6 +10,9 @@ from app.admission.body_budget import FREE_BYTES, BodyMemory
 from app.errors import ApiError
 
 MESSAGE_MEMORY = "carousel.message_memory"  # scope extension of the application: makes the memory of one message
+# Scope extension with one function: detach() returns the memory of the message that the application handles, if it has
+# any, for an application that goes on with the message after it has asked for the next one.
+HANDLED_MEMORY = "carousel.handled_memory"
 
 
 class MessageMemory:
@@ -32,6 +35,7 @@ class MessageMemory:
         self._queued: BodyMemory | None = None
         self._handled: BodyMemory | None = None
         self._waiting: asyncio.Task[None] | None = None
+        extensions[HANDLED_MEMORY] = {"detach": self.detach_handled}
 
     @property
     def is_waiting(self) -> bool:
@@ -60,6 +64,11 @@ class MessageMemory:
         if self._handled is not None:
             self._handled.keep(0)
             self._handled = None
+
+    def detach_handled(self) -> BodyMemory | None:
+        """Return the memory of the message that the application handles, which the caller must return."""
+        memory, self._handled = self._handled, None
+        return memory
 
     def close(self) -> None:
         """Return all memory."""
