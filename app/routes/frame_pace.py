@@ -37,6 +37,10 @@ class FramePace:
         await pacer.wait_turn()
         self.rate.spend(time.monotonic(), 1 + size / BYTES_PER_EVENT)
 
+    def count_events(self, number: int) -> None:
+        """Count a frame as so many further events."""
+        self.rate.spend(time.monotonic(), number)
+
     def count_sent(self, size: int) -> None:
         """Count the bytes of an answer to a frame."""
         self.rate.spend(time.monotonic(), size / BYTES_PER_EVENT)

@@ -16,6 +16,7 @@ from app.protocols.responses_events import ResponseCreate, ResponseSteer
 from app.protocols.responses_input import FunctionCallOutput, InputItem
 from app.streams.stream_log import ChoiceFinished, Failure
 
+STEER_EVENTS = 20  # as which a steering counts: it ends one computation and begins another
 MAX_STEERS = 8  # for one response that are not yet part of another
 
 

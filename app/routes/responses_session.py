@@ -37,7 +37,7 @@ from app.protocols.responses_events import (
 from app.routes import log_ignored_tools
 from app.routes.frame_pace import FramePace
 from app.routes.openai_responses import live_response, response_not_found
-from app.routes.responses_lane import MAX_STEERS, Lane, Steer, Turn
+from app.routes.responses_lane import MAX_STEERS, STEER_EVENTS, Lane, Steer, Turn
 from app.routes.socket_loop import Send, Write, cancel_all
 from app.routes.stored_context import complete_response
 from app.routes.text import Arrived
@@ -160,6 +160,7 @@ class ResponsesSession:
 
     async def _steer(self, event: ResponseSteer, size: int) -> None:
         """Accept input for a running response, and end that one, so that another continues it with the input."""
+        self._pace.count_events(STEER_EVENTS)
         found = self._turn_of(event.previous_response_id)
         if found is None:
             has_ended = live_response(self.service, self.tenant.owner, event.previous_response_id) is not None

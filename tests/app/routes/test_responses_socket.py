@@ -17,7 +17,7 @@ from app.conversations.connection_memory import MAX_LANES
 from app.conversations.memory_store import MemoryStore
 from app.conversations.shelf import Limits
 from app.protocols.responses_events import TYPES
-from app.routes.responses_lane import MAX_STEERS
+from app.routes.responses_lane import MAX_STEERS, STEER_EVENTS
 from app.routes.responses_session import MAX_RESPONSES
 from tests.app.routes.test_http import make, ready
 from tests.app.routes.test_responses import BODY, RESPONSES, events
@@ -278,6 +278,7 @@ def test_wrong_steering_returns_the_input(http, socket):
 def test_a_flood_of_steers_is_bounded(http, socket, monkeypatch: pytest.MonkeyPatch):
     """While a response cannot be ended, `MAX_STEERS` inputs wait for it, and further ones are returned."""
     monkeypatch.setattr("app.generation.generation.Generation.is_calling", True)
+    monkeypatch.setattr("app.routes.responses_session.STEER_EVENTS", 0)
     given = socket.begin()
     for number in range(MAX_STEERS + 40):
         socket.send("response.steer", previous_response_id=given, input=f"message {number}")
@@ -294,6 +295,15 @@ def test_a_flood_of_steers_is_bounded(http, socket, monkeypatch: pytest.MonkeyPa
         failed += [event for event in [socket.session.receive_json()] if event["type"] == "response.steer.failed"]
     assert {event["error"]["code"] for event in failed} == {"response_not_active"}
     assert [event["steer"]["input"] for event in failed] == [f"message {number}" for number in range(MAX_STEERS)]
+
+
+def test_steering_counts_as_many_events(socket, monkeypatch: pytest.MonkeyPatch):
+    """So a socket that steers without end is read slowly; a refused steering counts too."""
+    counted: list[int] = []
+    monkeypatch.setattr("app.routes.frame_pace.FramePace.count_events", lambda self, number: counted.append(number))
+    socket.send("response.steer", previous_response_id="resp_x", input="hi")
+    socket.until("response.steer.failed")
+    assert counted == [STEER_EVENTS]
 
 
 def test_a_steered_response_that_cannot_be_continued_returns_the_input(socket, monkeypatch: pytest.MonkeyPatch):
