@@ -7,17 +7,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from openai.types.responses import ResponseSteerAcceptedEvent, ResponseSteerFailedEvent
+from openai.types.responses import ResponseSteerAcceptedEvent, ResponseSteerFailedEvent, ResponseSteerPendingEvent
 from openai.types.responses.responses_server_event import ResponsesServerEvent
 from pydantic import TypeAdapter
 from starlette.testclient import TestClient, WebSocketDenialResponse
 
+from app.admission.body_budget import BodyBudget
 from app.admission.tenants import tenant_of_key
 from app.conversations.connection_memory import MAX_LANES
 from app.conversations.memory_store import MemoryStore
 from app.conversations.shelf import Limits
-from app.protocols.responses_events import TYPES
-from app.routes.responses_lane import MAX_STEERS, STEER_EVENTS
+from app.protocols.responses_events import TYPES, ResponseCreate, ResponseSteer
+from app.routes.responses_lane import MAX_STEERS, STEER_EVENTS, Steer, Turn
 from app.routes.responses_session import MAX_RESPONSES
 from tests.app.routes.test_http import make, ready
 from tests.app.routes.test_responses import BODY, RESPONSES, events
@@ -297,6 +298,26 @@ def test_a_flood_of_steers_is_bounded(http, socket, monkeypatch: pytest.MonkeyPa
     assert [event["steer"]["input"] for event in failed] == [f"message {number}" for number in range(MAX_STEERS)]
 
 
+def test_input_waits_for_the_outputs_of_calls(http, socket, monkeypatch: pytest.MonkeyPatch):
+    """A response with calls is completed, and the request in its lane that continues it has the input too."""
+    monkeypatch.setattr("app.generation.generation.Generation.is_calling", True)
+    monkeypatch.setattr("app.routes.responses_lane.Turn.finish", "tool_calls")
+    socket.send(input="hi", max_output_tokens=100, stream_id="a")
+    given = socket.until("response.output_text.delta")[0]["response"]["id"]
+    socket.send("response.steer", previous_response_id=given, input="shorter")
+    found = socket.until("response.steer.pending")
+    pending = ResponseSteerPendingEvent.model_validate(found[-1], strict=True)
+    accepted = next(event for event in found if event["type"] == "response.steer.accepted")
+    assert (pending.steer.id, pending.reason) == (accepted["steer"]["id"], "waiting_for_required_input")
+    assert "response.incomplete" in [event["type"] for event in found]
+    texts = []
+    for stream_id in ("b", "a", "a"):
+        continued = socket.create(previous_response_id=given, stream_id=stream_id, input="go on")
+        items = http.get(f"{RESPONSES}/{continued['id']}/input_items?order=asc").json()["data"]
+        texts.append([item["content"][0]["text"] for item in items])
+    assert texts == [["go on"], ["shorter", "go on"], ["go on"]]
+
+
 def test_steering_counts_as_many_events(socket, monkeypatch: pytest.MonkeyPatch):
     """So a socket that steers without end is read slowly; a refused steering counts too."""
     counted: list[int] = []
@@ -385,3 +406,16 @@ def test_a_response_continues_after_its_connection_if_asked(http):
         given = socket.begin()
     assert http.get(f"{RESPONSES}/{given}").json()["status"] == "in_progress"
     assert http.post(f"{RESPONSES}/{given}/cancel").json()["status"] == "cancelled"
+
+
+async def test_input_is_inserted_after_outputs_of_calls():
+    """Chat templates need outputs directly after their calls."""
+    create = ResponseCreate(
+        type="response.create",
+        input=[{"type": "function_call_output", "call_id": "c", "output": "18"}, {"role": "user", "content": "go on"}],
+    )
+    memory = BodyBudget(1, 1).memory("anna")
+    turn = Turn(create, "", 0, memory)
+    event = ResponseSteer(type="response.steer", previous_response_id="resp_1", input="shorter")
+    turn.with_steers([Steer(event, 0, memory)])
+    assert [getattr(item, "content", "18") for item in turn.body.items] == ["18", "shorter", "go on"]
