@@ -251,11 +251,11 @@ class ResponsesSession:
     async def _with_origin(self, request: GenerationRequest, turn: Turn) -> GenerationRequest:
         """Return a request that may continue after a restart of the server with the body that it is made from."""
         body = turn.body
-        if not self.resume_seconds or self.service.journal is None or not body.is_self_contained or not turn.text:
+        if not self.resume_seconds or self.service.state_file is None or not body.is_self_contained or not turn.text:
             return request
         text = turn.text
         content = body_of(text) if len(text) <= MAX_INLINE_BYTES else await asyncio.to_thread(body_of, text)
-        return replace(request, origin=Origin(ResponsesRequest.__name__, content, self.resume_seconds, "", b""))
+        return replace(request, origin=Origin(ResponsesRequest.__name__, content, self.resume_seconds))
 
     async def _stream(self, lane: Lane, turn: Turn) -> None:
         """Send the events of a response during generation."""

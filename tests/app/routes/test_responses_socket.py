@@ -17,7 +17,9 @@ from app.admission.tenants import tenant_of_key
 from app.conversations.connection_memory import MAX_LANES
 from app.conversations.memory_store import MemoryStore
 from app.conversations.shelf import Limits
-from app.protocols.responses_events import TYPES, ResponseCreate, ResponseSteer
+from app.protocols.responses import ResponsesRequest
+from app.protocols.responses_events import TYPES, ResponseCreate, ResponseSteer, body_of
+from app.protocols.schema import parse
 from app.routes.responses_lane import MAX_STEERS, STEER_EVENTS, Steer, Turn
 from app.routes.responses_session import MAX_RESPONSES
 from tests.app.routes.test_http import make, ready
@@ -419,3 +421,10 @@ async def test_input_is_inserted_after_outputs_of_calls():
     event = ResponseSteer(type="response.steer", previous_response_id="resp_1", input="shorter")
     turn.with_steers([Steer(event, 0, memory)])
     assert [getattr(item, "content", "18") for item in turn.body.items] == ["18", "shorter", "go on"]
+
+
+def test_a_restarted_server_reads_the_body_of_a_frame():
+    """It is a body of POST /v1/responses, without the fields of the frame."""
+    frame = {"type": "response.create", "input": "hi", "seed": 3, "stream_id": "a", "event_id": "e", "generate": True}
+    body = parse(ResponsesRequest, body_of(json.dumps(frame)))
+    assert (body.input, body.seed, body.is_streamed) == ("hi", 3, True)
