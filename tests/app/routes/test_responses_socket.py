@@ -200,6 +200,8 @@ def test_the_memory_of_a_connection_is_bounded(http, socket):
     store = http.app.state.service.unstored
     for number in range(MAX_LANES + 4):
         socket.create(store=False, stream_id=str(number))
+    socket.send("response.nonsense")
+    socket.until("error")  # the last lane has ended, which its last event precedes
     assert store.usage()["responses"].records == MAX_LANES
     http.app.state.service.unstored = small = MemoryStore(Limits(records=100, bytes=20_000))
     try:
