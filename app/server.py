@@ -59,6 +59,7 @@ from app.routes import (
     parse_stream_id,
     realtime,
     requests,
+    responses_socket,
     streams,
 )
 from app.routes import text as text_routes
@@ -149,7 +150,7 @@ def create_app(
             Route("/v1/messages", anthropic.create_message, methods=["POST"]),
             Route("/v1/messages/count_tokens", anthropic.count_tokens, methods=["POST"]),
             Route("/v1/responses", openai_responses.create_response, methods=["POST"]),
-            WebSocketRoute("/v1/responses", openai_responses.refuse_websocket),
+            WebSocketRoute("/v1/responses", responses_socket.responses_socket),
             Route("/v1/responses/input_tokens", openai_responses.count_input_tokens, methods=["POST"]),
             Route("/v1/responses/{response_id}", openai_responses.response_by_id, methods=["GET", "DELETE"]),
             Route("/v1/responses/{response_id}/cancel", openai_responses.cancel_response, methods=["POST"]),
@@ -294,7 +295,7 @@ def _collect(service: Service, logs: LogWriter | None, connections: ConnectionLi
     registry.register(IdempotencyCollector(service.idempotent, model))
     registry.register(KeptSessionCollector(service.sessions, model))
     registry.register(LogCollector(logs))
-    registry.register(StoredRecordsCollector(service.store, model))
+    registry.register(StoredRecordsCollector(service.store, service.unstored, model))
     registry.register(ConnectionCollector(connections, model))
     registry.register(RefusedKeysCollector(service.refused_keys, model))
     if service.metering is not None:

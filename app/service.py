@@ -26,6 +26,7 @@ from app.admission.thread_queue import Caller
 from app.admission.websocket_limits import WebSocketLimits
 from app.conversations.memory_store import MemoryStore
 from app.conversations.saves import Saves
+from app.conversations.shelf import Limits
 from app.conversations.store import ConversationStore
 from app.engine_client.client import EngineClient, EngineState, EngineUnavailable
 from app.engine_client.grammar_checker import GrammarChecker
@@ -92,6 +93,8 @@ class Service:
     bodies: BodyBudget = field(init=False)
     refused_keys: RefusedKeys = field(default_factory=lambda: RefusedKeys(time.monotonic))
     store: ConversationStore = field(default_factory=MemoryStore)
+    # responses that only their connection can continue
+    unstored: MemoryStore = field(default_factory=lambda: MemoryStore(Limits(records=10_000)))
     saves: Saves = field(default_factory=Saves)
     _running: int = 0  # choices of requests that have received a slot and have not ended
 

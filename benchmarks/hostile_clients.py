@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -36,6 +37,7 @@ from benchmarks.hostile_bodies import (
     words,
 )
 from benchmarks.hostile_replies import CONTINUATION, PING, PONG, RECEIVE_BYTES, TEXT, HttpReply, Reply, WebSocketReply
+from benchmarks.hostile_steers import steer
 
 HOST = "127.0.0.1"
 DEMO_MODEL = demo_model()
@@ -72,10 +74,10 @@ def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-def handshake(port: int) -> bytes:
-    """Return the request that opens /v1/realtime."""
+def handshake(port: int, path: str = "/v1/realtime") -> bytes:
+    """Return the request that opens a WebSocket."""
     return (
-        f"GET /v1/realtime HTTP/1.1\r\nHost: {HOST}:{port}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        f"GET {path} HTTP/1.1\r\nHost: {HOST}:{port}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
         "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
     ).encode()
 
@@ -125,18 +127,26 @@ def repeat(connect: Callable[[], tuple[str, int]], deadline: float) -> Outcomes:
     return +outcomes
 
 
-def flood_socket(cycle: bytes, opening: bytes = b"") -> Attack:
+def flood_socket(cycle: bytes, opening: bytes = b"", path: str = "/v1/realtime") -> Attack:
     """Return an attack that sends frames at full speed on one WebSocket, reopening it when it is closed."""
     cycle *= max(1, CYCLE_BYTES // len(cycle))
 
     def attack(port: int, deadline: float) -> Outcomes:
         def connect() -> tuple[str, int]:
             reply = WebSocketReply()
-            return exchange(port, handshake(port) + opening, cycle, reply, deadline), reply.messages
+            return exchange(port, handshake(port, path) + opening, cycle, reply, deadline), reply.messages
 
         return repeat(connect, deadline)
 
     return attack
+
+
+def lanes(number: int) -> Attack:
+    """Return an attack that begins endless responses in that many lanes, again and again."""
+    fields = {"input": "Tell me a story.", "max_output_tokens": 2000, "store": False}
+    return flood_socket(
+        b"".join(event("response.create", stream_id=str(lane), **fields) for lane in range(number)), path=RESPONSES
+    )
 
 
 def retrieve(items: int, characters: int) -> Attack:
@@ -288,6 +298,12 @@ CASES = {
     "unknown-events": Case("unknown realtime events", lambda: flood_socket(event("unknown"))),
     "retrieve": Case("conversation.item.retrieve among 1,024 items", lambda: retrieve(1024, 10)),
     "retrieve-large": Case("conversation.item.retrieve of items of 1 MB", lambda: retrieve(4, 1_000_000)),
+    "lanes": Case("endless responses in 1,000 lanes of a WebSocket", lambda: lanes(1000)),
+    "steers": Case(
+        "responses that are steered as soon as they begin, of another key",
+        lambda: partial(steer, key=FLOOD_KEY),
+        options=WITH_KEYS,
+    ),
     "parts": Case("bodies of 2,200 messages of 60 parts", lambda: post(CHAT, many_parts(2200, 60))),
     "parts-allowed": Case("bodies of 60 messages of 60 parts", lambda: post(CHAT, many_parts(60, 60))),
     "tokenize": Case("3.9 MB to /tokenize", lambda: post("/tokenize", text_body(words(3_900_000)))),

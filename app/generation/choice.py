@@ -152,9 +152,14 @@ class ChoiceOutput:
             for part, start, end in zip(parts, starts, ends, strict=True)
         ]
 
-    def abort(self) -> list[Delta]:
+    @property
+    def is_calling(self) -> bool:
+        """Return whether the output has a tool call, or ends inside of one."""
+        return self._has_calls or (self._parser is not None and self._parser.is_inside_call)
+
+    def abort(self, reason: str) -> list[Delta]:
         """End the choice. Return output that was held back because it might have begun a stop string or a tag."""
-        self.finish_reason = "abort"
+        self.finish_reason = reason
         held = self._deltas(-1, self._stops.flush(), is_whole=False)
         return [delta for delta in held if delta.text or delta.reasoning or delta.calls]
 

@@ -236,12 +236,19 @@ class Generation:
         if status is not None and (self.log.status is None or status_view(status) != status_view(self.log.status)):
             self.log.status = status
 
-    def cancel(self) -> None:
-        """Stop now: slot and pages are free before the engine's next step."""
+    @property
+    def is_calling(self) -> bool:
+        """Return whether a choice has a tool call, or ends inside of one."""
+        return any(choice.is_calling for choice in self._choices)
+
+    def cancel(self, reason: str = "abort") -> None:
+        """Stop now: slot and pages are free before the engine's next step. reason: of the choices' end, `steered` if
+        another answer goes on from this one.
+        """
         self._client.abort(self.request.id)
         for choice in self._choices:
             if not self.log.is_closed:
-                self._abort(choice)
+                self._abort(choice, reason)
         self.log.notify()
 
     def fail(self, message: str, code: str, param: str | None = None) -> None:
@@ -322,11 +329,11 @@ class Generation:
             for delta in choice.echo(prompt_infos):
                 self.log.append(delta)
 
-    def _abort(self, choice: ChoiceOutput) -> None:
+    def _abort(self, choice: ChoiceOutput, reason: str = "abort") -> None:
         if choice.is_finished:
             return
         self._open(choice)
-        for held in choice.abort():
+        for held in choice.abort(reason):
             self.log.append(held)
         self._on_choice_finished(choice)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
@@ -10,10 +11,13 @@ from app.admission.body_budget import FREE_BYTES, BodyMemory
 from app.errors import ApiError
 
 MESSAGE_MEMORY = "carousel.message_memory"  # scope extension of the application: makes the memory of one message
+# Scope extension with one function: detach() returns the memory of the message that the application handles, if it has
+# any, for an application that goes on with the message after it has asked for the next one.
+HANDLED_MEMORY = "carousel.handled_memory"
 
 
 class MessageMemory:
-    """Memory of the message that arrives, of one that the application has not taken, and of one that it handles."""
+    """Memory of the message that arrives, of those that the application has not taken, and of one that it handles."""
 
     def __init__(
         self,
@@ -29,9 +33,10 @@ class MessageMemory:
         self._on_refused = on_refused
         self._received = 0  # bytes of the message that arrives
         self._arriving: BodyMemory | None = None
-        self._queued: BodyMemory | None = None
+        self._queued: deque[BodyMemory | None] = deque()  # of each message that the application has not taken
         self._handled: BodyMemory | None = None
         self._waiting: asyncio.Task[None] | None = None
+        extensions[HANDLED_MEMORY] = {"detach": self.detach_handled}
 
     @property
     def is_waiting(self) -> bool:
@@ -49,11 +54,12 @@ class MessageMemory:
         """Count the message that has arrived as one that the application can take."""
         if self._arriving is not None:
             self._arriving.keep(self._received)
-        self._queued, self._arriving, self._received = self._arriving, None, 0
+        self._queued.append(self._arriving)
+        self._arriving, self._received = None, 0
 
     def take(self) -> None:
-        """Count the message as one that the application handles."""
-        self._handled, self._queued = self._queued, None
+        """Count the oldest message as one that the application handles."""
+        self._handled = self._queued.popleft() if self._queued else None
 
     def release_handled(self) -> None:
         """Return the memory of the message that the application has handled."""
@@ -61,11 +67,16 @@ class MessageMemory:
             self._handled.keep(0)
             self._handled = None
 
+    def detach_handled(self) -> BodyMemory | None:
+        """Return the memory of the message that the application handles, which the caller must return."""
+        memory, self._handled = self._handled, None
+        return memory
+
     def close(self) -> None:
         """Return all memory."""
         if self._waiting is not None:
             self._waiting.cancel()
-        for memory in (self._arriving, self._queued, self._handled):
+        for memory in (self._arriving, *self._queued, self._handled):
             if memory is not None:
                 memory.keep(0)
 

@@ -325,10 +325,13 @@ class IdempotencyCollector(Collector):
 
 
 class StoredRecordsCollector(Collector):
-    """Reads the content of the store of responses, conversations and chat completions."""
+    """Reads the content of the store of responses, conversations and chat completions, and the responses that only
+    their connections can continue.
+    """
 
-    def __init__(self, store: ConversationStore, model: str) -> None:
+    def __init__(self, store: ConversationStore, unstored: ConversationStore, model: str) -> None:
         self._store = store
+        self._unstored = unstored
         self._model = model
 
     def collect(self) -> Iterator[Metric]:
@@ -337,7 +340,8 @@ class StoredRecordsCollector(Collector):
         size = GaugeMetricFamily("carousel:stored_bytes", "Bytes that count for stored records.", labels=labels)
         text = "Records dropped early, because all had too many or too large ones."
         evicted = CounterMetricFamily("carousel:stored_records_evicted", text, labels=labels)
-        for kind, usage in self._store.usage().items():
+        kinds = {**self._store.usage(), "connection_responses": self._unstored.usage()["responses"]}
+        for kind, usage in kinds.items():
             records.add_metric([self._model, kind], usage.records)
             size.add_metric([self._model, kind], usage.bytes)
             evicted.add_metric([self._model, kind], usage.evicted)

@@ -305,6 +305,11 @@ class ResponsesRequest(PromptFields, SamplingFields):
         return bool(self.background)
 
     @property
+    def has_output(self) -> bool:
+        """Return whether an answer is wanted, and not only that its prompt is prepared."""
+        return True
+
+    @property
     def is_stored(self) -> bool:
         """Return whether the response can be read and continued later."""
         return self.store is not False
@@ -365,4 +370,4 @@ class ResponsesRequest(PromptFields, SamplingFields):
             "top_p": sampling["top_p"],
             "user": self.user,
         }
-        return ResponsesEncoder(ResponseHead(head, fields, names_in_namespaces(self.tools or [])))
+        return ResponsesEncoder(ResponseHead(head, fields, names_in_namespaces(self.tools or []), self.has_output))

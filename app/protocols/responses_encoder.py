@@ -44,21 +44,30 @@ class ResponsesEncoder:
 
     def opening(self, log: StreamLog) -> bytes:
         """Return the events before the first record."""
-        return _blocks(self._head.opening(log, self._first))
+        return _blocks(self.opening_events(log))
+
+    def opening_events(self, log: StreamLog) -> list[Event]:
+        """Return the events before the first record, without a format."""
+        return self._head.opening(log, self._first)
 
     def encode(self, log: StreamLog, items: list[Item]) -> bytes:
         """Return the events of some items."""
         blocks = []
         for item in items:
             if isinstance(item, LogEntry):
-                output = self._output
-                if output is None or output.records != item.seq - 1:
-                    output = self._output = self._output_before(log, item.seq)
-                blocks.append(_blocks(output.advance(item.record)))
-                self._keep_checkpoint(output)
+                blocks.append(_blocks(self.events(log, item)))
             elif self._has_status:
                 blocks.append(self.wire.status(item))
         return blocks[0] if len(blocks) == 1 else b"".join(blocks)
+
+    def events(self, log: StreamLog, entry: LogEntry) -> list[Event]:
+        """Return the events of a record, without a format."""
+        output = self._output
+        if output is None or output.records != entry.seq - 1:
+            output = self._output = self._output_before(log, entry.seq)
+        events = output.advance(entry.record)
+        self._keep_checkpoint(output)
+        return events
 
     def body(self, log: StreamLog, n: int) -> dict[str, Any]:
         """Return the response, complete. Raises `ApiError` if it failed."""

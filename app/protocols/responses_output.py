@@ -19,7 +19,14 @@ from app.streams.stream_log import ChoiceFinished, Delta, Failure, Record, Strea
 
 OPENING = ("response.created", "response.in_progress")  # events before the first record
 MAX_REPEATED_LOGPROBS = 4096  # log-probabilities of a text that a stream repeats at its end; it takes about 10 ms
-STATUSES = {"stop": "completed", "tool_calls": "completed", "length": "incomplete", "abort": "cancelled"}
+STATUSES = {
+    "stop": "completed",
+    "tool_calls": "completed",
+    "length": "incomplete",
+    "abort": "cancelled",
+    "steered": "incomplete",
+}
+INCOMPLETE_REASONS = {"length": "max_output_tokens", "steered": "steered"}
 
 _encode = msgspec.json.Encoder().encode
 
@@ -37,12 +44,13 @@ class ResponseHead:
     """Properties of a response that are known when it is queued.
 
     request: its fields that repeat the request. namespaces: namespace and name of functions by the names that the model
-    calls.
+    calls. has_output: False for a request that only prepares its prompt.
     """
 
     answer: AnswerHead
     request: dict[str, Any]
     namespaces: Mapping[str, tuple[str, str]]
+    has_output: bool = True
 
     def view(
         self,
@@ -51,8 +59,9 @@ class ResponseHead:
         output: list[dict[str, Any]],
         usage: Usage | None = None,
         failure: Failure | None = None,
+        reason: str = "",
     ) -> dict[str, Any]:
-        """Return the response in the protocol's format."""
+        """Return the response in the protocol's format. reason: of its end, as in the log."""
         is_completed = status == "completed" and log.completed is not None
         return {
             "id": f"resp_{log.id}",
@@ -61,7 +70,7 @@ class ResponseHead:
             "completed_at": int(log.completed or 0) if is_completed else None,
             "status": status,
             "error": None if failure is None else _response_error(failure),
-            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "incomplete_details": {"reason": INCOMPLETE_REASONS[reason]} if status == "incomplete" else None,
             "model": self.answer.model,
             "service_tier": self.answer.tier,
             "output": output,
@@ -145,7 +154,7 @@ class ResponseOutput:
         if self._item is not None:
             is_growing = self._failure is None and not self._reason
             output = [*output, self._view(self._item, "in_progress" if is_growing else "incomplete")]
-        return self._head.view(self._log, self.status, output, self._usage, self._failure)
+        return self._head.view(self._log, self.status, output, self._usage, self._failure, self._reason)
 
     def advance(self, record: Record) -> list[Event]:
         """Add the next record of the log. Return its events from number `first` on."""
@@ -179,8 +188,11 @@ class ResponseOutput:
                 self._grow(item, piece.arguments)
 
     def _finish(self, reason: str) -> None:
+        if not self._head.has_output:
+            self._reason = "stop"
+            return
         self._reason = reason
-        if self._item is None and not self.items and reason != "abort":
+        if self._item is None and not self.items and reason not in ("abort", "steered"):
             self._open(MESSAGE)  # clients expect at least one item
         self._close("completed" if STATUSES[reason] == "completed" else "incomplete")
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import NoReturn
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.websockets import WebSocket
 
 from app.admission.thread_queue import Caller
 from app.conversations.store import StoredResponse
@@ -24,6 +22,7 @@ from app.routes.listing import page
 from app.routes.responses import respond_now, stream, stream_headers
 from app.routes.stored_context import complete_prompt, complete_response
 from app.routes.text import Arrived, answer, expects_status
+from app.service import Service
 from app.streams.stream_log import CursorError
 from app.streams.timeline import IntakeTimeline
 
@@ -71,7 +70,7 @@ async def _delete(request: Request) -> Response:
         live[0].cancel()
         service.registry.remove(live[0])
     elif not was_stored:
-        raise _not_found(given)
+        raise response_not_found(given)
     return JSONResponse({"id": given, "object": "response", "deleted": True})
 
 
@@ -90,7 +89,7 @@ async def input_items(request: Request) -> Response:
     owner, given = authenticate_request(request).owner, request.path_params["response_id"]
     record = await get_service(request).store.response(given, owner)
     if record is None:
-        raise _not_found(given)
+        raise response_not_found(given)
     return page(request, record.input, "desc")
 
 
@@ -110,16 +109,15 @@ async def count_input_tokens(request: Request) -> Response:
     return with_ignored_tools(request, response, parsed.ignored_tools)
 
 
-async def refuse_websocket(socket: WebSocket) -> NoReturn:
-    """Refuse a WebSocket to /v1/responses before the upgrade."""
-    raise ApiError(404, "/v1/responses is served over HTTP only; /v1/realtime is a WebSocket", code="http_only")
-
-
 def _live(request: Request) -> tuple[Generation, ResponsesEncoder] | None:
     """Return the client's own response and its encoder; None if its stream is not kept."""
-    owner, given = authenticate_request(request).owner, request.path_params["response_id"]
+    return live_response(get_service(request), authenticate_request(request).owner, request.path_params["response_id"])
+
+
+def live_response(service: Service, owner: str, given: str) -> tuple[Generation, ResponsesEncoder] | None:
+    """Return an owner's response by its id, with its encoder; None if its stream is not kept."""
     try:
-        generation = get_service(request).registry.get(parse_stream_id(given), owner)
+        generation = service.registry.get(parse_stream_id(given), owner)
     except CursorError as error:
         if error.status == 503:
             raise restoring(error) from None
@@ -135,7 +133,7 @@ async def _stored(request: Request) -> StoredResponse:
     await service.saves.settled(given)
     record = await service.store.response(given, owner)
     if record is None or not record.has_ended:
-        raise _not_found(given)
+        raise response_not_found(given)
     return record
 
 
@@ -156,6 +154,7 @@ def _flag(request: Request, name: str) -> bool:
     return value == "true"
 
 
-def _not_found(given: str) -> ApiError:
+def response_not_found(given: str) -> ApiError:
+    """Return the error (404) for a response that does not exist or has another owner."""
     message = f"response {given[:80]!r} does not exist or has expired"
     return ApiError(404, message, param="response_id", code="response_not_found")

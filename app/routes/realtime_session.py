@@ -9,13 +9,11 @@ import asyncio
 import secrets
 import sys
 import time
-from collections.abc import Awaitable, Callable, Collection
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from app.admission.cell_rate import CellRate
 from app.admission.kept_sessions import KEEP_SECONDS
 from app.admission.tenants import Tenant
 from app.admission.thread_queue import Caller
@@ -54,7 +52,9 @@ from app.protocols.realtime_output import MAX_OUTPUT_ITEMS, OutputStart, Respons
 from app.protocols.realtime_response import RealtimeResponse
 from app.protocols.realtime_saved import RealtimeRequest, SessionSaver, output_start
 from app.routes import log_ignored_tools
+from app.routes.frame_pace import FramePace
 from app.routes.realtime_prompt import response_prompt
+from app.routes.socket_loop import Send, Write, cancel_all
 from app.service import Service, new_stream_id
 from app.store.entries import Origin
 from app.streams.tail import stream_chunks
@@ -64,13 +64,7 @@ if TYPE_CHECKING:
     from app.store.sessions import SavedResponse, SessionRecorder
 
 MAX_RESPONSES = 8  # in progress at once, out-of-band ones included
-MAX_EVENTS_PER_SECOND = 100  # of one socket, after a burst of `MAX_BURST`
-MAX_BURST = 100
-BYTES_PER_EVENT = 16 << 10  # received or sent bytes that count as one further event
 ITEM_BYTES = 512  # of an item without its text
-
-Send = Callable[[bytes], Awaitable[None]]
-Write = Callable[[list[bytes]], bool]
 
 
 @dataclass
@@ -93,9 +87,7 @@ class Session:
     _writing: str | None = None  # the response that writes to the conversation
     _event_prefix: str = field(default_factory=lambda: f"{new_id('event')}_")
     _event_numbers: count[int] = field(default_factory=count)
-    _rate: CellRate = field(default_factory=lambda: CellRate(MAX_EVENTS_PER_SECOND, MAX_BURST - 1))
-    # time of the last frame, or of the end of the last response
-    _active_at: float = field(default_factory=time.monotonic)
+    _pace: FramePace = field(default_factory=FramePace)
     client_stalled: asyncio.Event = field(default_factory=asyncio.Event)  # set when the client accepts no more data
     is_announced: bool = False  # its client knows its id, and may come back
     displaced: asyncio.Event = field(default_factory=asyncio.Event)  # set when its client has another connection
@@ -143,6 +135,22 @@ class Session:
         self.displaced.set()
         await self._released.wait()
 
+    async def ended(self) -> str:
+        """Return when the client accepts no more data, or has another connection."""
+        waiting = [asyncio.ensure_future(event.wait()) for event in (self.client_stalled, self.displaced)]
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waiting:
+                each.cancel()
+        return "The session was taken up by another connection." if self.displaced.is_set() else ""
+
+    def release(self, *, is_lost: bool) -> None:
+        """Keep the session for a client that has only lost its connection, which may come back; else end it."""
+        is_lost |= self.displaced.is_set()
+        is_lost |= self.service.draining and self.service.state_file is not None  # taken up after the restart
+        self.service.sessions.release(self, keeps=is_lost and self.is_announced)
+
     async def detach(self) -> None:
         """Stop sending, because the connection has ended. Responses go on without a reader for a while."""
         tasks = [response.task for response in self._responses.values() if response.task is not None]
@@ -155,7 +163,7 @@ class Session:
         """Continue over another connection."""
         self.tenant, self.send, self.write, self.request_id = tenant, send, write, request_id
         self.client_stalled, self.displaced, self._released = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self._active_at = time.monotonic()
+        self._pace.mark_active()
 
     def end(self) -> None:
         """End all responses. The session has no connection any more."""
@@ -170,11 +178,7 @@ class Session:
 
     async def handle_frame(self, text: str) -> None:
         """Handle one frame from the client. A refused frame gets an `error` event, and the session continues."""
-        self._active_at = time.monotonic()
-        if wait := self._rate.wait(self._active_at):
-            await asyncio.sleep(wait)
-        await self.service.pacer.wait_turn()
-        self._rate.spend(time.monotonic(), 1 + len(text) / BYTES_PER_EVENT)
+        await self._pace.wait_turn(len(text), self.service.pacer)
         try:
             if len(text) <= MAX_INLINE_BYTES:
                 event = parse_event(text)
@@ -195,7 +199,7 @@ class Session:
     @property
     def idle_seconds(self) -> float:
         """Return the time since the last frame of the client or the end of the last response; 0 during a response."""
-        return 0.0 if self._responses else time.monotonic() - self._active_at
+        return 0.0 if self._responses else self._pace.idle_seconds
 
     async def _handle(self, event: ClientEvent) -> None:
         match event:
@@ -360,7 +364,7 @@ class Session:
         self._stop_writing(response)
         self._saver.end(response, self.items)
         self._responses.pop(response.id, None)
-        self._active_at = time.monotonic()
+        self._pace.mark_active()
 
     def _stop_writing(self, response: RealtimeResponse) -> None:
         if self._writing == response.id:
@@ -375,23 +379,12 @@ class Session:
 
     async def _emit(self, kind: str, **content: Any) -> None:
         message = encode({"type": kind, "event_id": self._event_id(), **content})
-        self._rate.spend(time.monotonic(), len(message) / BYTES_PER_EVENT)
+        self._pace.count_sent(len(message))
         if not self.write([message]):
             await self.send(message)
 
     def _event_id(self) -> str:
         return f"{self._event_prefix}{next(self._event_numbers)}"
-
-
-async def cancel_all(tasks: Collection[asyncio.Task[None]]) -> None:
-    """Cancel tasks, and wait until they have ended or failed."""
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        done, _ = await asyncio.wait(tasks)
-        for task in done:
-            if not task.cancelled():
-                task.exception()  # marks it as read, so that asyncio does not log it
 
 
 def new_id(prefix: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-from app.conversations.store import StoredItem, StoredResponse
+from app.conversations.store import ConversationStore, StoredItem, StoredResponse
 from app.errors import ApiError
 from app.http.json_body import MAX_INLINE_BYTES
 from app.protocols.responses import PromptFields, ResponsesRequest
@@ -35,11 +35,14 @@ async def complete_response(arrived: Arrived[ResponsesRequest]) -> ResponsesRequ
     """
     service, tenant, body = arrived.service, arrived.tenant, arrived.body
     context, request, stored = await _completed(arrived)
+    store, owner = service.store, tenant.owner
     if not body.is_stored:
-        return request
+        if arrived.connection is None:
+            return request
+        store, owner = arrived.connection.store, arrived.connection.owner
     record = StoredResponse(
         id="",
-        owner=tenant.owner,
+        owner=owner,
         tenant=tenant.id,
         created=0.0,
         previous_id=body.previous_response_id,
@@ -47,7 +50,7 @@ async def complete_response(arrived: Arrived[ResponsesRequest]) -> ResponsesRequ
         input=stored,
     )
     history = context.history if body.previous_response_id is not None else ()
-    return request.observed_by(ResponseObserver(service.store, service.saves, record, history))
+    return request.observed_by(ResponseObserver(store, service.saves, record, history))
 
 
 async def complete_prompt(arrived: Arrived[Fields]) -> Fields:
@@ -59,7 +62,7 @@ async def _completed(arrived: Arrived[Fields]) -> tuple[_Context, Fields, tuple[
     """Return the stored items of a request, the request with them, and the items of its input for the store."""
     service, body = arrived.service, arrived.body
     service.check_model(body.model)
-    history = await _history(service, body, arrived.tenant.owner)
+    history = await _history(arrived)
     context = _Context(history, await _references(service, body, arrived.tenant.owner))
     size = context.size
     if size > service.settings.max_body:
@@ -85,10 +88,14 @@ async def _completed(arrived: Arrived[Fields]) -> tuple[_Context, Fields, tuple[
     return context, *await service.prompts.body_queue.run(work, arrived.caller, size=total)
 
 
-async def _history(service: Service, body: PromptFields, owner: str) -> Sequence[StoredItem]:
+async def _history(arrived: Arrived[Fields]) -> Sequence[StoredItem]:
     """Return the items before the input. Raises `ApiError` if they are not stored."""
+    service, body, owner = arrived.service, arrived.body, arrived.tenant.owner
     if body.previous_response_id is not None:
-        return await _chain(service, body.previous_response_id, owner)
+        sources: list[tuple[ConversationStore, str]] = [(service.store, owner)]
+        if arrived.connection is not None:
+            sources.append((arrived.connection.store, arrived.connection.owner))
+        return await _chain(service, body.previous_response_id, sources)
     if body.conversation_id is None:
         return ()
     await service.saves.settled(body.conversation_id)
@@ -98,12 +105,16 @@ async def _history(service: Service, body: PromptFields, owner: str) -> Sequence
     return conversation.items
 
 
-async def _chain(service: Service, previous_id: str, owner: str) -> Sequence[StoredItem]:
-    """Return the items of a response and of those before it."""
+async def _chain(
+    service: Service, previous_id: str, sources: Sequence[tuple[ConversationStore, str]]
+) -> Sequence[StoredItem]:
+    """Return the items of a response and of those before it. sources: stores, each with the owner of the response."""
     param = "previous_response_id"
     await service.saves.settled(previous_id)
-    previous = await service.store.response(previous_id, owner)
-    if previous is None:
+    for store, owner in sources:
+        if (previous := await store.response(previous_id, owner)) is not None:
+            break
+    else:
         raise _unknown_previous(previous_id)
     if not previous.has_ended:
         message = f"previous_response_id: response {previous_id!r} is in progress; wait until it has ended"
@@ -114,7 +125,7 @@ async def _chain(service: Service, previous_id: str, owner: str) -> Sequence[Sto
             "send conversation instead"
         )
         raise ApiError(400, message, param=param, code="invalid_value")
-    items = await service.store.history(previous)
+    items = await store.history(previous)
     if items is None:
         raise _unknown_previous(previous_id)
     return items

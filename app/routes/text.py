@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Generic, TypeVar
 
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
 
 from app.admission.body_budget import BodyMemory
 from app.admission.tenants import Tenant
 from app.admission.thread_queue import Caller
+from app.conversations.connection_memory import ConnectionMemory
 from app.errors import ApiError
 from app.generation.generation import Generation
 from app.generation.idempotency import MAX_KEY_CHARACTERS, RETRY_SECONDS
@@ -43,7 +44,11 @@ async def text_completions(request: Request) -> Response:
 
 @dataclass(frozen=True, slots=True)
 class Arrived(Generic[Body]):
-    """A valid request with its owner. size: bytes of its body. memory: reserved for it until its prompt is made."""
+    """A valid request with its owner.
+
+    size: bytes of its body. memory: reserved for it until its prompt is made. connection: keeps the responses that are
+    not stored, if the request came over one that does.
+    """
 
     body: Body
     size: int
@@ -51,6 +56,7 @@ class Arrived(Generic[Body]):
     tenant: Tenant
     intake: IntakeTimeline
     memory: BodyMemory
+    connection: ConnectionMemory | None = None
 
     @property
     def caller(self) -> Caller:
@@ -109,7 +115,7 @@ async def _start(
         service.check_loaded()
         return JSONResponse({"model": service.settings.model_name} | instant)
     key = _idempotency_key(request)
-    resume_seconds = _resume_seconds(request)
+    resume_seconds = resume_seconds_of(request)
     header = "X-Carousel-Resume" if resume_seconds else "Idempotency-Key"
     grace = max(resume_seconds, RETRY_SECONDS if key else 0.0)
     requests = parsed.generation_requests(grace, header)
@@ -160,9 +166,9 @@ def _idempotency_key(request: Request) -> str | None:
     return key
 
 
-def _resume_seconds(request: Request) -> float:
+def resume_seconds_of(connection: HTTPConnection) -> float:
     """Return the seconds for which an answer continues without a reader (`X-Carousel-Resume`). Raises `ApiError`."""
-    value = request.headers.get("x-carousel-resume")
+    value = connection.headers.get("x-carousel-resume")
     if value is None:
         return 0.0
     if not (value.isascii() and value.isdigit() and len(value) < 6):

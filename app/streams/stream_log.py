@@ -68,7 +68,9 @@ class PromptInfos(msgspec.Struct, frozen=True):
 
 
 class ChoiceFinished(msgspec.Struct, frozen=True):
-    """End of a choice. reason: stop, tool_calls, length or abort. stop: the stop string that ended it, if any."""
+    """End of a choice. reason: stop, tool_calls, length, abort or steered. stop: the stop string that ended it, if
+    any.
+    """
 
     choice: int
     reason: str

@@ -19,6 +19,9 @@ AI_SDK = (
 )
 ANTHROPIC_NPM = ("@anthropic-ai/sdk@1.14.0", "zod@4.6.7")
 OPENAI_PYTHON = ("openai==3.57.0",)
+OPENAI_REALTIME = ("openai[realtime]==3.57.0",)
+LIVEKIT = ("livekit-plugins-openai==1.8.9", "livekit-agents==1.8.9")
+PIPECAT = ("pipecat-ai==1.14.0",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +60,13 @@ CLIENTS = (
     Client("openai-python, chat", "openai-python", OPENAI_PYTHON, "openai_chat.py", in_ci=True),
     Client("openai-python, responses", "openai-python", OPENAI_PYTHON, "openai_responses.py", in_ci=True),
     Client(
-        "openai-python, realtime", "openai-realtime", ("openai[realtime]==3.57.0",), "openai_realtime.py", in_ci=True
+        "openai-python, responses by WebSocket",
+        "openai-realtime",
+        OPENAI_REALTIME,
+        "openai_responses_socket.py",
+        in_ci=True,
     ),
+    Client("openai-python, realtime", "openai-realtime", OPENAI_REALTIME, "openai_realtime.py", in_ci=True),
     Client("openai-python, completions", "openai-python", OPENAI_PYTHON, "openai_completions.py", in_ci=True),
     Client("anthropic", "anthropic", ("anthropic==2.14.0",), "anthropic_messages.py", in_ci=True),
     Client("openai (npm)", "openai-npm", ("openai@7.59.0", "zod@4.6.7"), "openai_node.mjs", in_ci=True),
@@ -83,13 +91,14 @@ CLIENTS = (
         ("@openai/agents-realtime@0.20.0", "@openai/agents-core@0.20.0", "zod@4.6.7"),
         "agents_realtime.mjs",
     ),
-    Client(
-        "LiveKit agents, realtime",
-        "livekit",
-        ("livekit-plugins-openai==1.8.9", "livekit-agents==1.8.9"),
-        "livekit_realtime.py",
-    ),
-    Client("pipecat, realtime", "pipecat", ("pipecat-ai==1.14.0",), "pipecat_realtime.py"),
+    Client("LiveKit agents, realtime", "livekit", LIVEKIT, "livekit_realtime.py"),
+    Client("LiveKit agents, chat", "livekit", LIVEKIT, "livekit_llm.py", ("chat",)),
+    Client("LiveKit agents, responses", "livekit", LIVEKIT, "livekit_llm.py", ("responses",)),
+    Client("LiveKit agents, responses by WebSocket", "livekit", LIVEKIT, "livekit_llm.py", ("socket",)),
+    Client("pipecat, realtime", "pipecat", PIPECAT, "pipecat_realtime.py"),
+    Client("pipecat, chat", "pipecat", PIPECAT, "pipecat_llm.py", ("chat",)),
+    Client("pipecat, responses", "pipecat", PIPECAT, "pipecat_llm.py", ("responses",)),
+    Client("pipecat, responses by WebSocket", "pipecat", PIPECAT, "pipecat_llm.py", ("socket",)),
     Client("smolagents", "smolagents", ("smolagents[openai]==1.26.0",), "smolagents_model.py"),
     Client("DSPy", "dspy", ("dspy==3.4.1",), "dspy_predict.py"),
     Client("llm", "llm", ("llm==0.36",), "llm_command.py"),

@@ -24,7 +24,7 @@ from tests.limits import HANG_SECONDS
     [
         ("/v1/realtime", "https://evil.example", 403),
         ("/v1/realtime", None, 401),
-        ("/v1/responses", None, 404),
+        ("/v1/responses", None, 401),
         ("/v1/nothing", None, 404),
         ("/static/js/chat.js", None, 403),
     ],

@@ -771,7 +771,7 @@ async def test_a_session_with_a_running_response_is_not_idle():
 
     service = SimpleNamespace(pacer=Pacer(), check_model=lambda _: None)
     session = Session(service, tenant_of_key("alice"), send, lambda _: False)
-    session._active_at -= 100
+    session._pace.active_at -= 100
     assert session.idle_seconds >= 100
     session._responses["resp_1"] = SimpleNamespace()
     assert session.idle_seconds == 0.0

@@ -22,8 +22,9 @@ from app.admission.tenants import tenant_of_key
 from app.http.websocket import WebSocketProtocol
 from app.protocols.realtime_items import ContentPart, MessageFields
 from app.protocols.realtime_output import MAX_OUTPUT_ITEMS, ResponseOutput
+from app.routes.frame_pace import MAX_BURST
 from app.routes.realtime_prompt import TURN_COST
-from app.routes.realtime_session import MAX_BURST, MAX_RESPONSES, Session
+from app.routes.realtime_session import MAX_RESPONSES, Session
 from app.streams.stream_log import ChoiceFinished, Delta, Failure, StreamLog, ToolCallPiece, Usage
 from app.streams.tail import DIRECT_WRITE, stream_chunks
 from engine.types import Phase, StatusEvent
@@ -200,7 +201,7 @@ async def test_nothing_is_written_to_a_full_or_closed_transport(open_connection,
 
 async def test_a_socket_that_floods_is_limited_by_its_own_rate(monkeypatch: pytest.MonkeyPatch):
     """Events and the bytes that they send and fetch are counted, and another socket is served at once."""
-    monkeypatch.setattr("app.routes.realtime_session.MAX_EVENTS_PER_SECOND", 0.001)
+    monkeypatch.setattr("app.routes.frame_pace.MAX_EVENTS_PER_SECOND", 0.001)
     service = SimpleNamespace(pacer=EventPacer())
 
     def session() -> tuple[Session, Socket]:
@@ -402,7 +403,7 @@ async def test_a_long_conversation_is_read_in_a_thread(client):
     """Its calls are decoded, during which other requests go on."""
     call = {"type": "function_call", "name": "f", "arguments": "{}"}
     for number in range(3):
-        client.session._rate = CellRate(1e9, 1e9)
+        client.session._pace.rate = CellRate(1e9, 1e9)
         await client(*({"type": "conversation.item.create", "item": call | {"call_id": "c"}} for _ in range(340)))
         await client({"type": "conversation.item.create", "item": USER | {"id": f"u{number}"}})
     [created] = await client({"type": "response.create"})

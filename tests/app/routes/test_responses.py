@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from openai.types.responses import Response
-from starlette.testclient import TestClient, WebSocketDenialResponse
+from starlette.testclient import TestClient
 
 from app.admission.tenants import tenant_of_key
 from app.protocols.answers import OPENAI
@@ -252,18 +252,6 @@ def test_the_stream_of_a_response_has_one_address(http):
     error = http.get(f"/v1/streams/{stream}").json()["error"]
     assert error["code"] == "stream_not_found" and f"/v1/responses/{identity}?stream=true" in error["message"]
     assert http.delete(f"/v1/streams/{stream}").status_code == 204
-
-
-def test_a_websocket_is_refused_with_the_reason(http):
-    """Clients that use WebSockets first can show it."""
-    with (
-        pytest.raises(WebSocketDenialResponse) as refused,
-        http.websocket_connect(RESPONSES, headers={"Host": "localhost"}),
-    ):
-        pass
-    error = refused.value.json()["error"]
-    assert (refused.value.status_code, error["code"]) == (404, "http_only")
-    assert "HTTP" in error["message"]
 
 
 def test_methods_that_a_route_lacks_are_refused(http):
