@@ -184,13 +184,20 @@ class Service:
     async def generate(self, request: GenerationRequest, tenant: Tenant, intake: IntakeTimeline) -> Generation:
         """Render, tokenize and queue a request, and register its stream. Raises `ApiError`.
 
-        Its deadline counts from its arrival. Cancelling has no effect once the request is queued.
+        Its deadline counts from its arrival. A cancellation after the request is queued is that of a reader who leaves.
         """
         self.check_model(request.model)
         service_class = self.admit(tenant, request.service_class)
         prompt = await self.prompts.prepare(request, Caller(tenant.id, service_class, intake))
         await self._check_constraints(request, prompt, tenant, intake)
-        return self._start(request, prompt, tenant, service_class, intake)
+        generation = self._start(request, prompt, tenant, service_class, intake)
+        if self.state_file is not None and request.origin is not None:
+            try:
+                await self.state_file.journal.settle()  # no client gets an id that a restart does not know
+            except BaseException:
+                generation.on_reader_left()
+                raise
+        return generation
 
     async def generate_batch(
         self, requests: Sequence[GenerationRequest], tenant: Tenant, intake: IntakeTimeline

@@ -45,6 +45,11 @@ class Conversation:
         """Id of the last item, None in an empty conversation."""
         return self._order[-1] if self._order else None
 
+    def before(self, item_id: str) -> str | None:
+        """Return the id of the item before another one, None for the first."""
+        at = self._order.index(item_id)
+        return self._order[at - 1] if at else None
+
     def get(self, item_id: str, verb: str, param: str = "item_id") -> ConversationItem:
         """Return an item. Raises `ApiError` (400) that names `param` if there is none with that id. verb: what the
         client wants to do with it, for the code, on which clients depend.
@@ -67,7 +72,7 @@ class Conversation:
                 code="conversation_full",
             )
 
-    def create(self, item: ConversationItem, previous: str | None = None) -> str | None:
+    def create(self, item: ConversationItem, previous: str | None = None) -> None:
         """Insert an item of the client as `insert` does. Raises `ApiError` (400) if it does not fit, its id is taken,
         `previous` is unknown, or it is the output of an unknown call.
         """
@@ -80,7 +85,7 @@ class Conversation:
         if item.type == "function_call_output" and item.call_id not in self._calls:
             message = f"item.call_id: there is no function_call with the call_id {item.call_id!r}; create it first"
             raise ApiError(400, message, param="item.call_id", code="function_call_not_found")
-        return self.insert(item, previous)
+        self.insert(item, previous)
 
     def insert(self, item: ConversationItem, previous: str | None = None) -> str | None:
         """Insert `item` after the item `previous`; None: at the end, "root": at the beginning. Return the id before

@@ -106,6 +106,11 @@ class SessionSaver:
             self.add(response.output.items, conversation)
             self._recorder.drop_response(response.id)
 
+    async def settle(self) -> None:
+        """Wait until the changes so far are written: a client is told of none that a restart would undo."""
+        if self._recorder is not None:
+            await self._recorder.settle()
+
     def close(self) -> None:
         """Remove the session, which cannot be taken up any more."""
         if self._recorder is not None:

@@ -119,6 +119,7 @@ class Session:
         for response in self._responses.values():
             response.output.restart()
         self._saver.update(self.tenant, self.fields)
+        await self._saver.settle()
         await self._emit("session.created", session=self._view())
         self.is_announced = True
         previous = None
@@ -214,6 +215,7 @@ class Session:
             case ItemDelete(item_id=item_id):
                 self.items.delete(item_id)
                 self._saver.delete(item_id, self._responses.values())
+                await self._saver.settle()
                 await self._emit("conversation.item.deleted", item_id=item_id)
             case ResponseCreate(response=requested):
                 await self._respond(requested or ResponseFields())
@@ -235,6 +237,7 @@ class Session:
             log_ignored_tools(self.request_id, self.fields.ignored_tools)
         if values or error is None:
             self._saver.update(self.tenant, self.fields)
+            await self._saver.settle()
             await self._emit("session.updated", session=self._view())
         if error is not None:
             raise error
@@ -243,8 +246,10 @@ class Session:
         if isinstance(fields, MessageFields):
             fields.check_newest("item")
         item = fields.item(fields.id or new_id("item"))
-        before = self.items.create(item, previous)
+        self.items.create(item, previous)
         self._saver.add((item,), self.items)
+        await self._saver.settle()
+        before = self.items.before(item.id)  # by now: an answer may have put an item between them
         await self._emit("conversation.item.added", previous_item_id=before, item=item.view())
         await self._emit("conversation.item.done", previous_item_id=before, item=item.view())
 
@@ -284,6 +289,7 @@ class Session:
             self._remove(response)
             raise
         self._saver.begin(response)
+        await self._saver.settle()
         await self._start(response)  # before any later event of the client is answered
 
     async def _start(self, response: RealtimeResponse) -> None:

@@ -100,14 +100,7 @@ class RecordFile:
 
     async def settle(self) -> None:
         """Wait for the changes so far to be written, unless nothing is written at the moment."""
-        writer = self._writer
-        if writer.written >= writer.queued or writer.is_failing or not writer.is_running:
-            return
-        loop, done = asyncio.get_running_loop(), asyncio.Event()
-        writer.commit_soon(lambda: loop.call_soon_threadsafe(done.set))
-        try:
-            await asyncio.wait_for(done.wait(), COMMIT_WAIT_SECONDS)
-        except TimeoutError:
+        if not await self._writer.settle(COMMIT_WAIT_SECONDS):
             log.warning("store: %s does not respond: a read does not see the last changes", self._path)
 
     async def read(

@@ -27,6 +27,9 @@ DELETE = (
 )
 
 
+SETTLE_SECONDS = 0.25  # for which an event waits for its change to be written
+
+
 class SavedResponse(msgspec.Struct, frozen=True):
     """Response in progress. fields: JSON of its `response.create`. item_prefix: beginning of the ids of its items.
     anchor: item of the conversation after which they are. deleted: ids of those that the client has deleted.
@@ -84,6 +87,10 @@ class SessionRecorder:
     def drop_response(self, response_id: str) -> None:
         """Remove a response, which has ended."""
         self._write(DROP_RESPONSE, response_id)
+
+    async def settle(self) -> None:
+        """Wait until the changes so far are written, but not for a disk that does not respond."""
+        await self._writer.settle(SETTLE_SECONDS)
 
     def delete(self) -> None:
         """Remove the session with all that belongs to it."""

@@ -6,6 +6,7 @@ ones are lost, and counted.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import math
@@ -169,6 +170,20 @@ class Writer:
         """Commit without delay. done: called in any thread when all changes before are written, or were tried to be."""
         self.put(_Mark(), done)
         self._hurry.set()
+
+    async def settle(self, seconds: float) -> bool:
+        """Commit the changes so far, and wait for that unless nothing is written at the moment. Returns whether the
+        wait ended within some seconds. For the event loop.
+        """
+        if self.written >= self.queued or self.is_failing or self.is_detached or not self.is_running:
+            return True
+        loop, done = asyncio.get_running_loop(), asyncio.Event()
+        self.commit_soon(lambda: loop.call_soon_threadsafe(done.set))
+        try:
+            await asyncio.wait_for(done.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
 
     def close(self) -> None:
         """Write pending changes and stop. Blocks for at most `CLOSE_SECONDS`; further calls do nothing."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import sqlite3
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing
 from functools import partial
@@ -45,8 +46,8 @@ class OpenFile:
 
     def __init__(self, path: Path, limits: FileLimits = AMPLE, records: int = 1) -> None:
         self.path = path
-        self.writer = Writer(path, lambda path: FullDisk(connect(path)))
-        self.disk: FullDisk = self.writer.connection
+        self.is_full = threading.Event()
+        self.writer = Writer(path, lambda path: FullDisk(connect(path), self.is_full))
         self.file = RecordFile(path, self.writer, limits)
         self.store = FileStore(self.file, MemoryStore(Limits(records=records)))
         self.unfinished = self.file.read_unfinished()
@@ -359,11 +360,11 @@ async def test_a_change_examines_as_much_in_a_large_file_as_in_a_small_one(opene
             return 0
 
         await opened.written()
-        opened.disk.set_progress_handler(step, 1)
+        opened.writer.connection.set_progress_handler(step, 1)
         for at in range(first, first + 10):
             add(opened.store, f"r{at}", f"r{at - 1}" if at % 10 else None)
         await opened.written()
-        opened.disk.set_progress_handler(None, 1)
+        opened.writer.connection.set_progress_handler(None, 1)
         return count
 
     few = await steps(0)
@@ -425,7 +426,7 @@ async def test_a_full_disk_stops_neither_reads_nor_the_newest_chains(tmp_path: P
     store.add_conversation(StoredConversation(id="c2", owner="a", tenant="a", created=0.0))
     store.add_conversation(StoredConversation(id="c3", owner="a", tenant="a", created=0.0))
     await opened.written()
-    opened.disk.is_full.set()
+    opened.is_full.set()
     add(store, "new1")
     await wait_until(lambda: opened.writer.is_failing)
     add(store, "new2", "new1")
@@ -436,7 +437,7 @@ async def test_a_full_disk_stops_neither_reads_nor_the_newest_chains(tmp_path: P
     store.remove_conversation_item("c1", "i")
     found = await store.conversation("c1", "a")
     assert found is not None and found.items == () and await store.item("i", "a") is None
-    opened.disk.is_full.clear()
+    opened.is_full.clear()
     await wait_until(lambda: not opened.writer.is_failing)
     await asyncio.to_thread(opened.close)
     opened = OpenFile(tmp_path / "s.db")
@@ -450,7 +451,7 @@ async def test_a_removal_that_would_be_lost_is_refused(tmp_path: Path, monkeypat
     opened = OpenFile(tmp_path / "s.db")
     add(opened.store, "r1")
     await opened.written()
-    opened.disk.is_full.set()
+    opened.is_full.set()
     monkeypatch.setattr(writer_module, "MAX_PENDING_BYTES", 0)
     with pytest.raises(ApiError) as refused:
         await opened.store.delete_response("r1", "a")

@@ -8,6 +8,7 @@ import re
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -21,6 +22,7 @@ from app.routes import anthropic, chat_completions, openai_responses, realtime, 
 from app.routes.realtime_session import Session
 from app.server import create_app
 from app.settings import Settings
+from app.store.state_file import StateFile
 from app.text.text_model import TextModel
 from engine.config import EngineConfig
 from engine.types import ServiceClass, SlotView, WaitView
@@ -38,9 +40,11 @@ GENERATING = (
 BODY = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
 
 
-def make(**options) -> TestClient:
+def make(store: Path | None = None, **options) -> TestClient:
+    """Return a client of the application, with a store in a file if one is named."""
     settings = Settings(engine=EngineConfig(model="fake"), model_name="fake", **options)
-    app = create_app(settings, EngineClient(CONFIG, fake_engine), byte_level())
+    state_file = None if store is None else StateFile(store)
+    app = create_app(settings, EngineClient(CONFIG, fake_engine), byte_level(), state_file=state_file)
     return TestClient(app, base_url="http://127.0.0.1:8000", raise_server_exceptions=False)
 
 

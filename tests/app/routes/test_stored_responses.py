@@ -42,7 +42,7 @@ def with_store(kind: str, tmp_path_factory, **options: Any) -> TestClient:
     """Return a client of a server that stores in memory, or in a file with almost no memory."""
     if kind == "memory":
         return make(**options)
-    client = make(**options, store=str(tmp_path_factory.mktemp("store") / "s.db"))
+    client = make(**options, store=tmp_path_factory.mktemp("store") / "s.db")
     service = client.app.state.service
     service.store = FileStore(service.state_file.records, MemoryStore(Limits(records=1)))
     return client

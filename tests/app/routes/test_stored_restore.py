@@ -20,7 +20,7 @@ from tests.limits import HANG_SECONDS
 @contextmanager
 def served(path: Path, **options: object) -> Iterator[TestClient]:
     """Serve with a store, until answers of an earlier process are restored."""
-    with make(store=str(path / "s.db"), **options) as client:
+    with make(store=path / "s.db", **options) as client:
         ready(client)
         deadline = time.monotonic() + HANG_SECONDS
         while client.app.state.service.registry.awaited:
