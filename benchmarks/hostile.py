@@ -18,6 +18,7 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.request
@@ -177,7 +178,12 @@ def measure(case: str, seconds: float) -> dict[str, Any]:
     """Start a server and return the figures of an undisturbed window and of one with the hostile client `case`."""
     model, control = CASES[case].model, CASES[case].control
     with (
-        Serving("--host", HOST, "--max-num-seqs", str(SLOTS), *CASES[case].options, model=str(model)) as server,
+        tempfile.TemporaryDirectory() as folder,
+        Serving(
+            *("--host", HOST, "--max-num-seqs", str(SLOTS)),
+            *(option.format(folder=folder) for option in CASES[case].options),
+            model=str(model),
+        ) as server,
         Child("bystanders", "streams", server.port, model) as streams,
         Child("bystanders", "chats", server.port, model) as chats,
         Child("bystanders", "health", server.port) as health,

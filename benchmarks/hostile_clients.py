@@ -141,6 +141,11 @@ def flood_socket(cycle: bytes, opening: bytes = b"", path: str = "/v1/realtime")
     return attack
 
 
+def small_response(*, is_stored: bool) -> bytes:
+    """Return the body of a response of one token."""
+    return json.dumps({"input": "a", "max_output_tokens": 1, "store": is_stored}).encode()
+
+
 def lanes(number: int) -> Attack:
     """Return an attack that begins endless responses in that many lanes, again and again."""
     fields = {"input": "Tell me a story.", "max_output_tokens": 2000, "store": False}
@@ -278,7 +283,7 @@ class Case:
     text: str
     prepare: Callable[[], Attack]
     model: Path = DEMO_MODEL
-    options: tuple[str, ...] = ()  # of the server
+    options: tuple[str, ...] = ()  # of the server; {folder}: an empty folder
     is_served: bool = False  # it takes a share of the engine like other clients, so that it may delay their tokens
     control: str = ""  # case of an ordinary client with as many answers, which runs in the undisturbed window
 
@@ -287,6 +292,7 @@ CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/r
 FLOOD_KEY, CALM_KEY = "flood", "calm"  # of hostile and of ordinary clients, on a server with keys
 WITH_KEYS = ("--api-key", f"{FLOOD_KEY},{CALM_KEY}", "--public-metrics")
 AS_FLOOD = f"\r\nAuthorization: Bearer {FLOOD_KEY}"
+WITH_STORE = ("--store", "{folder}/store.db", "--store-size", "4000000")  # which 4,000 records fill
 MAX_IDS = 1 << 17  # token IDs per request
 SIZE = 4_000_000  # characters of large texts; the limit of a body is 4 MiB
 CASES = {
@@ -303,6 +309,20 @@ CASES = {
         "responses that are steered as soon as they begin, of another key",
         lambda: partial(steer, key=FLOOD_KEY),
         options=WITH_KEYS,
+    ),
+    "conversations": Case(
+        "small conversations, each of which is stored",
+        lambda: post("/v1/conversations", json.dumps({"items": [{"role": "user", "content": "a"}]}).encode()),
+        options=WITH_STORE,
+    ),
+    "responses": Case(
+        "small responses that are stored, beside as many that are not",
+        lambda: post(RESPONSES, small_response(is_stored=True)),
+        options=WITH_STORE,
+        control="responses-unstored",
+    ),
+    "responses-unstored": Case(
+        "small responses", lambda: post(RESPONSES, small_response(is_stored=False)), options=WITH_STORE, is_served=True
     ),
     "parts": Case("bodies of 2,200 messages of 60 parts", lambda: post(CHAT, many_parts(2200, 60))),
     "parts-allowed": Case("bodies of 60 messages of 60 parts", lambda: post(CHAT, many_parts(60, 60))),

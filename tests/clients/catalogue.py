@@ -86,6 +86,12 @@ CLIENTS = (
     Client("instructor", "instructor", ("instructor==1.17.0",), "instructor_models.py"),
     Client("openai-agents", "openai-agents", ("openai-agents==0.24.0",), "openai_agents.py"),
     Client(
+        "openai-agents (npm)",
+        "agents-npm",
+        ("@openai/agents-core@0.20.0", "@openai/agents-openai@0.20.0", "zod@4.6.7"),
+        "agents.mjs",
+    ),
+    Client(
         "openai-agents, realtime (npm)",
         "agents-realtime",
         ("@openai/agents-realtime@0.20.0", "@openai/agents-core@0.20.0", "zod@4.6.7"),
