@@ -26,7 +26,6 @@ Sink = Callable[[Event], None]
 PIECE_TOKENS = 64  # in a row of the table
 PIECE_SECONDS = 1.0  # after which tokens are written in any case
 HOLD_SECONDS = 0.02  # for which tokens that are written before they are sent wait for further ones
-SETTLE_SECONDS = 0.25  # for which the beginning of an answer waits for its request to be written
 MAX_STARTS = 3  # processes that may take a request up: it may be the reason for their ends
 
 INSERT = "INSERT OR REPLACE INTO request (id, owner, created, entry) VALUES (?, ?, ?, ?)"
@@ -147,7 +146,7 @@ class Journal:
 
     async def settle(self) -> None:
         """Wait until the requests so far are written, but not for a disk that does not respond."""
-        await self._writer.settle(SETTLE_SECONDS)
+        await self._writer.settle()
 
     def end(self, log: StreamLog) -> None:
         """Write the end of a request, if it is in the store."""

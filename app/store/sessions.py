@@ -27,9 +27,6 @@ DELETE = (
 )
 
 
-SETTLE_SECONDS = 0.25  # for which an event waits for its change to be written
-
-
 class SavedResponse(msgspec.Struct, frozen=True):
     """Response in progress. fields: JSON of its `response.create`. item_prefix: beginning of the ids of its items.
     anchor: item of the conversation after which they are. deleted: ids of those that the client has deleted.
@@ -90,7 +87,7 @@ class SessionRecorder:
 
     async def settle(self) -> None:
         """Wait until the changes so far are written, but not for a disk that does not respond."""
-        await self._writer.settle(SETTLE_SECONDS)
+        await self._writer.settle()
 
     def delete(self) -> None:
         """Remove the session with all that belongs to it."""

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 COMMIT_SECONDS = 0.05  # changes within this time share a commit
+SETTLE_SECONDS = 0.25  # for which what a client is told waits for its change to be written
 RETRY_SECONDS = 1.0
 CHORE_SECONDS = 3600.0
 LOG_INTERVAL_SECONDS = 60.0
@@ -171,7 +172,7 @@ class Writer:
         self.put(_Mark(), done)
         self._hurry.set()
 
-    async def settle(self, seconds: float) -> bool:
+    async def settle(self, seconds: float = SETTLE_SECONDS) -> bool:
         """Commit the changes so far, and wait for that unless nothing is written at the moment. Returns whether the
         wait ended within some seconds. For the event loop.
         """
