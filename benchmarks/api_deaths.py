@@ -1,10 +1,11 @@
 """Effect on clients of killing the API process (kill -9) of a server with `--store`.
 
-32 clients follow chats, completions, messages and responses, plain, with formats and with tools, and sessions of the
-realtime protocol. Over HTTP they resume as a careful client does: with the cursor of the last event, or, if no answer
-had begun, with the same idempotency key; over WebSockets they take their session up. Once per round the API process is
-killed at a random point, with which the engine ends, or both processes at once, and another server is started with the
-same store and port. Each answer is compared with the answer to the same request without a kill.
+32 clients follow chats, also as the page requests them, completions, messages and responses, plain, with formats and
+with tools, and sessions of the realtime protocol. Over HTTP they resume as a careful client does: with the cursor of
+the last event, or, if no answer had begun, with the same idempotency key; over WebSockets they take their session up.
+Once per round the API process is killed at a random point, with which the engine ends, or both processes at once, and
+another server is started with the same store and port. Each answer is compared with the answer to the same request
+without a kill.
 
     python -m benchmarks.api_deaths
     python -m benchmarks.api_deaths --kills 10

@@ -18,7 +18,7 @@ TOKENS = 200
 RETRY_SECONDS = 0.05  # pause of a client whose server is gone
 MAX_SECONDS = 180.0  # for an answer
 CHAT, COMPLETIONS, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"
-KINDS = ("chat", "completion", "message", "response", "format", "tool", "realtime", "realtime tool")
+KINDS = ("chat", "page", "message", "response", "format", "tool", "realtime", "realtime tool", "completion")
 NUMBERS = {"type": "array", "items": {"type": "integer"}, "minItems": 40, "maxItems": 60}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "numbers", "schema": NUMBERS}}
 PARAMETERS = {"type": "object", "properties": {"numbers": NUMBERS}, "required": ["numbers"]}
@@ -43,6 +43,8 @@ def request(number: int) -> tuple[str, dict[str, Any]]:
     match kind_of(number):
         case "completion":
             return COMPLETIONS, {"prompt": f"Story {number}", "max_tokens": TOKENS, "ignore_eos": True, **sampled}
+        case "page":  # as static/js/sampling.js makes it
+            return CHAT, {**chat, "service_tier": "priority", "stream_options": {"include_usage": True}}
         case "message":
             greedy = {"max_tokens": TOKENS, "temperature": 0, "stream": True}
             return MESSAGES, {"model": "demo", "messages": messages, **greedy}

@@ -98,8 +98,11 @@ export function retryAfter(headers) {
 /** @returns {Promise<Model[]>} */
 export const listModels = async () => (await (await call("/v1/models")).json()).data;
 
-/** Starts an answer. @param {AnswerRequest} body @param {AbortSignal} signal */
-export const startAnswer = (body, signal) =>
+/**
+ * Starts an answer, or returns the one that was started with the same key.
+ * @param {AnswerRequest} body @param {string} key @param {AbortSignal} signal
+ */
+export const startAnswer = (body, key, signal) =>
   call("/v1/chat/completions", {
     method: "POST",
     signal,
@@ -108,6 +111,7 @@ export const startAnswer = (body, signal) =>
       "Content-Type": "application/json",
       Accept: "text/event-stream",
       "X-Carousel-Resume": String(RESUME_SECONDS),
+      "Idempotency-Key": key,
     },
   });
 

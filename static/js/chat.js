@@ -3,11 +3,12 @@ import { firstMessageThatFits } from "./context.js";
 import { blankConversation } from "./defaults.js";
 import { readDraft, writeDraft } from "./drafts.js";
 import { MODEL } from "./env.js";
+import { newId } from "./ids.js";
 import { isUnfinished } from "./labels.js";
 import { toast } from "./notices.js";
 import { requestFor } from "./sampling.js";
 import { StopSignal } from "./stop_signal.js";
-import { newId, titleFrom } from "./store.js";
+import { titleFrom } from "./store.js";
 import { Truncation } from "./truncation.js";
 
 /** @import { Conversation, Message } from "./types.js" */

@@ -1,7 +1,7 @@
 // Settings with which new conversations start.
 import { SYSTEM_PROMPT } from "./env.js";
 import { readPref, writePref } from "./prefs.js";
-import { newId } from "./store.js";
+import { newId } from "./ids.js";
 
 /** @import { Conversation } from "./types.js" */
 

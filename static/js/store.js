@@ -243,10 +243,6 @@ export class Store {
 /** @param {MessageRow[]} rows */
 const inOrder = (rows) => rows.sort((a, b) => a.position - b.position);
 
-/** Returns a random id. Unlike randomUUID, getRandomValues also exists on plain http in a local network. */
-export const newId = () =>
-  [...crypto.getRandomValues(new Uint8Array(8))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
-
 /**
  * Returns the first line of a question; the list and the top bar truncate it to their width.
  * @param {string} text @param {number} [maximum] characters

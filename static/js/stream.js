@@ -1,6 +1,7 @@
 // Stream of one answer: start, resume after a lost connection, wait on request of the server, stop. Yields events; no DOM.
 import { ApiError, resumeAnswer, startAnswer, stopAnswer } from "./api.js";
 import { RESUME_SECONDS } from "./env.js";
+import { newId } from "./ids.js";
 import { readParts, SseTooLong } from "./sse.js";
 
 /** @import { AnswerRequest, CallPiece, Chunk, Status, Usage } from "./types.js" */
@@ -25,6 +26,7 @@ const MAX_RETRY_MS = 8000; // maximum ms between two attempts
 const MAX_RETRIES = 5;
 
 export class Answer {
+  #key = newId(); // of the request, which is sent again if its response is lost, and must run once
   #abort = new AbortController();
   #wake = () => {};
   #stopped = false;
@@ -108,7 +110,7 @@ export class Answer {
   async #connect() {
     this.#floor = this.#seen;
     if (this.stream) return resumeAnswer(this.stream, this.last, this.#abort.signal);
-    const response = await startAnswer(/** @type {AnswerRequest} */ (this.body), this.#abort.signal);
+    const response = await startAnswer(/** @type {AnswerRequest} */ (this.body), this.#key, this.#abort.signal);
     this.stream = response.headers.get("x-carousel-stream");
     return response;
   }

@@ -308,3 +308,31 @@ def test_calls_count_when_a_conversation_is_shortened(run: Run) -> None:
         finally { window.fetch = fetch; }""",
     )
     assert first == "q3"
+
+
+def test_an_answer_whose_first_response_is_lost_is_generated_once(run: Run) -> None:
+    """The page sends the request again with its key, and reads the answer that the lost one had begun."""
+    streams, ids, text = run(
+        "stream.js",
+        """
+        const fetch = window.fetch, streams = [], ids = new Set();
+        let text = "";
+        window.fetch = async (...given) => {
+            const response = await fetch(...given);
+            streams.push(response.headers.get("x-carousel-stream"));
+            if (streams.length > 1) return response;
+            await response.body.cancel();
+            throw new TypeError("the response was lost");
+        };
+        const body = { messages: [{ role: "user", content: "A fox" }], stream: true, temperature: 0, max_tokens: 8 };
+        try {
+            for await (const event of new m.Answer({ ...body, stream_options: { include_usage: true } }).events()) {
+                if (event.kind === "open") ids.add(event.stream);
+                if (event.kind === "delta") text += event.text;
+            }
+        } finally { window.fetch = fetch; }
+        return [streams, [...ids], text];""",
+    )
+    assert len(streams) == 2
+    assert ids == streams[:1]
+    assert text
