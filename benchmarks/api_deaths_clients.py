@@ -127,10 +127,13 @@ class HttpAnswer(Answer):
             self.failure = f"{response.status_code} {(await response.aread()).decode()[:200]}"
             return
         pending: list[dict[str, Any]] = []  # events of a record whose position has not arrived
+        received = ""  # last position in this response
         async for line in response.aiter_lines():
             if line.startswith("id: "):
                 self._cursor = line[4:]
-                self.cursors.append(int(line.rpartition(".")[2]))
+                if received != self._cursor:  # the usage and the end mark are one record
+                    self.cursors.append(int(line.rpartition(".")[2]))
+                received = self._cursor
             elif line.startswith("data: "):
                 self.moments.append(time.perf_counter())
                 self._take(line[6:], pending)
