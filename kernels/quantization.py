@@ -1,7 +1,7 @@
 """Quantised matrices: codes of 4 to 8 bits and the scales of their groups, exactly as a file stores them.
 
-A weight is `scale * (code - offset)`, or `scale * code - minimum`, of its group of inputs. File readers of any format make a
-`StoredMatrix`, without rounding; kernels pack it, and `dequantize` is the reference of both.
+A weight is `scale * (code - offset)`, or `scale * code - minimum`, of its group of inputs. File readers of any format
+make a `StoredMatrix`, without rounding; kernels pack it, and `dequantize` is the reference of both.
 """
 
 from __future__ import annotations
