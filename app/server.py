@@ -38,6 +38,7 @@ from app.observe.collectors import (
     LogCollector,
     MeteringCollector,
     RefusedKeysCollector,
+    RequestPaceCollector,
     StoreCollector,
     StoredRecordsCollector,
 )
@@ -63,6 +64,7 @@ from app.routes import (
     streams,
 )
 from app.routes import text as text_routes
+from app.routes.paced_route import PacedRoute
 from app.service import Service
 from app.settings import Settings, SettingsError
 from app.text.text_model import TextModel
@@ -148,13 +150,13 @@ def create_app(
             Route("/v1/chat/completions", chat_completions.chat_completions, methods=["GET", "POST"]),
             Route("/v1/completions", text_routes.text_completions, methods=["POST"]),
             Route("/v1/messages", anthropic.create_message, methods=["POST"]),
-            Route("/v1/messages/count_tokens", anthropic.count_tokens, methods=["POST"]),
+            PacedRoute("/v1/messages/count_tokens", anthropic.count_tokens, methods=["POST"]),
             Route("/v1/responses", openai_responses.create_response, methods=["POST"]),
             WebSocketRoute("/v1/responses", responses_socket.responses_socket),
-            Route("/v1/responses/input_tokens", openai_responses.count_input_tokens, methods=["POST"]),
-            Route("/v1/responses/{response_id}", openai_responses.response_by_id, methods=["GET", "DELETE"]),
-            Route("/v1/responses/{response_id}/cancel", openai_responses.cancel_response, methods=["POST"]),
-            Route("/v1/responses/{response_id}/input_items", openai_responses.input_items),
+            PacedRoute("/v1/responses/input_tokens", openai_responses.count_input_tokens, methods=["POST"]),
+            PacedRoute("/v1/responses/{response_id}", openai_responses.response_by_id, methods=["GET", "DELETE"]),
+            PacedRoute("/v1/responses/{response_id}/cancel", openai_responses.cancel_response, methods=["POST"]),
+            PacedRoute("/v1/responses/{response_id}/input_items", openai_responses.input_items),
             *conversations.ROUTES,
             *chat_completions.ROUTES,
             *ollama.ROUTES,
@@ -165,14 +167,14 @@ def create_app(
             Route("/favicon.ico", pages.icon),
             Mount("/static", Assets()),
             Route("/v1/streams/{stream_id}", streams.get_stream, methods=["GET", "DELETE"]),
-            Route("/v1/requests/{request_id}", requests.get_request_timeline),
-            Route("/v1/models", ops.models),
-            Route("/v1/models/{model_id:path}", ops.model),
+            PacedRoute("/v1/requests/{request_id}", requests.get_request_timeline),
+            PacedRoute("/v1/models", ops.models),
+            PacedRoute("/v1/models/{model_id:path}", ops.model),
             Route("/v1/engine/events", live.engine_events),
             WebSocketRoute("/v1/realtime", realtime.realtime),
             Route("/v1/realtime", realtime.upgrade_required),
-            Route("/tokenize", ops.tokenize, methods=["POST"]),
-            Route("/detokenize", ops.detokenize, methods=["POST"]),
+            PacedRoute("/tokenize", ops.tokenize, methods=["POST"]),
+            PacedRoute("/detokenize", ops.detokenize, methods=["POST"]),
             Route("/health", ops.health),
             Route("/readyz", ops.health),
             Route("/livez", ops.livez),
@@ -291,6 +293,7 @@ def _collect(service: Service, logs: LogWriter | None, connections: ConnectionLi
     registry, model = service.metrics.registry, service.settings.model_name
     registry.register(AdmissionCollector(service.admission, model))
     registry.register(BodyCollector(service.bodies, model))
+    registry.register(RequestPaceCollector(service.request_pace, model))
     registry.register(EnergyCollector(service.energy, model))
     registry.register(IdempotencyCollector(service.idempotent, model))
     registry.register(KeptSessionCollector(service.sessions, model))

@@ -21,6 +21,7 @@ from app.admission.kept_sessions import KeptSessions
 from app.admission.queues import Admission
 from app.admission.rate_limits import RateLimits
 from app.admission.refused_keys import RefusedKeys
+from app.admission.request_pace import RequestPace
 from app.admission.tenants import LIMIT_OPTIONS, TIER_OF_CLASS, Tenant
 from app.admission.thread_queue import Caller
 from app.admission.websocket_limits import WebSocketLimits
@@ -87,6 +88,7 @@ class Service:
     idempotent: IdempotentRequests = field(init=False)
     live: LiveFeed = field(init=False)
     pacer: EventPacer = field(default_factory=EventPacer)
+    request_pace: RequestPace = field(init=False)
     limits: RateLimits = field(init=False)
     websockets: WebSocketLimits = field(init=False)
     sessions: KeptSessions[Any] = field(default_factory=KeptSessions)  # realtime sessions, which routes define
@@ -108,6 +110,7 @@ class Service:
         self.limits = RateLimits(defaults, time.monotonic)
         self.websockets = WebSocketLimits(self.settings.max_websockets, time.monotonic)
         self.bodies = BodyBudget(self.settings.max_body_memory, self.settings.max_tenant_body_memory)
+        self.request_pace = RequestPace(lambda: self._running > 0)
         self.live = LiveFeed(self.client, self.metrics.recent, lambda: self.draining)
 
     @property
@@ -144,14 +147,7 @@ class Service:
         return requested
 
     def _check(self, tenant: Tenant, requested: ServiceClass, tokens: int, choices: int, requests: int) -> None:
-        _ = self.info
-        if self.registry.awaited and not (self.state_file is not None and self.state_file.took_over):
-            raise ApiError(
-                503,
-                f"{len(self.registry.awaited)} answers of an earlier process are being restored",
-                code="engine_unavailable",
-                headers={"Retry-After": "1"},
-            )
+        self.check_restored()
         if self.draining and not self.hands_over:
             raise ApiError(503, "the server is stopping", code="server_shutdown", headers={"Retry-After": "5"})
         if not tenant.may(requested):
@@ -170,6 +166,17 @@ class Service:
     def check_loaded(self) -> None:
         """Raise `ApiError` (503) before the model is loaded, and if no engine will be started."""
         _ = self.info
+
+    def check_restored(self) -> None:
+        """Raise `ApiError` (503) before the model is loaded and the answers of an earlier process are restored."""
+        _ = self.info
+        if self.registry.awaited and not (self.state_file is not None and self.state_file.took_over):
+            raise ApiError(
+                503,
+                f"{len(self.registry.awaited)} answers of an earlier process are being restored",
+                code="engine_unavailable",
+                headers={"Retry-After": "1"},
+            )
 
     def check_model(self, name: str | None) -> None:
         """Raise `ApiError` (404) if `name` is not the served model. None selects the served model."""

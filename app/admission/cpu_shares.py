@@ -29,6 +29,10 @@ class CpuShares:
         own = self._tenants.get(tenant)
         return max(self._all.wait(now), own.wait(now) if own is not None else 0.0)
 
+    def total_wait(self, now: float) -> float:
+        """Return the seconds until work of any tenant may start."""
+        return self._all.wait(now)
+
     def spend(self, tenant: str, now: float, cpu_seconds: float) -> None:
         """Count CPU time that was used for a tenant."""
         self._all.spend(now, cpu_seconds)

@@ -25,10 +25,12 @@ class Rotation:
 
     def __init__(self) -> None:
         self._tenants: OrderedDict[str, list[_Waiter]] = OrderedDict()  # the next one first; no list is empty
+        self._count = 0
 
     def join(self, tenant: str, size: int) -> asyncio.Future[None]:
         """Queue work. Return a future that is set at its turn; cancelling the future leaves the queue."""
         waiter = _Waiter(size, asyncio.get_running_loop().create_future())
+        self._count += 1
         insort(self._tenants.setdefault(tenant, []), waiter, key=lambda each: each.size)
         waiter.turn.add_done_callback(partial(self._leave, tenant, waiter))
         return waiter.turn
@@ -38,7 +40,7 @@ class Rotation:
         return len(self._tenants.get(tenant, ()))
 
     def __len__(self) -> int:
-        return sum(map(len, self._tenants.values()))
+        return self._count
 
     def grant(self, may_go: MayGo) -> bool:
         """Grant the turn to the first work that may go, tenant by tenant. Return whether there was one."""
@@ -59,5 +61,6 @@ class Rotation:
     def _remove(self, tenant: str, waiter: _Waiter) -> None:
         waiters = self._tenants[tenant]
         waiters.remove(waiter)
+        self._count -= 1
         if not waiters:
             del self._tenants[tenant]

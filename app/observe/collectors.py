@@ -16,6 +16,7 @@ from app.admission.connection_limits import ConnectionLimits
 from app.admission.kept_sessions import KeptSessions
 from app.admission.queues import Admission
 from app.admission.refused_keys import RefusedKeys
+from app.admission.request_pace import RequestPace
 from app.conversations.store import ConversationStore
 from app.engine_client.client import EngineClient, EngineState
 from app.generation.idempotency import IdempotentRequests
@@ -257,6 +258,25 @@ class RefusedKeysCollector(Collector):
         text = "Requests with a wrong API key, operator key or metrics key."
         refused = CounterMetricFamily("carousel:keys_refused", text, labels=("model_name",))
         refused.add_metric([self._model], self._refused_keys.total)
+        yield refused
+
+
+class RequestPaceCollector(Collector):
+    """Reads the numbers of requests that waited for the turn of their tenant, and of refused ones."""
+
+    def __init__(self, pace: RequestPace, model: str) -> None:
+        self._pace = pace
+        self._model = model
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ("model_name",)
+        text = "Requests that needed no engine and waited, because their client sent many."
+        delayed = CounterMetricFamily("carousel:requests_delayed", text, labels=labels)
+        delayed.add_metric([self._model], self._pace.delayed)
+        yield delayed
+        text = "Requests that needed no engine and were refused, because too many of their client waited."
+        refused = CounterMetricFamily("carousel:requests_rate_refused", text, labels=labels)
+        refused.add_metric([self._model], self._pace.refused)
         yield refused
 
 

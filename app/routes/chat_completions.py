@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from app.conversations.store import CompletionWindow, Page, StoredCompletion, StoredItem
 from app.errors import ApiError
@@ -16,6 +15,7 @@ from app.protocols.conversations import MetadataRequest
 from app.routes import authenticate_request, get_service
 from app.routes.conversations import read_body
 from app.routes.listing import list_response, page, parameters, unknown_entry
+from app.routes.paced_route import PacedRoute
 from app.routes.text import Arrived, answer
 
 METADATA_QUERY = "metadata["  # beginning of a query parameter that selects by metadata
@@ -53,6 +53,7 @@ async def _complete(arrived: Arrived[ChatRequest]) -> ChatRequest:
 async def _list(request: Request) -> Response:
     """Return the stored chat completions of the key."""
     tenant, service = authenticate_request(request), get_service(request)
+    await service.request_pace.wait_turn(tenant.id)
     if not service.settings.requires_keys:
         message = (
             "stored chat completions are listed for API keys only, because clients without keys share one owner; read "
@@ -106,6 +107,6 @@ async def _find(request: Request) -> StoredCompletion:
 
 
 ROUTES = (
-    Route("/v1/chat/completions/{completion_id}", completion_by_id, methods=["GET", "POST", "DELETE"]),
-    Route("/v1/chat/completions/{completion_id}/messages", completion_messages),
+    PacedRoute("/v1/chat/completions/{completion_id}", completion_by_id, methods=["GET", "POST", "DELETE"]),
+    PacedRoute("/v1/chat/completions/{completion_id}/messages", completion_messages),
 )

@@ -10,7 +10,6 @@ from typing import TypeVar
 import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from app.admission.thread_queue import Caller
 from app.conversations.store import Page, StoredConversation, StoredItem
@@ -27,6 +26,7 @@ from app.protocols.conversations import (
 from app.protocols.schema import Schema
 from app.routes import authenticate_request, get_service
 from app.routes.listing import list_response, page
+from app.routes.paced_route import PacedRoute
 from app.routes.stored_context import unknown_conversation
 
 Result = TypeVar("Result")
@@ -122,8 +122,8 @@ def _conversation(record: StoredConversation) -> Response:
 
 
 ROUTES = (
-    Route("/v1/conversations", create_conversation, methods=["POST"]),
-    Route("/v1/conversations/{conversation_id}", conversation_by_id, methods=["GET", "POST", "DELETE"]),
-    Route("/v1/conversations/{conversation_id}/items", conversation_items, methods=["GET", "POST"]),
-    Route("/v1/conversations/{conversation_id}/items/{item_id}", conversation_item, methods=["GET", "DELETE"]),
+    PacedRoute("/v1/conversations", create_conversation, methods=["POST"]),
+    PacedRoute("/v1/conversations/{conversation_id}", conversation_by_id, methods=["GET", "POST", "DELETE"]),
+    PacedRoute("/v1/conversations/{conversation_id}/items", conversation_items, methods=["GET", "POST"]),
+    PacedRoute("/v1/conversations/{conversation_id}/items/{item_id}", conversation_item, methods=["GET", "DELETE"]),
 )

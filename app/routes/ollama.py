@@ -16,6 +16,7 @@ from app.http.security import read_json_body
 from app.protocols.ollama import OllamaChatRequest, OllamaGenerateRequest, ShowRequest
 from app.protocols.ollama_encoder import timestamp
 from app.routes import authenticate_request, get_service
+from app.routes.paced_route import PacedRoute
 from app.routes.text import answer
 from app.service import Service
 
@@ -136,11 +137,11 @@ def _rounded(parameters: int) -> str:
 ROUTES = [
     Route("/api/chat", chat, methods=["POST"]),
     Route("/api/generate", generate, methods=["POST"]),
-    Route("/api/tags", tags),
-    Route("/api/ps", running),
-    Route("/api/show", show, methods=["POST"]),
-    Route("/api/version", version),
-    Route("/api/delete", refuse, methods=["DELETE"]),
-    Route("/api/blobs/{digest}", refuse, methods=["HEAD", "POST"]),
-    *(Route(f"/api/{name}", refuse, methods=["POST"]) for name in REFUSED if name not in ("delete", "blobs")),
+    PacedRoute("/api/tags", tags),
+    PacedRoute("/api/ps", running),
+    PacedRoute("/api/show", show, methods=["POST"]),
+    PacedRoute("/api/version", version),
+    PacedRoute("/api/delete", refuse, methods=["DELETE"]),
+    PacedRoute("/api/blobs/{digest}", refuse, methods=["HEAD", "POST"]),
+    *(PacedRoute(f"/api/{name}", refuse, methods=["POST"]) for name in REFUSED if name not in ("delete", "blobs")),
 ]

@@ -27,6 +27,8 @@ NOT_SHOWN: dict[str, str] = {
     "carousel:body_memory_bytes": "it is for an alert near --max-body-memory",
     "carousel:bodies_waiting": "it is for an alert: it is 0 unless bodies reach a limit",
     "carousel:bodies_refused": "it is for an alert, not for the picture of the load",
+    "carousel:requests_delayed": "it is for a look at programs that send many requests",
+    "carousel:requests_rate_refused": "it is for an alert, not for the picture of the load",
     "carousel:kept_sessions": "it is for a look at connections that are lost",
     "carousel:kept_session_bytes": "it is for a look at the memory of kept sessions",
     "carousel:kept_sessions_ended": "it is for an alert: clients of evicted sessions have lost them",
