@@ -96,7 +96,7 @@ async def check_handshake(socket: WebSocket) -> Handshake:
     key = next((p.removeprefix(KEY_PROTOCOL) for p in offered if p.startswith(KEY_PROTOCOL)), None)
     tenant = authenticate(socket, service.settings, key=key)
     service.check_model(socket.query_params.get("model"))
-    _ = service.info
+    service.check_restored()  # what the client asks for would be refused until then
     network = client_network(socket.scope.get("client"))
     if delay := service.websockets.delay(tenant, network):
         await asyncio.sleep(delay)

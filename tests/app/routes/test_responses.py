@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from openai.types.responses import Response
-from starlette.testclient import TestClient
+from starlette.testclient import TestClient, WebSocketDenialResponse
 
 from app.admission.tenants import tenant_of_key
 from app.protocols.answers import OPENAI
@@ -327,3 +327,17 @@ def test_an_answer_that_is_being_restored_is_not_reported_as_unknown(http, path:
     finally:
         registry.awaited.discard("a1")
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+
+
+@pytest.mark.parametrize("path", ["/v1/realtime", "/v1/responses"])
+def test_no_websocket_is_opened_before_answers_are_restored(http, path: str):
+    """Its client, which would be refused every answer until then, comes back in a moment."""
+    registry = http.app.state.service.registry
+    registry.awaited.add("a1")
+    try:
+        own = {"Host": "localhost"}
+        with pytest.raises(WebSocketDenialResponse) as refused, http.websocket_connect(path, headers=own):
+            raise AssertionError("a WebSocket was opened")
+    finally:
+        registry.awaited.discard("a1")
+    assert (refused.value.status_code, refused.value.headers["retry-after"]) == (503, "1")
