@@ -10,19 +10,22 @@ import gc
 import json
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
-from app.cli.serve import SWITCH_SECONDS, spare_loaded_objects
+from app.admission.tenants import anonymous
+from app.cli.serve import MAX_FRAME_BYTES, SWITCH_SECONDS, spare_loaded_objects
 from app.conversations.store import StoredItem, StoredResponse
 from app.engine_client.client import EngineClient
 from app.protocols.messages import MAX_MESSAGES
 from app.protocols.responses_input import MAX_ITEMS
 from app.protocols.responses_tools import MAX_TOOLS
 from app.protocols.schema import MAX_CONTENT_PARTS
+from app.routes.responses_session import ResponsesSession
 from app.server import create_app
 from app.settings import Settings
 from app.text.text_model import TextModel
@@ -316,16 +319,53 @@ async def test_the_heaviest_bodies_do_not_block_the_event_loop(http: httpx.Async
 
 async def check_gaps(http: httpx.AsyncClient, route: str, body: bytes) -> None:
     """Check that a request does not block the event loop, in one attempt of several."""
+
+    async def post() -> None:
+        headers = {"Content-Type": "application/json"}
+        answer = await http.post(route, content=body, headers=headers, timeout=HANG_SECONDS)
+        # 503: a busy machine checks no schema of this size in time.
+        assert answer.status_code in (200, 400, 503), answer.text[:200]
+
+    await check_attempts(post)
+
+
+async def check_attempts(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Check that work does not block the event loop, in one attempt of several."""
     gaps = []
     for _ in range(ATTEMPTS):
-        request = http.post(route, content=body, headers={"Content-Type": "application/json"}, timeout=HANG_SECONDS)
-        work = asyncio.ensure_future(request)
-        gaps.append(await longest_gap(work))
-        # 503: a busy machine checks no schema of this size in time.
-        assert work.result().status_code in (200, 400, 503), work.result().text[:200]
+        attempt = asyncio.ensure_future(work())
+        gaps.append(await longest_gap(attempt))
+        attempt.result()
         if gaps[-1] < max(MAX_LAG_SECONDS, MAX_LAG_DECODES * decode_seconds()):
             return
     pytest.fail(f"the event loop was blocked for {[round(1000 * gap, 1) for gap in gaps]} ms")
+
+
+FRAMES = {
+    name: body
+    for name, (route, body) in BODIES.items()
+    if route == RESPONSES and len(json.dumps(body)) < MAX_FRAME_BYTES - 100
+}
+
+
+@pytest.mark.parametrize("name", FRAMES)
+async def test_the_heaviest_frames_do_not_block_the_event_loop(http: httpx.AsyncClient, name: str):
+    """Responses over a WebSocket are read, validated and rendered like those over HTTP."""
+    service, sent = http._transport.app.state.service, []
+    frame = json.dumps({"type": "response.create", **FRAMES[name]})
+
+    async def send(message: bytes) -> None:
+        sent.append(message)
+
+    async def respond() -> None:
+        session = ResponsesSession(service, anonymous("127.0.0.1"), send, lambda _: False, "request")
+        await session.handle_frame(frame)
+        while not session.idle_seconds:
+            await asyncio.sleep(0)
+        await session.detach()
+
+    await check_attempts(respond)
+    assert sent
 
 
 CONVERSATIONS = "/v1/conversations"
