@@ -77,7 +77,7 @@ class Decoder:
 
     @property
     def device(self) -> torch.device:
-        return self._weights.embedding.device
+        return self._weights.final_norm.device
 
     @property
     def _shape(self) -> DecoderShape:
@@ -94,7 +94,7 @@ class Decoder:
             return self._fused_forward(inputs, cache.layers)
         attention = StepAttention.begin(inputs, cache, kernels, config.num_heads, config.windows)
         rope = kernels.plan_rope(weights.cos_sin, inputs.positions, inputs.slot_mapping, cache.layers[0])
-        residual = weights.embedding.index_select(0, inputs.token_ids).to(self.dtype)
+        residual = weights.embedding.lookup(inputs.token_ids).to(self.dtype)
         for index, layer in enumerate(weights.layers):
             qkv = kernels.norm_linear(residual, layer.input_norm, config.norm_eps, layer.qkv)
             kernels.add_linear(self._attend(index, layer, qkv, attention, rope), layer.out, residual)

@@ -15,7 +15,7 @@ from torch import Tensor
 from engine.execution.models.config import DecoderConfig
 from engine.execution.models.rope import cos_sin_table
 from engine.execution.models.sources import WeightSource
-from kernels.decoder import DecoderLayer, DecoderWeights, Linear
+from kernels.decoder import DecoderLayer, DecoderWeights, EmbeddingTable, Linear
 from kernels.huge_pages import mmap_zeros
 from kernels.interface import Kernels
 
@@ -45,7 +45,7 @@ def load_weights(
         head = reader.linear((("lm_head", config.vocab_size),), config.hidden_size, bias=False)
     source.finish(lambda name: _ignored(name, is_tied))
     cos_sin = cos_sin_table(config.rope, config.head_dim, config.max_position).to(device)
-    return DecoderWeights(embedding, layers, final_norm, head, cos_sin, reader.num_parameters)
+    return DecoderWeights(EmbeddingTable(embedding), layers, final_norm, head, cos_sin, reader.num_parameters)
 
 
 def _stores_another_head(source: WeightSource, dtype: torch.dtype) -> bool:
