@@ -227,8 +227,8 @@ def _dtype(name: str, device: torch.device) -> torch.dtype | None:
 
 
 def _cache_dtype(name: str, model: Model, kernels: Kernels) -> torch.dtype:
-    """Return the dtype of the KV cache; by default that of the weights, if the kernels support it."""
-    dtype = model.weights_dtype if name == "auto" else DTYPES[name]
+    """Return the dtype of the KV cache; by default the model's choice, if the kernels support it."""
+    dtype = model.default_cache_dtype() if name == "auto" else DTYPES[name]
     if dtype == model.dtype or kernels.supports_kv_dtype(dtype, model.num_heads, model.num_kv_heads, model.head_dim):
         return dtype
     if name == "auto":

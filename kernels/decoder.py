@@ -69,6 +69,7 @@ class DecoderWeights:
     """All parameters of a decoder.
 
     embedding: in the model's dtype or the checkpoint's. cos_sin: [max position, D] float32. head: H -> V.
+    checkpoint_dtype: of the checkpoint's values, or that of the computation where the kernels cannot hold these.
     """
 
     embedding: Embedding
@@ -77,6 +78,7 @@ class DecoderWeights:
     head: Linear
     cos_sin: Tensor
     num_parameters: int
+    checkpoint_dtype: torch.dtype
 
 
 @dataclass(frozen=True)

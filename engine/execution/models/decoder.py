@@ -75,6 +75,13 @@ class Decoder:
     def weights_dtype(self) -> torch.dtype:
         return self._weights.embedding.dtype
 
+    def default_cache_dtype(self) -> torch.dtype:
+        """Return the dtype in which the kernels hold a plain matrix of the checkpoint.
+
+        It is stored on its own, because the matrices in memory may be quantised.
+        """
+        return self._weights.checkpoint_dtype
+
     @property
     def device(self) -> torch.device:
         return self._weights.final_norm.device

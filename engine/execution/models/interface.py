@@ -53,6 +53,9 @@ class Model(Protocol):
     def weights_dtype(self) -> torch.dtype:
         """Return the dtype of the matrices: that of the hidden states or, if supported, of the checkpoint."""
 
+    def default_cache_dtype(self) -> torch.dtype:
+        """Return the dtype for keys and values that are stored with the precision of the checkpoint."""
+
     @property
     def device(self) -> torch.device: ...
 

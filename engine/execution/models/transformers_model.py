@@ -107,6 +107,9 @@ class TransformersModel:
         self.weights_dtype = self.dtype
         self.device: torch.device = causal_lm.device
 
+    def default_cache_dtype(self) -> torch.dtype:
+        return self.dtype
+
     @property
     def num_layers(self) -> int:
         return self._shape.num_layers
