@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from engine.execution.cache import KVCache
+from engine.execution.cache import CacheSpec, KVCache
 from engine.execution.inputs import ModelInputs
 from engine.execution.models.attention import StepAttention
 from engine.execution.models.config import DecoderConfig
@@ -44,20 +44,8 @@ class Decoder:
         return self._weights.num_parameters
 
     @property
-    def num_layers(self) -> int:
-        return self.config.num_layers
-
-    @property
     def num_heads(self) -> int:
         return self.config.num_heads
-
-    @property
-    def num_kv_heads(self) -> int:
-        return self.config.num_kv_heads
-
-    @property
-    def head_dim(self) -> int:
-        return self.config.head_dim
 
     @property
     def vocab_size(self) -> int:
@@ -74,6 +62,10 @@ class Decoder:
     @property
     def weights_dtype(self) -> torch.dtype:
         return self._weights.embedding.dtype
+
+    def cache_spec(self) -> CacheSpec:
+        c = self.config
+        return CacheSpec.uniform(c.num_layers, c.num_kv_heads, c.head_dim, c.windows)
 
     def default_cache_dtype(self) -> torch.dtype:
         """Return the dtype in which the kernels hold a plain matrix of the checkpoint.

@@ -46,7 +46,9 @@ def load_weights(
         head = reader.linear((("lm_head", config.vocab_size),), config.hidden_size, bias=False)
     source.finish(lambda name: _ignored(name, is_tied))
     cos_sin = cos_sin_table(config.rope, config.head_dim, config.max_position).to(device)
-    return DecoderWeights(EmbeddingTable(embedding), layers, final_norm, head, cos_sin, reader.num_parameters, checkpoint_dtype)
+    return DecoderWeights(
+        EmbeddingTable(embedding), layers, final_norm, head, cos_sin, reader.num_parameters, checkpoint_dtype
+    )
 
 
 def _stores_another_head(source: WeightSource, dtype: torch.dtype) -> bool:
