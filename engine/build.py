@@ -27,6 +27,7 @@ from engine.execution.swap import STAGING_BYTES
 from engine.fingerprint import fingerprint
 from engine.heartbeat import Heartbeat
 from engine.host import free_memory_bytes, num_cores, total_memory
+from engine.model_files.open_model import open_model
 from engine.scheduling.batch import Batch, Chunk, Join
 from engine.scheduling.costs import Costs
 from engine.scheduling.policies import make_policy
@@ -101,8 +102,9 @@ def build_engine(
     progress("warm-up", 1, 1)
     _check_free_memory(config, device)
     policy = make_policy(config, costs)
+    files = open_model(Path(config.model))
     info = ModelInfo(
-        name=Path(config.model).name,
+        name=files.name,
         vocab_size=model.vocab_size,
         max_model_len=max_len,
         num_pages=num_pages,
@@ -112,7 +114,7 @@ def build_engine(
         dtype=str(model.weights_dtype if config.dtype == "auto" else dtype).removeprefix("torch."),
         parameters=model.num_parameters,
         is_exact=_is_exact(config, model, kernels, device),
-        fingerprint=fingerprint(config, str(model.dtype), type(kernels).__name__),
+        fingerprint=fingerprint(files, config, str(model.dtype), type(kernels).__name__),
     )
     sizes = {"num_pages": num_pages, "host_pages": host_pages, "max_len": max_len}
     continuous = msgspec.structs.replace(config, batching="continuous", batch_size=None, batch_timeout=0.0)
