@@ -24,9 +24,10 @@ from app.admission.tenant_tables import TenantError, read_tables, tenants_of
 from app.admission.tenants import KEY_CHARACTERS, Tenant, is_valid_key, key_digest, tenant_of_key
 from app.resources import demo_model
 from app.settings import Settings, SettingsError
-from app.text.generation_config import AUTO_CONFIG, GENERATION_CONFIG_FILE, NO_CONFIG, config_file
+from app.text.generation_config import AUTO_CONFIG, NO_CONFIG, config_file
 from app.text.model_folder import ModelNotFound, find_default, find_folder
 from engine.config import EXPERIMENTS, EngineConfig
+from engine.model_files.folder import GENERATION_CONFIG_FILE
 from engine.options import VARIABLE_PREFIX, DeclaredOption, declared_options
 
 Options = tuple[DeclaredOption, ...]
@@ -94,7 +95,7 @@ def resolve(
     check_keys(digests, values.get("operator_key"), values.get("metrics_key"))
     if values.get("chat_template"):
         values["chat_template"] = _read_template(values["chat_template"])
-    _check_generation_config(folder, values.get("generation_config", AUTO_CONFIG))
+    _check_generation_config(values.get("generation_config", AUTO_CONFIG))
     resolved = settings(engine=engine.validate(), model_name=name, **values)
     _check_body_memory(resolved)
     return resolved
@@ -184,9 +185,9 @@ def _read_template(path: str) -> str:
         raise SettingsError(f"chat_template: {error}") from None
 
 
-def _check_generation_config(folder: Path, given: str) -> None:
+def _check_generation_config(given: str) -> None:
     """Refuse a path without such a file; the other values are names."""
-    if given not in (AUTO_CONFIG, NO_CONFIG) and not config_file(folder, given).is_file():
+    if given not in (AUTO_CONFIG, NO_CONFIG) and not config_file(given).is_file():
         raise SettingsError(
             "generation_config must be auto, none or the path of a file or of a folder with a "
             f"{GENERATION_CONFIG_FILE}, got {given!r}"

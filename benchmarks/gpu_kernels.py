@@ -15,7 +15,7 @@ from benchmarks.device import Device
 from benchmarks.results import microseconds
 from benchmarks.sampling import parameters
 from benchmarks.shapes import Shape
-from engine.execution.cache import KVCache
+from engine.execution.cache import CacheSpec, KVCache
 from kernels import query_tiles
 from kernels.paging import PagedKV
 from kernels.triton import decode_attention, decode_tasks, prefill_attention
@@ -154,8 +154,8 @@ class KernelMarks:
 
     def _cache(self, shape: Shape, pages: int, page_size: int) -> KVCache:
         """Return random keys and values of all layers; the layers' pages are interleaved in memory."""
-        sizes = (pages, page_size, shape.layers, shape.kv_heads, shape.head_dim)
-        cache = KVCache.allocate(*sizes, torch.bfloat16, self._on.device)
+        spec = CacheSpec.uniform(shape.layers, shape.kv_heads, shape.head_dim)
+        cache = KVCache.allocate(pages, page_size, spec, torch.bfloat16, self._on.device)
         cache.data.normal_()
         return cache
 

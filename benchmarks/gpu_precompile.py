@@ -116,8 +116,7 @@ def compile_shape(
         model = load_model(
             folder, dtype=torch.bfloat16, device=device, progress=_ignore, load_format="dummy", kernels=kernels
         )
-        sizes = (PAGES, page_size, 1, shape.kv_heads, shape.head_dim)
-        cache = KVCache.allocate(*sizes, torch.bfloat16, device, host_pages=4)
+        cache = KVCache.allocate(PAGES, page_size, model.cache_spec(), torch.bfloat16, device, host_pages=4)
         runner = ModelRunner(model, cache, kernels, SLOTS, CONTEXT, _run_twice)
         runner.record(_ignore)
         _warm_up(EngineConfig(model="", page_size=page_size, max_num_seqs=SLOTS), runner, PAGES, 4, CONTEXT)

@@ -27,6 +27,7 @@ from engine.execution.swap import STAGING_BYTES
 from engine.fingerprint import fingerprint
 from engine.heartbeat import Heartbeat
 from engine.host import free_memory_bytes, num_cores, total_memory
+from engine.model_files.open_model import open_model
 from engine.scheduling.batch import Batch, Chunk, Join
 from engine.scheduling.costs import Costs
 from engine.scheduling.policies import make_policy
@@ -92,16 +93,7 @@ def build_engine(
     _check_slots(config, max_len)
     cache_dtype = _cache_dtype(config.kv_cache_dtype, model, kernels)
     num_pages, host_pages = _size_cache(config, model, cache_dtype, max_len)
-    cache = KVCache.allocate(
-        num_pages=num_pages,
-        page_size=config.tokens_per_page,
-        layers=model.num_layers,
-        heads=model.num_kv_heads,
-        dim=model.head_dim,
-        dtype=cache_dtype,
-        device=device,
-        host_pages=host_pages,
-    )
+    cache = KVCache.allocate(num_pages, config.tokens_per_page, model.cache_spec(), cache_dtype, device, host_pages)
     runner = ModelRunner(model, cache, kernels, config.max_num_seqs, max_len, _capture(config, device))
     progress("warm-up", 0, 1)
     _log_free_memory(device, "before steps are recorded")
@@ -110,8 +102,9 @@ def build_engine(
     progress("warm-up", 1, 1)
     _check_free_memory(config, device)
     policy = make_policy(config, costs)
+    files = open_model(Path(config.model))
     info = ModelInfo(
-        name=Path(config.model).name,
+        name=files.name,
         vocab_size=model.vocab_size,
         max_model_len=max_len,
         num_pages=num_pages,
@@ -121,7 +114,7 @@ def build_engine(
         dtype=str(model.weights_dtype if config.dtype == "auto" else dtype).removeprefix("torch."),
         parameters=model.num_parameters,
         is_exact=_is_exact(config, model, kernels, device),
-        fingerprint=fingerprint(config, str(model.dtype), type(kernels).__name__),
+        fingerprint=fingerprint(files, config, str(model.dtype), type(kernels).__name__),
     )
     sizes = {"num_pages": num_pages, "host_pages": host_pages, "max_len": max_len}
     continuous = msgspec.structs.replace(config, batching="continuous", batch_size=None, batch_timeout=0.0)
@@ -207,10 +200,11 @@ def _kernels(
 def _check_heads(model: Model, kernels: Kernels, device: torch.device) -> None:
     """Refuse attention heads for which a GPU has too little shared memory."""
     largest = kernels.max_head_dim(model.dtype, device)
-    if largest is not None and model.head_dim > largest:
+    head_dim = model.cache_spec().max_head_dim
+    if largest is not None and head_dim > largest:
         dtype = str(model.dtype).removeprefix("torch.")
         raise ConfigError(
-            f"attention with heads of {model.head_dim} in {dtype} does not fit into this GPU's shared memory, "
+            f"attention with heads of {head_dim} in {dtype} does not fit into this GPU's shared memory, "
             f"which allows at most {largest}; use dtype bfloat16 or kernels torch"
         )
 
@@ -227,9 +221,12 @@ def _dtype(name: str, device: torch.device) -> torch.dtype | None:
 
 
 def _cache_dtype(name: str, model: Model, kernels: Kernels) -> torch.dtype:
-    """Return the dtype of the KV cache; by default that of the weights, if the kernels support it."""
-    dtype = model.weights_dtype if name == "auto" else DTYPES[name]
-    if dtype == model.dtype or kernels.supports_kv_dtype(dtype, model.num_heads, model.num_kv_heads, model.head_dim):
+    """Return the dtype of the KV cache; by default the model's choice, if the kernels support it."""
+    dtype = model.default_cache_dtype() if name == "auto" else DTYPES[name]
+    groups = model.cache_spec().groups
+    if dtype == model.dtype or all(
+        kernels.supports_kv_dtype(dtype, model.num_heads, group.heads, group.head_dim) for group in groups
+    ):
         return dtype
     if name == "auto":
         return model.dtype
@@ -259,9 +256,7 @@ def _check_slots(config: EngineConfig, max_len: int) -> None:
 
 def _size_cache(config: EngineConfig, model: Model, dtype: torch.dtype, max_len: int) -> tuple[int, int]:
     """Return the number of device pages and host pages, at most twice the need of all slots at full length."""
-    page_bytes = KVCache.bytes_per_page(
-        config.tokens_per_page, model.num_layers, model.num_kv_heads, model.head_dim, dtype
-    )
+    page_bytes = model.cache_spec().bytes_per_page(config.tokens_per_page, dtype)
     max_pages = 2 * config.max_num_seqs * -(-max_len // config.tokens_per_page)
     if config.num_pages is not None:
         pages = config.num_pages
@@ -388,7 +383,8 @@ def _warm_up(config: EngineConfig, runner: ModelRunner, num_pages: int, host_pag
 
 def _attention_ratio(model: Model) -> float:
     """Return the operations for one earlier position that a token attends to, of those for the token's matrices."""
-    return 2 * model.num_layers * model.num_heads * model.head_dim / model.num_parameters
+    widths = sum(group.layers * group.head_dim for group in model.cache_spec().groups)
+    return 2 * widths * model.num_heads / model.num_parameters
 
 
 def _fastest(runner: ModelRunner, batch: Batch) -> float:

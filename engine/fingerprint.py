@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 
 from engine.config import EngineConfig
+from engine.model_files.interface import ModelFiles
 
-SAMPLES, SAMPLE_BYTES = 64, 4096  # of each weight file, evenly spread: reading all of it would take seconds
 
-
-def fingerprint(config: EngineConfig, dtype: str, kernels: str) -> str:
+def fingerprint(files: ModelFiles, config: EngineConfig, dtype: str, kernels: str) -> str:
     """Return `fp_` and 12 hex digits of a digest of the checkpoint's configuration, its weights, the dtypes of
-    computation and cache, and the kernels. Of each weight file it reads the size, the header and samples.
+    computation and cache, and the kernels. Of the weights only samples are read.
     """
     digest = hashlib.sha256(f"{dtype} {config.kv_cache_dtype} {kernels} {config.load_format}".encode())
-    folder = Path(config.model)
-    for file in sorted({*folder.glob("config.json"), *folder.glob("*.safetensors")}):
-        size = file.stat().st_size
-        digest.update(f"{file.name} {size}".encode())
-        with file.open("rb") as stream:
-            for offset in sorted({size * sample // SAMPLES for sample in range(SAMPLES)}):
-                stream.seek(offset)
-                digest.update(stream.read(SAMPLE_BYTES))
+    for part in files.fingerprint_parts():
+        digest.update(part)
     return f"fp_{digest.hexdigest()[:12]}"

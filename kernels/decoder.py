@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -14,6 +15,39 @@ from kernels.paging import PagedKV
 from kernels.slots import PromptChunk
 
 Linear = Callable[[Tensor], Tensor]  # x[T, K] -> x @ weight.T + bias [T, N]; owns its weight
+
+
+class Embedding(Protocol):
+    """Vectors of all tokens, from which the rows of a step are looked up."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return (V, H)."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the dtype of looked-up rows."""
+
+    def lookup(self, token_ids: Tensor) -> Tensor:
+        """Return rows [T, H] for token_ids[T] int64."""
+
+
+@dataclass(frozen=True)
+class EmbeddingTable:
+    """Embedding that is stored row by row. table: [V, H], contiguous; back ends in other languages read its memory."""
+
+    table: Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.table.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.table.dtype
+
+    def lookup(self, token_ids: Tensor) -> Tensor:
+        return self.table.index_select(0, token_ids)
 
 
 @dataclass(frozen=True)
@@ -34,15 +68,17 @@ class DecoderLayer:
 class DecoderWeights:
     """All parameters of a decoder.
 
-    embedding: [V, H], in the model's dtype or the checkpoint's. cos_sin: [max position, D] float32. head: H -> V.
+    embedding: in the model's dtype or the checkpoint's. cos_sin: [max position, D] float32. head: H -> V.
+    checkpoint_dtype: of the checkpoint's values, or that of the computation where the kernels cannot hold these.
     """
 
-    embedding: Tensor
+    embedding: Embedding
     layers: tuple[DecoderLayer, ...]
     final_norm: Tensor
     head: Linear
     cos_sin: Tensor
     num_parameters: int
+    checkpoint_dtype: torch.dtype
 
 
 @dataclass(frozen=True)

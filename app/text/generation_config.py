@@ -10,11 +10,11 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from app.text.checkpoint_files import read_json
+from engine.model_files.folder import GENERATION_CONFIG_FILE, read_document
+from engine.model_files.interface import Document, ModelFiles
 
 log = logging.getLogger("carousel.text")
 
-GENERATION_CONFIG_FILE = "generation_config.json"
 AUTO_CONFIG, NO_CONFIG = "auto", "none"  # use the checkpoint's file; recommend no sampling parameters
 # The range of each sampling parameter that a checkpoint may recommend, as for requests.
 SAMPLING = {
@@ -26,33 +26,36 @@ SAMPLING = {
 }
 
 
-def config_file(folder: Path, choice: str) -> Path:
-    """Return the file that `--generation-config` chooses: "auto", "none", a file, or a folder that has one."""
-    if choice in (AUTO_CONFIG, NO_CONFIG):
-        return folder / GENERATION_CONFIG_FILE
+def read_config(files: ModelFiles, choice: str) -> Document:
+    """Return the document that `--generation-config` chooses: "auto", "none", a file, or a folder that has one."""
+    return files.generation_config() if choice in (AUTO_CONFIG, NO_CONFIG) else read_document(config_file(choice))
+
+
+def config_file(choice: str) -> Path:
+    """Return the file that a path chooses: itself, or the file of a folder."""
     return Path(choice) / GENERATION_CONFIG_FILE if Path(choice).is_dir() else Path(choice)
 
 
-def sampling_defaults(file: Path) -> dict[str, float]:
-    """Return the sampling parameters in `file` that are within their ranges (as vLLM applies them)."""
-    config = read_json(file)
+def sampling_defaults(config: Document) -> dict[str, float]:
+    """Return the sampling parameters in `config` that are within their ranges (as vLLM applies them)."""
     values: dict[str, float] = {}
     for name, (minimum, maximum) in SAMPLING.items():
-        value = config.get(name)
+        value = config.content.get(name)
         if value is None:
             continue
         kinds = int if name == "top_k" else int | float
         if isinstance(value, bool) or not isinstance(value, kinds) or not minimum <= value <= maximum:
-            log.warning("%s: %s must be between %g and %g, got %r; it is ignored", file, name, minimum, maximum, value)
+            message = "%s: %s must be between %g and %g, got %r; it is ignored"
+            log.warning(message, config.file, name, minimum, maximum, value)
         else:
             values[name] = max(0, value) if name == "top_k" else value
     return values
 
 
-def end_ids(files: tuple[Path, ...], vocab_size: int) -> list[int]:
-    """Return the end-of-text ids of the first of `files` that names any."""
-    for file in files:
-        value = read_json(file).get("eos_token_id")
+def end_ids(configs: tuple[Document, ...], vocab_size: int) -> list[int]:
+    """Return the end-of-text ids of the first of `configs` that names any."""
+    for config in configs:
+        value = config.content.get("eos_token_id")
         if value is None:
             continue
         given = value if isinstance(value, list) else [value]
@@ -60,7 +63,8 @@ def end_ids(files: tuple[Path, ...], vocab_size: int) -> list[int]:
         for token_id in given:
             if token_id not in known:
                 log.warning(
-                    "%s: eos_token_id must be a token id below %d, got %r; it is ignored", file, vocab_size, token_id
+                    "%s: eos_token_id must be a token id below %d, got %r; it is ignored",
+                    *(config.file, vocab_size, token_id),
                 )
         if known or not given:
             return known

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from app.resources import demo_model
 from app.text.packaged_model import DEFAULT_MODEL
+from engine.model_files.folder import CONFIG_FILE, FolderFiles
 
 DEMO = "demo"  # name of the bundled model
 GGUF_ADVICE = (
@@ -40,10 +41,10 @@ def find_folder(model: str, download: Callable[[str], Path] | None) -> Path:
         if folder.exists() or download is None or model.count("/") != 1 or model.startswith((".", "/")):
             raise ModelNotFound(f"model {model!r}: no such folder, and not a hub name (owner/name)")
         folder = download(model)
-    if not (folder / "config.json").exists():
+    if not FolderFiles(folder).has_config:
         is_gguf = model.lower().endswith("-gguf") or any(_is_gguf(file) for file in folder.iterdir())
         raise ModelNotFound(
-            f"model {model!r} has no config.json in {folder}: {GGUF_ADVICE if is_gguf else FOLDER_ADVICE}"
+            f"model {model!r} has no {CONFIG_FILE} in {folder}: {GGUF_ADVICE if is_gguf else FOLDER_ADVICE}"
         )
     return folder
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from app.resources import fetched_models
+from engine.model_files.folder import FolderFiles
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class PackagedModel:
     @property
     def is_fetched(self) -> bool:
         """Return whether the checkpoint is complete."""
-        return (self.folder / "config.json").is_file()
+        return FolderFiles(self.folder).has_config
 
 
 DEFAULT_MODEL = PackagedModel(

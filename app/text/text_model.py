@@ -17,14 +17,17 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
 from tokenizers.models import BPE
 
-from app.text.chat_template import ChatTemplate, InvalidTemplate, MessagesRefused, join_system_turns
-from app.text.checkpoint_files import TokenizerError, read_json
+from app.text.chat_template import ChatTemplate, MessagesRefused, join_system_turns
+from app.text.checkpoint_files import TokenizerError
 from app.text.control_tokens import ControlTokens, TooManyControlTokens
-from app.text.generation_config import AUTO_CONFIG, NO_CONFIG, config_file, end_ids, sampling_defaults
+from app.text.generation_config import AUTO_CONFIG, NO_CONFIG, end_ids, read_config, sampling_defaults
 from app.text.tokenizer_files import load_tokenizer
 from app.text.tools.default_prompt import default_prompt, text_turns, with_system_text
 from app.text.tools.definitions import Tool
 from app.text.tools.formats import NO_FORMAT, ToolFormat, find_format, format_by_name
+from engine.model_files.errors import ModelFileError
+from engine.model_files.interface import Document, ModelFiles
+from engine.model_files.open_model import open_model
 from engine.types import Vocabulary
 
 AUTO_FORMAT, DEFAULT_FORMAT = "auto", "hermes"  # names of tool formats
@@ -72,15 +75,20 @@ class TextModel:
         allow_control_tokens: bool = False,
         tool_parser: str = AUTO_FORMAT,
     ) -> TextModel:
-        """Load from a folder in Hugging Face layout. `chat_template` replaces the checkpoint's own; `generation_config`
-        is a choice of `app.text.generation_config.config_file`.
+        """Load from the files of a model. Raises `TokenizerError` and `InvalidTemplate`.
+
+        chat_template: replaces the checkpoint's own. generation_config: see `app.text.generation_config.read_config`.
         """
-        tokenizer, special = load_tokenizer(path)
-        _check_vocabulary(path, tokenizer)
-        template = chat_template or _find_template(path, read_json(path / "tokenizer_config.json"))
-        file = config_file(path, generation_config)
-        defaults = {} if generation_config == NO_CONFIG else sampling_defaults(file)
-        eos = _eos(path, file, tokenizer, special)
+        files = open_model(path)
+        try:
+            tokenizer, special = load_tokenizer(files)
+            config, generation = files.config(), read_config(files, generation_config)
+            template = chat_template or files.chat_template()
+        except ModelFileError as error:
+            raise TokenizerError(str(error)) from error
+        _check_vocabulary(files, config, tokenizer)
+        defaults = {} if generation_config == NO_CONFIG else sampling_defaults(generation)
+        eos = _eos((generation, config), tokenizer, special)
         return cls(tokenizer, template, special, eos, defaults, allow_control_tokens, tool_parser)
 
     @property
@@ -279,46 +287,24 @@ class TextModel:
         return "ByteFallback" in repr(self.tokenizer.decoder)
 
 
-def _find_template(path: Path, config: dict[str, Any]) -> str | None:
-    file = path / "chat_template.jinja"
-    if file.exists():
-        try:
-            return file.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise InvalidTemplate(f"{file}: {error}") from None
-    template = config.get("chat_template")
-    try:
-        if isinstance(template, list):  # several named templates
-            template = {entry["name"]: entry["template"] for entry in template}
-        if isinstance(template, dict):
-            template = template.get("default")
-        if not isinstance(template, str | None):
-            raise TypeError
-    except (KeyError, TypeError):
-        raise InvalidTemplate(
-            f"{path / 'tokenizer_config.json'}: chat_template must be a text or a list of named ones, "
-            f"not {config['chat_template']!r:.80}"
-        ) from None
-    return template
-
-
-def _eos(path: Path, file: Path, tokenizer: Tokenizer, special: dict[str, str]) -> frozenset[int]:
-    """Return every id that ends a text: those of generation_config.json, else of config.json; and the tokenizer's own
-    (as in vLLM), because models trained for chat often name their end token only there.
+def _eos(configs: tuple[Document, Document], tokenizer: Tokenizer, special: dict[str, str]) -> frozenset[int]:
+    """Return every id that ends a text: those of the first of `configs` (generation_config.json, config.json) that
+    names any; and the tokenizer's own (as in vLLM), because models trained for chat often name their end token only
+    there.
     """
-    given = read_json(path / "config.json").get("vocab_size")
+    given = configs[-1].content.get("vocab_size")
     vocab_size = given if isinstance(given, int) else 2**31
-    ids = end_ids((file, path / "config.json"), vocab_size)
+    ids = end_ids(configs, vocab_size)
     own = tokenizer.token_to_id(special.get("eos_token", ""))
     return frozenset(ids if own is None or own >= vocab_size else [*ids, own])
 
 
-def _check_vocabulary(path: Path, tokenizer: Tokenizer) -> None:
+def _check_vocabulary(files: ModelFiles, config: Document, tokenizer: Tokenizer) -> None:
     """Raise `TokenizerError` for a tokenizer of another model: its ids would be refused, or would mean other tokens.
 
     Added tokens may lie beyond the model's vocabulary: fine-tunes leave a padding token there that no text contains.
     """
-    vocab_size = read_json(path / "config.json").get("vocab_size")
+    vocab_size = config.content.get("vocab_size")
     if not isinstance(vocab_size, int):
         return
     added = set(tokenizer.get_added_tokens_decoder())
@@ -326,11 +312,11 @@ def _check_vocabulary(path: Path, tokenizer: Tokenizer) -> None:
     try:
         largest = max(largest, *tokenizer.encode("Hello").ids, -1)
     except Exception as error:  # the library raises plain Exception
-        raise TokenizerError(f"{path}: the tokenizer cannot encode a text: {error}") from error
+        raise TokenizerError(f"{files.path}: the tokenizer cannot encode a text: {error}") from error
     if largest >= vocab_size:
         raise TokenizerError(
-            f"{path}: the tokenizer has token ids up to {largest}, and config.json has vocab_size = {vocab_size}: "
-            "it is the tokenizer of another model"
+            f"{files.path}: the tokenizer has token ids up to {largest}, and config.json has vocab_size = "
+            f"{vocab_size}: it is the tokenizer of another model"
         )
 
 

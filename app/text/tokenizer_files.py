@@ -1,4 +1,4 @@
-"""Tokenizer of a checkpoint folder, equal to the one that transformers' AutoTokenizer creates from it.
+"""Tokenizer of a model's files, equal to the one that transformers' AutoTokenizer creates from it.
 
 A self-contained tokenizer.json is loaded with the `tokenizers` package. Other folders are converted by transformers in
 a child process, once, at start: those without a tokenizer.json, those whose other files name further tokens, and those
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,22 +19,11 @@ from tokenizers import AddedToken, Tokenizer
 
 from app.child_environment import child_environment
 from app.text import convert_tokenizer
-from app.text.checkpoint_files import TokenizerError, read_json
+from app.text.checkpoint_files import TokenizerError
+from engine.model_files.interface import Document, ModelFiles, TokenizerSource
 from engine.parent_death import bound_command
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-# Files from which transformers creates a tokenizer; for a folder without any of them it creates an empty one.
-VOCABULARY_FILES = (
-    "tokenizer.model",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "tekken.json",
-    "vocab.json",
-    "vocab.txt",
-    "*.tiktoken",
-)
-# Files that name tokens if tokenizer_config.json has no added_tokens_decoder.
-LEGACY_FILES = ("added_tokens.json", "special_tokens_map.json")
 # Classes for which transformers uses tokenizer.json unchanged, and model types for which it accepts them.
 GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 GENERIC_MODEL_TYPES = ("llama", "qwen3")
@@ -43,18 +32,23 @@ CONVERSION_SECONDS = 600  # time limit of a conversion; the largest vocabularies
 
 @dataclass(frozen=True)
 class TokenizerFiles:
-    """The JSON files of a folder that describe its tokenizer. Missing files are empty."""
+    """Parts of a model's files that describe its tokenizer."""
 
-    path: Path
-    model: dict[str, Any]
-    config: dict[str, Any]
+    source: TokenizerSource
+    model: Mapping[str, Any]
+    document: Document
 
     @classmethod
-    def read(cls, path: Path) -> TokenizerFiles:
-        """Read the files of `path`. Raises `TokenizerError` for one that is not a JSON object."""
-        files = cls(path, read_json(path / "config.json"), read_json(path / "tokenizer_config.json"))
-        files._check()
-        return files
+    def read(cls, files: ModelFiles) -> TokenizerFiles:
+        """Read the parts. Raises `ModelFileError` for a damaged file, `TokenizerError` for an invalid entry."""
+        read = cls(files.tokenizer(), files.config().content, files.tokenizer_config())
+        read._check()
+        return read
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """Return the content of tokenizer_config.json."""
+        return self.document.content
 
     @property
     def special(self) -> dict[str, str]:
@@ -64,7 +58,7 @@ class TokenizerFiles:
 
     @property
     def is_generic(self) -> bool:
-        """Return whether transformers would use the tokenizer.json of this folder unchanged."""
+        """Return whether transformers would use the stored tokenizer unchanged."""
         declared = self.config.get("tokenizer_class") or self.model.get("tokenizer_class")
         model_type = self.model.get("model_type")
         if self.config.get("auto_map"):
@@ -80,7 +74,7 @@ class TokenizerFiles:
             listed = self.config["added_tokens_decoder"].items()
             if any(repr(added.get(int(index))) != repr(AddedToken(**token)) for index, token in listed):
                 return True
-        elif any((self.path / name).exists() for name in LEGACY_FILES):
+        elif self.source.names_more_tokens:
             return True
         contents = {token.content for token in added.values()}
         return any(content not in contents for content in self._named_tokens())
@@ -97,9 +91,7 @@ class TokenizerFiles:
                 yield self._content(name, token)
 
     def _check(self) -> None:
-        """Raise `TokenizerError` for a file or a list of tokens that cannot be read."""
-        for name in LEGACY_FILES:
-            read_json(self.path / name)
+        """Raise `TokenizerError` for a list of tokens that cannot be read."""
         listed = self.config.get("added_tokens_decoder", {})
         try:
             for index, token in listed.items():
@@ -120,33 +112,30 @@ class TokenizerFiles:
         return text
 
     def _unreadable(self, name: str, expected: str, given: Any) -> TokenizerError:
-        return TokenizerError(f"{self.path / 'tokenizer_config.json'}: {name} must be {expected}, got {given!r:.80}")
+        return TokenizerError(f"{self.document.file}: {name} must be {expected}, got {given!r:.80}")
 
 
-def load_tokenizer(path: Path) -> tuple[Tokenizer, dict[str, str]]:
-    """Return the tokenizer of `path` and its named special tokens. Raises `TokenizerError`."""
-    files = TokenizerFiles.read(path)
-    tokenizer = _from_json(path / "tokenizer.json")
-    special = files.special
-    if tokenizer is None or not files.is_generic or files.adds_to(tokenizer):
-        tokenizer, special = _convert(path)
+def load_tokenizer(files: ModelFiles) -> tuple[Tokenizer, dict[str, str]]:
+    """Return the tokenizer and its named special tokens. Raises `TokenizerError` and `ModelFileError`."""
+    parts = TokenizerFiles.read(files)
+    tokenizer = _deserialise(parts.source)
+    special = parts.special
+    if tokenizer is None or not parts.is_generic or parts.adds_to(tokenizer):
+        tokenizer, special = _convert(files.path)
     # Truncation and padding are left over from training; a prompt is encoded in full.
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    tokenizer.encode_special_tokens = files.config.get("split_special_tokens") is True
+    tokenizer.encode_special_tokens = parts.config.get("split_special_tokens") is True
     return tokenizer, special
 
 
-def _from_json(file: Path) -> Tokenizer | None:
-    if not file.exists():
-        if not any(found for pattern in VOCABULARY_FILES for found in file.parent.glob(pattern)):
-            names = ", ".join(VOCABULARY_FILES)
-            raise TokenizerError(f"{file.parent} has no tokenizer.json, and no {names} to make one from")
+def _deserialise(source: TokenizerSource) -> Tokenizer | None:
+    if source.content is None:
         return None
     try:
-        return Tokenizer.from_file(str(file))
+        return Tokenizer.from_buffer(source.content)
     except Exception as error:  # the library raises plain Exception
-        raise TokenizerError(f"{file} cannot be read: {error}") from error
+        raise TokenizerError(f"{source.file} cannot be read: {error}") from error
 
 
 def _convert(path: Path) -> tuple[Tokenizer, dict[str, str]]:

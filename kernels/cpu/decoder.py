@@ -13,7 +13,16 @@ from kernels.cpu import structs
 from kernels.cpu.library import load
 from kernels.cpu.linear import CpuLinear
 from kernels.cpu.structs import address
-from kernels.decoder import DecoderLayer, DecoderShape, DecoderWeights, Linear, RowMasks, StepInputs, StepResult
+from kernels.decoder import (
+    DecoderLayer,
+    DecoderShape,
+    DecoderWeights,
+    EmbeddingTable,
+    Linear,
+    RowMasks,
+    StepInputs,
+    StepResult,
+)
 from kernels.huge_pages import mmap_zeros
 from kernels.paging import PagedKV
 from kernels.slots import PromptChunk, SlotRecord, StepState
@@ -25,8 +34,9 @@ def supports_decoder(shape: DecoderShape, weights: DecoderWeights) -> bool:
     """Return whether C++ supports every part of this decoder."""
     linears = [one for layer in weights.layers for one in (layer.qkv, layer.out, layer.gate_up, layer.down)]
     fits = load().carousel_supports_attention(shape.head_dim, shape.num_heads // shape.num_kv_heads)
-    narrow = weights.embedding.dtype in (torch.float32, torch.bfloat16)
-    return bool(fits) and narrow and all(isinstance(linear, CpuLinear) for linear in (*linears, weights.head))
+    table = weights.embedding
+    is_readable = isinstance(table, EmbeddingTable) and table.dtype in (torch.float32, torch.bfloat16)
+    return bool(fits) and is_readable and all(isinstance(linear, CpuLinear) for linear in (*linears, weights.head))
 
 
 class CpuForward:
@@ -176,11 +186,12 @@ def _check(state: StepState) -> None:
 
 def _decoder(shape: DecoderShape, weights: DecoderWeights, allow_bf16_activations: bool) -> structs.Decoder:
     """Return the C++ description of a decoder, valid as long as the weights live."""
+    assert isinstance(weights.embedding, EmbeddingTable)
     layers = (_layer(layer, window) for layer, window in zip(weights.layers, shape.windows, strict=True))
     return structs.Decoder(
         layers=(structs.Layer * len(weights.layers))(*layers),
         num_layers=len(weights.layers),
-        embedding=address(weights.embedding),
+        embedding=address(weights.embedding.table),
         embedding_is_bf16=weights.embedding.dtype == torch.bfloat16,
         hidden=weights.embedding.shape[1],
         final_norm=address(weights.final_norm),

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from engine.execution.cache import KVCache
+from engine.execution.cache import CacheSpec, KVCache
 from engine.execution.inputs import ModelInputs
 from engine.execution.models.attention import StepAttention
 from engine.execution.models.config import DecoderConfig
@@ -44,20 +44,8 @@ class Decoder:
         return self._weights.num_parameters
 
     @property
-    def num_layers(self) -> int:
-        return self.config.num_layers
-
-    @property
     def num_heads(self) -> int:
         return self.config.num_heads
-
-    @property
-    def num_kv_heads(self) -> int:
-        return self.config.num_kv_heads
-
-    @property
-    def head_dim(self) -> int:
-        return self.config.head_dim
 
     @property
     def vocab_size(self) -> int:
@@ -75,9 +63,20 @@ class Decoder:
     def weights_dtype(self) -> torch.dtype:
         return self._weights.embedding.dtype
 
+    def cache_spec(self) -> CacheSpec:
+        c = self.config
+        return CacheSpec.uniform(c.num_layers, c.num_kv_heads, c.head_dim, c.windows)
+
+    def default_cache_dtype(self) -> torch.dtype:
+        """Return the dtype in which the kernels hold a plain matrix of the checkpoint.
+
+        It is stored on its own, because the matrices in memory may be quantised.
+        """
+        return self._weights.checkpoint_dtype
+
     @property
     def device(self) -> torch.device:
-        return self._weights.embedding.device
+        return self._weights.final_norm.device
 
     @property
     def _shape(self) -> DecoderShape:
@@ -94,7 +93,7 @@ class Decoder:
             return self._fused_forward(inputs, cache.layers)
         attention = StepAttention.begin(inputs, cache, kernels, config.num_heads, config.windows)
         rope = kernels.plan_rope(weights.cos_sin, inputs.positions, inputs.slot_mapping, cache.layers[0])
-        residual = weights.embedding.index_select(0, inputs.token_ids).to(self.dtype)
+        residual = weights.embedding.lookup(inputs.token_ids).to(self.dtype)
         for index, layer in enumerate(weights.layers):
             qkv = kernels.norm_linear(residual, layer.input_norm, config.norm_eps, layer.qkv)
             kernels.add_linear(self._attend(index, layer, qkv, attention, rope), layer.out, residual)

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from engine.execution.models.checkpoint import Checkpoint
 from engine.execution.models.errors import ModelError, WeightsError
 from engine.execution.models.fallback_check import (
     check_against_own_attention,
@@ -19,7 +20,7 @@ from engine.execution.models.fallback_check import (
     refuse_config,
     unsupported_attention_error,
 )
-from engine.execution.models.safetensors_files import check_magnitude, largest_magnitude, list_tensors
+from engine.execution.models.safetensors_files import check_magnitude, largest_magnitude
 from engine.execution.models.sources import Progress
 from engine.execution.models.transformers_model import ATTENTION, TransformersModel, paged_attention
 from kernels.decoder import Linear
@@ -43,7 +44,8 @@ class PackedModule(nn.Module):
 
 def load_fallback(
     path: Path,
-    config: dict[str, Any],
+    checkpoint: Checkpoint,
+    config: Mapping[str, Any],
     dtype: torch.dtype | None,
     device: torch.device,
     progress: Progress,
@@ -62,8 +64,7 @@ def load_fallback(
 
     refuse_config(config)
     AttentionInterface.register(ATTENTION, paged_attention)
-    entries = {} if load_format == "dummy" else list_tensors(path)
-    total = sum(entry.size for entry in entries.values())
+    total = 0 if load_format == "dummy" else checkpoint.size()
     progress(0, total)
     name = str(next(iter(config.get("architectures") or ()), path))
     causal_lm = _load_dummy(path, dtype) if load_format == "dummy" else _load_weights(path, name, dtype)

@@ -214,8 +214,7 @@ def _paged_logits(model: TransformersModel, tokens: Tensor, offset: int) -> Tens
     n, device = tokens.shape[1], model.device
     pages = -(-n // PROBE_PAGE_SIZE)
     kernels = load_kernels(device, model.dtype)
-    shape = (model.num_layers, model.num_kv_heads, model.head_dim)
-    cache = KVCache.allocate(2 * pages, PROBE_PAGE_SIZE, *shape, model.dtype, device)
+    cache = KVCache.allocate(2 * pages, PROBE_PAGE_SIZE, model.cache_spec(), model.dtype, device)
     table = torch.arange(2 * pages, device=device).view(2, -1).flip(1)
 
     def slots(row: int, begin: int, end: int) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.execution.cache import KVCache
+from engine.execution.cache import CacheSpec, KVCache
 from engine.execution.inputs import ModelInputs
 from kernels.decoder import StepPass
 from kernels.interface import Kernels
@@ -25,18 +25,8 @@ class Model(Protocol):
         """Return whether this project's kernels compute the whole model."""
 
     @property
-    def num_layers(self) -> int:
-        """Return the number of layers with keys and values."""
-
-    @property
     def num_heads(self) -> int:
         """Return the number of query heads."""
-
-    @property
-    def num_kv_heads(self) -> int: ...
-
-    @property
-    def head_dim(self) -> int: ...
 
     @property
     def vocab_size(self) -> int: ...
@@ -52,6 +42,12 @@ class Model(Protocol):
     @property
     def weights_dtype(self) -> torch.dtype:
         """Return the dtype of the matrices: that of the hidden states or, if supported, of the checkpoint."""
+
+    def cache_spec(self) -> CacheSpec:
+        """Return the shapes of the keys and values of all layers."""
+
+    def default_cache_dtype(self) -> torch.dtype:
+        """Return the dtype for keys and values that are stored with the precision of the checkpoint."""
 
     @property
     def device(self) -> torch.device: ...

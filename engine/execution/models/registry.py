@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from engine.execution.models.checkpoint import Checkpoint, open_checkpoint
 from engine.execution.models.checksums import ChecksumCheck
 from engine.execution.models.config import FAMILIES, DecoderConfig
 from engine.execution.models.decoder import Decoder
 from engine.execution.models.errors import ModelConfigError, ModelError, WeightsError
 from engine.execution.models.interface import Model
 from engine.execution.models.rope import check_rope_table
-from engine.execution.models.safetensors_files import list_tensors
-from engine.execution.models.sources import CheckpointSource, DummySource, Progress, WeightSource
+from engine.execution.models.sources import DummySource, Progress, WeightSource
 from engine.execution.models.weights import load_weights
+from engine.model_files.errors import ModelFileError
+from engine.model_files.interface import ModelFiles
+from engine.model_files.open_model import open_model
 from kernels.interface import Kernels
 from kernels.load import load as load_kernels
 
@@ -37,7 +39,7 @@ def load_model(
     on_layer: Callable[[], None] = lambda: None,
     checksum_progress: Progress = lambda done, total: None,
 ) -> Model:
-    """Load a model from a directory in Hugging Face layout, and check its weights.
+    """Load the model at `path`, in any form that `open_model` reads, and check its weights.
 
     dtype: None for the checkpoint's own. progress: called with (bytes done, bytes in total). load_format: "safetensors"
     reads the safetensors files; "dummy" fills the shapes of config.json with seeded random numbers. kernels: provide
@@ -47,21 +49,31 @@ def load_model(
     """
     if load_format not in LOAD_FORMATS:
         raise ModelError(f"load_format must be one of {', '.join(LOAD_FORMATS)}, got {load_format!r}")
-    config = read_config(path)
+    files = open_model(path)
+    config, checkpoint = read_config(files), open_checkpoint(files)
     architectures = [] if config.get("architectures") is None else config["architectures"]
     if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
         raise ModelConfigError("architectures", architectures, "must be a list of class names")
     is_native = bool(set(architectures) & set(FAMILIES))
-    with ChecksumCheck(_weight_files(path, load_format)) as checksums:
+    with ChecksumCheck(_weight_files(checkpoint, load_format)) as checksums:
         if is_native:
             model: Model = _load_native(
-                path, config, dtype, device, progress, load_format, kernels, on_layer, checksums
+                checkpoint, config, dtype, device, progress, load_format, kernels, on_layer, checksums
             )
         else:
             from engine.execution.models.fallback import load_fallback
 
             model = load_fallback(
-                path, config, dtype, device, progress, load_format, kernels, on_layer, checksums.max_magnitude
+                path,
+                checkpoint,
+                config,
+                dtype,
+                device,
+                progress,
+                load_format,
+                kernels,
+                on_layer,
+                checksums.max_magnitude,
             )
         checksums.finish(checksum_progress)
     if load_format != "dummy":
@@ -70,8 +82,8 @@ def load_model(
 
 
 def _load_native(
-    path: Path,
-    config: dict[str, Any],
+    checkpoint: Checkpoint,
+    config: Mapping[str, Any],
     dtype: torch.dtype | None,
     device: torch.device,
     progress: Progress,
@@ -86,30 +98,29 @@ def _load_native(
     source: WeightSource = (
         DummySource(0, decoder_config.dtype)
         if load_format == "dummy"
-        else CheckpointSource(path, progress, checksums.max_magnitude)
+        else checkpoint.source(progress, checksums.max_magnitude)
     )
     with torch.inference_mode():
         weights = load_weights(decoder_config, source, dtype, device, kernels or load_kernels(device, dtype))
     return Decoder(decoder_config, weights, on_layer)
 
 
-def _weight_files(path: Path, load_format: str) -> set[Path]:
+def _weight_files(checkpoint: Checkpoint, load_format: str) -> set[Path]:
     """Return the files with weights; none if they cannot be listed, which their loader reports."""
     if load_format == "dummy":
         return set()
     try:
-        return {entry.file for entry in list_tensors(path).values()}
+        return checkpoint.files()
     except WeightsError:
         return set()
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """Return config.json of a model directory. Raises ModelError with the file."""
-    file = path / "config.json"
+def read_config(files: ModelFiles) -> Mapping[str, Any]:
+    """Return the content of config.json. Raises ModelError with the file."""
     try:
-        config = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{file}: cannot be read: {error}") from error
-    if not isinstance(config, dict):
-        raise ModelConfigError("(file)", config, "must be a JSON object")
-    return config
+        document = files.config()
+    except ModelFileError as error:
+        raise ModelError(str(error)) from error
+    if not document.exists:
+        raise ModelError(f"{document.file}: cannot be read: no such file")
+    return document.content

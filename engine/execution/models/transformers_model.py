@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from engine.execution.cache import KVCache
+from engine.execution.cache import CacheSpec, KVCache
 from engine.execution.inputs import ModelInputs
 from engine.execution.models.attention import StepAttention
 from engine.execution.models.errors import ModelConfigError, ModelError
@@ -107,21 +107,16 @@ class TransformersModel:
         self.weights_dtype = self.dtype
         self.device: torch.device = causal_lm.device
 
-    @property
-    def num_layers(self) -> int:
-        return self._shape.num_layers
+    def cache_spec(self) -> CacheSpec:
+        shape = self._shape
+        return CacheSpec.uniform(shape.num_layers, shape.num_kv_heads, shape.head_dim, shape.windows)
+
+    def default_cache_dtype(self) -> torch.dtype:
+        return self.dtype
 
     @property
     def num_heads(self) -> int:
         return self._shape.num_heads
-
-    @property
-    def num_kv_heads(self) -> int:
-        return self._shape.num_kv_heads
-
-    @property
-    def head_dim(self) -> int:
-        return self._shape.head_dim
 
     @property
     def windows(self) -> tuple[int, ...]:

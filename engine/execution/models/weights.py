@@ -15,7 +15,7 @@ from torch import Tensor
 from engine.execution.models.config import DecoderConfig
 from engine.execution.models.rope import cos_sin_table
 from engine.execution.models.sources import WeightSource
-from kernels.decoder import DecoderLayer, DecoderWeights, Linear
+from kernels.decoder import DecoderLayer, DecoderWeights, EmbeddingTable, Linear
 from kernels.huge_pages import mmap_zeros
 from kernels.interface import Kernels
 
@@ -36,6 +36,7 @@ def load_weights(
     is_tied = config.tied_embeddings and not _stores_another_head(source, dtype)
     # Of a tied pair either tensor may be the one that was saved, as in transformers.
     table = LM_HEAD if is_tied and source.dtype(EMBEDDING) is None else EMBEDDING
+    checkpoint_dtype = reader.stored_dtype(table)
     embedding = reader.matrix(table, config.vocab_size, config.hidden_size)
     layers = tuple(_load_layer(config, reader, f"model.layers.{index}.") for index in range(config.num_layers))
     final_norm = reader.tensor("model.norm.weight", config.hidden_size)
@@ -45,7 +46,9 @@ def load_weights(
         head = reader.linear((("lm_head", config.vocab_size),), config.hidden_size, bias=False)
     source.finish(lambda name: _ignored(name, is_tied))
     cos_sin = cos_sin_table(config.rope, config.head_dim, config.max_position).to(device)
-    return DecoderWeights(embedding, layers, final_norm, head, cos_sin, reader.num_parameters)
+    return DecoderWeights(
+        EmbeddingTable(embedding), layers, final_norm, head, cos_sin, reader.num_parameters, checkpoint_dtype
+    )
 
 
 def _stores_another_head(source: WeightSource, dtype: torch.dtype) -> bool:
@@ -107,14 +110,14 @@ class _Reader:
 
     def matrix(self, name: str, *shape: int) -> Tensor:
         """Read a matrix in the dtype in which the kernels store it."""
-        return self._read(name, shape, self._stored_dtype(name))
+        return self._read(name, shape, self.stored_dtype(name))
 
     def linear(self, parts: tuple[tuple[str, int], ...], inputs: int, bias: bool) -> Linear:
         """Read one layer from several of the checkpoint's, stacked. parts: (name, outputs)."""
         for name, size in parts:
             self.source.check(f"{name}.weight", (size, inputs))
         outputs = sum(size for _, size in parts)
-        dtypes = {self._stored_dtype(f"{name}.weight") for name, _ in parts}
+        dtypes = {self.stored_dtype(f"{name}.weight") for name, _ in parts}
         weight = self._empty((outputs, inputs), dtypes.pop() if len(dtypes) == 1 else self.dtype)
         biases = self._empty((outputs,), self._activations) if bias else None
         start = 0
@@ -125,7 +128,8 @@ class _Reader:
             start += size
         return self.kernels.pack_linear(weight, biases)
 
-    def _stored_dtype(self, name: str) -> torch.dtype:
+    def stored_dtype(self, name: str) -> torch.dtype:
+        """Return the dtype in which the kernels store the matrix `name`, which has not been read yet."""
         return self.kernels.weight_dtype(self.source.dtype(name) or self.dtype, self.dtype)
 
     @property

@@ -16,6 +16,7 @@ from app.text import tokenizer_files
 from app.text.checkpoint_files import TokenizerError
 from app.text.text_model import TextModel
 from app.text.tokenizer_files import TokenizerFiles, load_tokenizer
+from engine.model_files.open_model import open_model
 from tests.app.text_models import MODEL, sentence_piece
 
 GENERIC = {"tokenizer_class": "PreTrainedTokenizerFast"}
@@ -74,7 +75,7 @@ def write(path: Path, files: dict[str, Any], tokenizer: Tokenizer = MODEL.tokeni
 def assert_same_tokenizer(path: Path) -> None:
     """Compare ids, texts and special tokens with AutoTokenizer's."""
     expected = AutoTokenizer.from_pretrained(path)
-    tokenizer, special = load_tokenizer(path)
+    tokenizer, special = load_tokenizer(open_model(path))
     assert special == expected.special_tokens_map
     assert tokenizer.get_vocab() == expected.get_vocab()
     added = {index: repr(token) for index, token in tokenizer.get_added_tokens_decoder().items()}
@@ -125,7 +126,9 @@ def test_a_complete_tokenizer_is_loaded_without_a_conversion(tmp_path: Path, mon
     complete = Tokenizer.from_str(MODEL.tokenizer.to_str())
     complete.add_special_tokens(["<|end|>"])
     config = {"added_tokens_decoder": {str(SIZE): FLAGS | {"content": "<|end|>"}}, "eos_token": "<|end|>"}
-    tokenizer, special = load_tokenizer(write(tmp_path, {"tokenizer_config.json": GENERIC | config}, complete))
+    tokenizer, special = load_tokenizer(
+        open_model(write(tmp_path, {"tokenizer_config.json": GENERIC | config}, complete))
+    )
     assert special == {"eos_token": "<|end|>"} and tokenizer.token_to_id("<|end|>") == SIZE
 
 
@@ -150,7 +153,7 @@ def test_no_replaced_tokenizer_class_is_loaded_without_conversion():
 def test_a_list_of_tokens_that_cannot_be_read_is_named(tmp_path: Path, config: dict[str, Any], named: str):
     """The error names the file and the key, and comes at startup."""
     with pytest.raises(TokenizerError, match=rf"tokenizer_config\.json: {named} must be"):
-        TokenizerFiles.read(write(tmp_path, {"tokenizer_config.json": config}))
+        TokenizerFiles.read(open_model(write(tmp_path, {"tokenizer_config.json": config})))
 
 
 def test_a_folder_that_transformers_cannot_convert_is_named_with_the_reason(tmp_path: Path):
@@ -158,13 +161,13 @@ def test_a_folder_that_transformers_cannot_convert_is_named_with_the_reason(tmp_
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     (tmp_path / "tokenizer.model").write_bytes(b"not a model")
     with pytest.raises(TokenizerError, match=r"transformers cannot create a tokenizer from this folder: \S"):
-        load_tokenizer(tmp_path)
+        load_tokenizer(open_model(tmp_path))
 
 
 def test_custom_code_of_a_tokenizer_is_not_needed_with_a_complete_file(tmp_path: Path):
     """transformers would ask for permission to run it, but the tokenizer.json suffices."""
     config = {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": [None, "own.Own"]}}
-    tokenizer, _ = load_tokenizer(write(tmp_path, {"tokenizer_config.json": config}))
+    tokenizer, _ = load_tokenizer(open_model(write(tmp_path, {"tokenizer_config.json": config})))
     assert tokenizer.get_vocab() == MODEL.tokenizer.get_vocab()
 
 
@@ -174,7 +177,7 @@ def test_a_tokenizer_with_custom_code_is_refused_with_an_alternative(tmp_path: P
     monkeypatch.setattr(tokenizer_files, "run_conversion", lambda path: error)
     (tmp_path / "vocab.txt").touch()
     with pytest.raises(TokenizerError, match=r"code of its own, .* use a folder with a tokenizer\.json"):
-        load_tokenizer(tmp_path)
+        load_tokenizer(open_model(tmp_path))
 
 
 @pytest.fixture(scope="module")
@@ -209,7 +212,7 @@ def test_a_sentencepiece_model_is_converted(
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     if model_type == "llama" and config:
         assert_same_tokenizer(tmp_path)
-    tokenizer, special = load_tokenizer(tmp_path)
+    tokenizer, special = load_tokenizer(open_model(tmp_path))
     assert special["eos_token"] == "</s>"
     processor = SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
     for text in ("The engine turned, and he held on.", "people 😀 漢字", "a  b\n c"):

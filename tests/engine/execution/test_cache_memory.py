@@ -11,14 +11,14 @@ import pytest
 MEASURE = """
 from pathlib import Path
 import torch
-from engine.execution.cache import KVCache
+from engine.execution.cache import CacheSpec, KVCache
 
 def resident():
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS"))
 
 before = resident()
-cache = KVCache.allocate(2000, 32, 8, 4, 64, torch.float32, torch.device("cpu"), host_pages=500)
+cache = KVCache.allocate(2000, 32, CacheSpec.uniform(8, 4, 64), torch.float32, torch.device("cpu"), host_pages=500)
 empty = resident()
 cache.data[:100] += 1
 assert cache.data[100:].count_nonzero() == 0 and cache.host.count_nonzero() == 0

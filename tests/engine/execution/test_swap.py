@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.execution.cache import KVCache
+from engine.execution.cache import CacheSpec, KVCache
 from engine.execution.swap import STAGING_BYTES, PageSwapper, _runs, half_pages
 
 PAGES = 9
@@ -15,8 +15,8 @@ SHUFFLED = st.permutations(range(PAGES))
 
 def filled_cache() -> KVCache:
     """Return a cache in which each page is filled with its number and host pages with -1."""
-    sizes = {"num_pages": PAGES, "page_size": 2, "layers": 2, "heads": 1, "dim": 4, "host_pages": PAGES}
-    cache = KVCache.allocate(**sizes, dtype=torch.float32, device=torch.device("cpu"))
+    spec = CacheSpec.uniform(layers=2, heads=1, head_dim=4)
+    cache = KVCache.allocate(PAGES, 2, spec, torch.float32, torch.device("cpu"), host_pages=PAGES)
     cache.data[:] = torch.arange(float(PAGES)).view(-1, 1, 1, 1, 1, 1)
     cache.host.fill_(-1)
     return cache

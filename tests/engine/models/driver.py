@@ -39,8 +39,8 @@ class Driver:
         self.model = model
         self.kernels = kernels
         self.table_width = table_width
-        shape = (model.num_layers, model.num_kv_heads, model.head_dim)
-        self.cache = KVCache.allocate(num_pages, page_size, *shape, cache_dtype or model.dtype, model.device)
+        spec, dtype = model.cache_spec(), cache_dtype or model.dtype
+        self.cache = KVCache.allocate(num_pages, page_size, spec, dtype, model.device)
         self.free = torch.randperm(num_pages, generator=torch.Generator().manual_seed(1)).tolist()
 
     def step(self, decodes: list[Row], chunks: list[tuple[Row, int]]) -> Tensor:

@@ -141,8 +141,7 @@ class Histories:
 
 
 def make_runner(model: Model, kernels: Kernels, dtype: torch.dtype, capture: Capture | None = None) -> ModelRunner:
-    shape = (model.num_layers, model.num_kv_heads, model.head_dim)
-    cache = KVCache.allocate(SLOTS * PAGES, PAGE_SIZE, *shape, dtype, model.device)
+    cache = KVCache.allocate(SLOTS * PAGES, PAGE_SIZE, model.cache_spec(), dtype, model.device)
     return ModelRunner(model, cache, kernels, SLOTS, MAX_LEN, capture)
 
 

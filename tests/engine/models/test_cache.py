@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from engine.execution.cache import KVCache
+from engine.execution.cache import CacheSpec, KVCache, LayerGroup
 from engine.execution.swap import PageSwapper
 
-SHAPE = {"page_size": 4, "layers": 3, "heads": 2, "dim": 8}
+PAGE_SIZE, SPEC = 4, CacheSpec.uniform(layers=3, heads=2, head_dim=8)
 
 
 def filled(host_pages: int = 0) -> KVCache:
-    cache = KVCache.allocate(6, **SHAPE, dtype=torch.float32, device=torch.device("cpu"), host_pages=host_pages)
+    cache = KVCache.allocate(6, PAGE_SIZE, SPEC, torch.float32, torch.device("cpu"), host_pages)
     cache.data.normal_(generator=torch.Generator().manual_seed(0))
     return cache
 
@@ -31,8 +32,21 @@ def test_layers_are_views_of_one_tensor():
 def test_the_size_of_a_page_is_known_before_the_cache():
     """The tensor's size is bytes_per_page times the pages."""
     cache = filled()
-    assert KVCache.bytes_per_page(**SHAPE, dtype=torch.float32) * 6 == cache.data.nbytes
-    assert KVCache.bytes_per_page(**SHAPE, dtype=torch.bfloat16) * 12 == cache.data.nbytes
+    assert SPEC.bytes_per_page(PAGE_SIZE, torch.float32) * 6 == cache.data.nbytes
+    assert SPEC.bytes_per_page(PAGE_SIZE, torch.bfloat16) * 12 == cache.data.nbytes
+
+
+def test_a_page_has_the_layers_of_all_groups():
+    """Groups may differ in heads and head size."""
+    spec = CacheSpec((LayerGroup(3, 2, 8), LayerGroup(1, 4, 16, window=20)))
+    assert spec.bytes_per_page(PAGE_SIZE, torch.float32) == 4 * 4 * 2 * (3 * 2 * 8 + 4 * 16)
+    assert spec.max_head_dim == 16
+
+
+@pytest.mark.parametrize(("windows", "window"), [((), 0), ((0, 0), 0), ((20, 30), 30), ((20, 0), 0)])
+def test_a_group_needs_the_positions_of_its_widest_layer(windows: tuple[int, ...], window: int):
+    """One layer with full attention reads every position."""
+    assert CacheSpec.uniform(2, 1, 8, windows).groups[0].window == window
 
 
 def test_copies_read_everything_before_they_write():

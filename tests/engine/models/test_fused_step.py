@@ -61,7 +61,7 @@ def test_a_fused_step_equals_its_single_operations(
     tokens, slot lengths, last tokens and cache bits."""
     model = load_model(checkpoint.path, dtype, torch.device("cpu"), lambda *_: None, kernels=CpuKernels(allow_bf16))
     with torch.inference_mode():
-        model._weights.embedding[NAN_TOKEN] = math.nan
+        model._weights.embedding.table[NAN_TOKEN] = math.nan
     runners = [make_runner(model, kernels, dtype) for kernels in (CpuKernels(allow_bf16), SingleOperations(allow_bf16))]
     assert runners[0]._fused_step and not runners[1]._fused_step
     histories = Histories(random.Random(len(sampling_choices)), sampling_choices, is_constrained=is_constrained)

@@ -46,7 +46,7 @@ def test_a_recorded_step_equals_its_single_operations(
     monkeypatch.setattr(graphs, "MAX_PROMPT_ROWS", 150)
     model = load_model(checkpoint.path, torch.float32, torch.device("cpu"), lambda *_: None, kernels=ReferenceKernels())
     with torch.inference_mode():
-        model._weights.embedding[NAN_TOKEN] = math.nan
+        model._weights.embedding.table[NAN_TOKEN] = math.nan
     recorded, eager = (
         make_runner(model, ReferenceKernels(), torch.float32, capture) for capture in (lambda step: step, None)
     )

@@ -1,0 +1,48 @@
+"""Tensors of a model's files, in the form that loading needs: the files to verify, their size, and a weight source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from engine.execution.models.safetensors_files import list_tensors
+from engine.execution.models.sources import CheckpointSource, Progress, WeightSource
+from engine.model_files.interface import ModelFiles
+
+
+class Checkpoint(Protocol):
+    """Stored weights of one model. Methods raise `WeightsError`, with the file, for a missing or damaged one."""
+
+    def files(self) -> set[Path]:
+        """Return the files with weights."""
+
+    def size(self) -> int:
+        """Return the bytes of all tensors."""
+
+    def source(self, progress: Progress, max_magnitude: float) -> WeightSource:
+        """Return a reader of the tensors that refuses NaN, infinity and values beyond `max_magnitude`.
+
+        progress: called with (bytes done, bytes in total).
+        """
+
+
+@dataclass(frozen=True)
+class SafetensorsCheckpoint:
+    """Safetensors files of a folder."""
+
+    folder: Path
+
+    def files(self) -> set[Path]:
+        return {entry.file for entry in list_tensors(self.folder).values()}
+
+    def size(self) -> int:
+        return sum(entry.size for entry in list_tensors(self.folder).values())
+
+    def source(self, progress: Progress, max_magnitude: float) -> WeightSource:
+        return CheckpointSource(self.folder, progress, max_magnitude)
+
+
+def open_checkpoint(files: ModelFiles) -> Checkpoint:
+    """Return the tensors of a model: safetensors files, as in every folder. Nothing is read yet."""
+    return SafetensorsCheckpoint(files.path)
