@@ -3,6 +3,7 @@
 EngineError
 ├── ConfigError             the engine cannot be built as configured
 ├── ModelError              a model directory is damaged or not supported (execution/models/errors.py)
+├── ModelFileError          a model file is damaged, incomplete or not supported (model_files/errors.py)
 ├── RequestRefused          one request cannot be served; has the parameter's name and a machine-readable code
 │   ├── ContextExceeded     prompt (+ max_tokens) is longer than the model's context
 │   ├── CapacityExceeded    the request could never fit into the KV pool, even alone

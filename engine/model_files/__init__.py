@@ -1,0 +1,1 @@
+"""Reading of model files, shared by the API process and the engine process."""
