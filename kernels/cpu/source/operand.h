@@ -18,20 +18,26 @@ struct Operand {
     static constexpr int ALL = 3;      // bfloat16 parts of a float; each has 8 of its 24 bits
     static constexpr int64_t TILE = ROWS * DEPTH;
 
+    enum Form {
+        FLOATS,    // [rows, inputs]
+        BFLOAT16,  // [rows / height][inputs / 32][parts][height][32]
+    };
+
     void* data;
     int64_t inputs;  // values of a row
-    int64_t parts;   // 0: [rows, inputs] floats. Else [rows / height][inputs / 32][parts][height][32] bfloat16
+    Form form;
+    int64_t parts;   // that add up to a value; each is the rounded remainder after the previous parts
     int64_t height;  // rows of a tile: 16, or 1 for separate rows
 
-    static Operand floats(const float* data, int64_t inputs) { return {const_cast<float*>(data), inputs, 0, 1}; }
-    static Operand in_tiles(void* data, int64_t inputs, int64_t parts) { return {data, inputs, parts, ROWS}; }
+    static Operand floats(const float* data, int64_t inputs) { return {const_cast<float*>(data), inputs, FLOATS, 1, 1}; }
+    static Operand in_tiles(void* data, int64_t inputs, int64_t parts) { return {data, inputs, BFLOAT16, parts, ROWS}; }
 
     // Return an operand in the form that `layer` takes.
     static Operand of(const Linear& layer, void* data) {
         switch (layer.layout) {
             case BFLOAT16_TILES: return in_tiles(data, layer.inputs, layer.parts);
-            case BFLOAT16_PAIRS: return {data, layer.inputs, 1, 1};
-            default: return {data, layer.inputs, 0, 1};
+            case BFLOAT16_PAIRS: return {data, layer.inputs, BFLOAT16, 1, 1};
+            default: return {data, layer.inputs, FLOATS, 1, 1};
         }
     }
 
@@ -47,10 +53,9 @@ struct Operand {
         return tiles(rows) * steps(inputs) * ALL * TILE * int64_t(sizeof(uint16_t));
     }
 
-    // Return the rows from `first` on; `first` must start a tile.
+    // Return the bfloat16 rows from `first` on; `first` must start a tile.
     Operand from(int64_t first) const {
-        if (!parts) return {static_cast<float*>(data) + first * inputs, inputs, 0, 1};
-        return {static_cast<uint16_t*>(data) + first * steps(inputs) * parts * DEPTH, inputs, parts, height};
+        return {static_cast<uint16_t*>(data) + first * steps(inputs) * parts * DEPTH, inputs, form, parts, height};
     }
 
     // Writer of one row, 32 or 16 values at a time; values past the last input are zeros. Always inlined, as exp16.
@@ -98,7 +103,7 @@ struct Operand {
         static F16 widened(__m256i narrow) { return (F16)_mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow), 16); }
 #endif
 
-        // Each part is the rounded remainder after the previous parts; after three parts the remainder is zero.
+        // After three parts the remainder is zero.
         void put_parts(uint16_t* to, F16 v) const {
 #if defined(__AVX512BF16__)
             for (int64_t part = 0; part < parts; part++) {
@@ -111,7 +116,7 @@ struct Operand {
     };
 
     Line line(int64_t row) const {
-        if (!parts) return {static_cast<float*>(data) + row * inputs, nullptr, inputs, 0, 0};
+        if (form == FLOATS) return {static_cast<float*>(data) + row * inputs, nullptr, inputs, 1, 0};
         const int64_t within = height == 1 ? 0 : row % ROWS;
         uint16_t* cut = static_cast<uint16_t*>(data) + (row - within) * steps(inputs) * parts * DEPTH + within * DEPTH;
         return {nullptr, cut, inputs, parts, height * DEPTH};
