@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "block.h"
 #include "linear.h"
 #include "vec.h"
 
@@ -21,6 +22,7 @@ struct Operand {
     enum Form {
         FLOATS,    // [rows, inputs]
         BFLOAT16,  // [rows / height][inputs / 32][parts][height][32]
+        BLOCKS,    // [rows][inputs / 32][parts]
     };
 
     void* data;
@@ -37,6 +39,7 @@ struct Operand {
         switch (layer.layout) {
             case BFLOAT16_TILES: return in_tiles(data, layer.inputs, layer.parts);
             case BFLOAT16_PAIRS: return {data, layer.inputs, BFLOAT16, 1, 1};
+            case QUANTIZED: return {data, layer.inputs, BLOCKS, layer.parts, 1};
             default: return {data, layer.inputs, FLOATS, 1, 1};
         }
     }
@@ -62,6 +65,7 @@ struct Operand {
     struct Line {
         float* floats;
         uint16_t* cut;
+        Block* blocks;
         int64_t inputs, parts, tile;  // tile: values
 
         // Store at a multiple of 32. In bfloat16 this is one cache line, stored at once: other cores have read its previous
@@ -72,6 +76,7 @@ struct Operand {
                 if (column + LANES < inputs) put(column + LANES, high);
                 return;
             }
+            if (blocks) return Block::put(low, high, parts, blocks + column / DEPTH * parts);
 #if defined(__AVX512BF16__)
             uint16_t* to = cut + column / DEPTH * parts * tile;
             for (int64_t part = 1;; part++, to += tile) {
@@ -84,7 +89,7 @@ struct Operand {
 #endif
         }
 
-        // Store at a multiple of 16.
+        // Store at a multiple of 16; not in blocks.
         __attribute__((always_inline)) void put(int64_t column, F16 v) const {
             if (floats) {
                 if (column + LANES <= inputs) return store(floats + column, v);
@@ -116,9 +121,11 @@ struct Operand {
     };
 
     Line line(int64_t row) const {
-        if (form == FLOATS) return {static_cast<float*>(data) + row * inputs, nullptr, inputs, 1, 0};
+        if (form == FLOATS) return {static_cast<float*>(data) + row * inputs, nullptr, nullptr, inputs, 1, 0};
+        if (form == BLOCKS)
+            return {nullptr, nullptr, static_cast<Block*>(data) + row * steps(inputs) * parts, inputs, parts, 0};
         const int64_t within = height == 1 ? 0 : row % ROWS;
         uint16_t* cut = static_cast<uint16_t*>(data) + (row - within) * steps(inputs) * parts * DEPTH + within * DEPTH;
-        return {nullptr, cut, inputs, parts, height * DEPTH};
+        return {nullptr, cut, nullptr, inputs, parts, height * DEPTH};
     }
 };
