@@ -7,6 +7,7 @@
 #include "norm.h"
 #include "operand.h"
 #include "pool.h"
+#include "quantize.h"
 #include "quantized.h"
 #include "sample.h"
 #include "step.h"
@@ -35,6 +36,12 @@ void carousel_pack_quantized(
     const QuantSegment* segment, const Planes* planes, int64_t outputs, int64_t inputs, void* packed
 ) {
     pack_quantized(*segment, *planes, outputs, inputs, packed);
+}
+
+void carousel_quantize(
+    const float* matrix, int64_t outputs, int64_t inputs, int64_t bits, uint8_t* codes, uint16_t* scales, uint16_t* minimums
+) {
+    quantize(matrix, outputs, inputs, bits, codes, scales, minimums);
 }
 
 void carousel_linear(const Linear* layer, const float* x, int64_t rows, float* y) {
