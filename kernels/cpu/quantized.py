@@ -12,7 +12,7 @@ from kernels.cpu import structs
 from kernels.cpu.library import load
 from kernels.cpu.structs import address
 from kernels.huge_pages import Arena
-from kernels.quantization import StoredMatrix
+from kernels.quantization import StoredMatrix, join_equal_schemes
 
 BLOCK = 32  # inputs that share a scale of the rows (source/block.h)
 PANEL = 32  # outputs (source/panel.h)
@@ -37,6 +37,14 @@ def can_pack(matrix: StoredMatrix) -> bool:
     is_byte_table = bool(scheme.table) and min(scheme.table) >= -TABLE_SHIFT and max(scheme.table) < TABLE_SHIFT
     table_fits = not scheme.table or (scheme.bits == 4 and is_byte_table and matrix.zeros is None)
     return has_blocks and shared_fits and table_fits and matrix.scales.dtype in (torch.float16, torch.float32)
+
+
+def packable(parts: Sequence[Tensor | StoredMatrix]) -> list[StoredMatrix] | None:
+    """Return parts of a layer as matrices for `packed_segments`; None if the kernels cannot compute with them."""
+    matrices = join_equal_schemes([part for part in parts if isinstance(part, StoredMatrix)])
+    if len(parts) > sum(isinstance(part, StoredMatrix) for part in parts) or not all(map(can_pack, matrices)):
+        return None
+    return None if any(matrix.shape[0] % PANEL for matrix in matrices[:-1]) else matrices
 
 
 def packed_segments(

@@ -5,16 +5,21 @@ from __future__ import annotations
 import ctypes
 import shlex
 import subprocess
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from kernels.cpu import compiler, linear, quantized
+from kernels.cpu.backend import CpuKernels
 from kernels.cpu.cache import SOURCE
 from kernels.cpu.library import INT_SIGNATURES, SIGNATURES, load
 from kernels.cpu.linear import CpuLinear
+from kernels.cpu.quantize import Bits, quantize
+from kernels.cpu.structs import Layout
 from kernels.quantization import QuantScheme, StoredMatrix
+from kernels.reference.backend import ReferenceKernels
 from tests.kernels.conftest import cpu_kernels
 from tests.kernels.quantized_matrices import BYTES_OF_256_WEIGHTS, SCHEMES, make_matrix, rounded_rows
 from tests.kernels.test_norm_and_gate import naive_norm
@@ -186,3 +191,50 @@ def test_plain_code_has_the_same_bits(
     for module in (linear, quantized):
         monkeypatch.setattr(module, "load", lambda: plain_library)
     assert torch.equal(make_layer(matrix, rounded=rounded)(x), expected)
+
+
+def test_parts_of_several_schemes_are_packed_as_one_layer():
+    """Parts of one scheme are joined, so that they need no whole panels."""
+    parts = [make_matrix(SCHEMES[name], outputs, 256) for name, outputs in (("8 bits", 40), ("8 bits", 24))]
+    parts.append(make_matrix(SCHEMES["4 bits and an offset"], 33, 256))
+    x, kernels = random_rows(5, 256), CpuKernels(allow_bf16_activations=True)
+    layer = kernels.pack_linear(parts, None)
+    expected = torch.cat([kernels.pack_linear([part], None)(x) for part in parts], dim=1)
+    assert isinstance(layer, CpuLinear) and layer.struct.layout == Layout.QUANTIZED
+    assert torch.equal(layer(x), expected)
+
+
+@pytest.mark.parametrize("outputs", [33, 64])
+@pytest.mark.parametrize("make_kernels", [CpuKernels, ReferenceKernels])
+def test_parts_without_a_common_layout_are_multiplied_in_float32(
+    make_kernels: Callable[[], CpuKernels | ReferenceKernels], outputs: int
+):
+    """A part with half a panel before another scheme, or a matrix that is not quantised."""
+    parts = [make_matrix(SCHEMES["8 bits"], outputs, 256), make_matrix(SCHEMES["5 bits and an offset"], 32, 256)]
+    x, last = random_rows(5, 256), torch.randn(32, 256).bfloat16()
+    expected = x.double() @ torch.cat((*(part.dequantize() for part in parts), last.float())).double().T
+    found = make_kernels().pack_linear([*parts, last], None)(x)
+    torch.testing.assert_close(found.double(), expected, atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("bits", "tolerance"), [(8, 0.0055), (4, 0.075)])
+@pytest.mark.parametrize("inputs", [576, 100])
+def test_a_matrix_quantised_at_load_stays_close(bits: Bits, tolerance: float, inputs: int):
+    """The search for scales in 4 bits is better than the range of each group."""
+    matrix = torch.randn(300, inputs, generator=torch.Generator().manual_seed(0))
+    error = (quantize(matrix, bits).dequantize() - matrix).norm() / matrix.norm()
+    assert error < tolerance
+
+
+def test_constant_and_tiny_groups_are_quantised_without_overflow():
+    """A group without a range has a scale of zero."""
+    matrix = torch.stack((torch.zeros(64), torch.full((64,), 0.5), torch.full((64,), 1e-30)))
+    for bits in (4, 8):
+        torch.testing.assert_close(quantize(matrix, bits).dequantize(), matrix, atol=1e-6, rtol=0.001)
+
+
+def test_codes_of_8_bits_have_the_nearest_float16_scale():
+    """Scales are rounded as torch rounds, for numbers of all magnitudes, also denormal and infinite ones."""
+    matrix = torch.randn(64, 32) * torch.logspace(-9, 7, 64)[:, None]
+    found = quantize(matrix, 8)
+    assert torch.equal(found.scales, (matrix.abs().amax(1, keepdim=True) / 127).half())
