@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import torch
@@ -34,6 +35,7 @@ from engine.scheduling.policies import make_policy
 from engine.scheduling.scheduler import Scheduler
 from engine.types import ModelInfo, SamplingParams
 from kernels.interface import Kernels
+from kernels.load import QuantizationError
 from kernels.load import load as load_kernels
 from kernels.reference.backend import ReferenceKernels
 
@@ -46,6 +48,7 @@ MIN_FREE_BYTES = 256 << 20  # of GPU memory once steps are recorded, for activat
 MAX_SLOT_BYTES = 1 << 40  # virtual memory for the slots' tables
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+WEIGHT_BITS: dict[str, Literal[4, 8] | None] = {"none": None, "int8": 8, "int4": 4}
 
 Progress = Callable[[str, int, int], None]  # stage, done, total
 
@@ -191,8 +194,14 @@ def _kernels(
             config.kernels,
             config.batch_invariant,
             allow_bf16_activations=config.dtype == "auto",
+            weight_bits=WEIGHT_BITS[config.quantization],
             progress=progress,
         )
+    except QuantizationError as error:
+        raise ConfigError(
+            f"quantization {config.quantization} is not available on device {device} with dtype {config.dtype} and "
+            f"kernels {config.kernels}: {error}; use none"
+        ) from error
     except ValueError as error:
         raise ConfigError(f"batch_invariant is not available: {error}") from error
 

@@ -56,6 +56,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     kv_cache_dtype: Annotated[
         Dtype, Option(COMPUTATION, "data type of cached keys and values; auto is that of the weights in memory")
     ] = "auto"
+    quantization: Annotated[
+        Literal["none", "int8", "int4"],
+        Option(
+            COMPUTATION,
+            "on a CPU: quantise the matrices of layers at load, in groups of 32 inputs; the output projection to int8",
+        ),
+    ] = "none"
     kernels: Annotated[
         Literal["auto", "torch"], Option(EXPERIMENTS, "torch uses no custom kernels, on any device, for comparison")
     ] = "auto"

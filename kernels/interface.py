@@ -18,6 +18,7 @@ from torch import Tensor
 from kernels.decoder import DecoderShape, DecoderWeights, ForwardPass, Linear, StepPass
 from kernels.paging import PagedKV
 from kernels.plans import DecodePlan, RopeInputs, RopePlan
+from kernels.quantization import LinearWeight
 from kernels.slots import PromptRows, SamplingTensors, SlotMasks, SlotTensors, StepRows, StepState
 
 BackendChoice = Literal["auto", "torch"]
@@ -61,8 +62,15 @@ class Kernels(Protocol):
     def max_head_dim(self, dtype: torch.dtype, device: torch.device) -> int | None:
         """Return the largest head size that attention supports on the device; None: no limit."""
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        """Return a layer of weight[N, K] and bias[N] or None; a back end that repacks `weight` keeps no reference."""
+    def pack_linear(self, weight: LinearWeight, bias: Tensor | None) -> Linear:
+        """Return a layer of weight[N, K] and bias[N] or None; a back end that repacks `weight` keeps no reference.
+
+        weight: a matrix, or matrices that are stacked by outputs. Compiled CPU kernels compute with quantised ones as
+        they are stored, if the layout exists; everything else converts a stack to float32.
+        """
+
+    def pack_head(self, weight: LinearWeight, bias: Tensor | None) -> Linear:
+        """Return `pack_linear` of the output projection, which quantisation at load leaves at 8 bits or more."""
 
     def prepare_decoder(self, shape: DecoderShape, weights: DecoderWeights) -> ForwardPass | None:
         """Return a function that computes all layers in one call, bitwise equal to the single operations.

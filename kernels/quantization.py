@@ -6,6 +6,7 @@ make a `StoredMatrix`, without rounding; kernels pack it, and `dequantize` is th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -89,3 +90,42 @@ class StoredMatrix:
 
     def _spread(self, groups: Tensor) -> Tensor:
         return groups.repeat_interleave(self.group, 1)[:, : self.shape[1]]
+
+
+# Weight of a layer: a matrix, or several that are stacked by outputs.
+LinearWeight = Tensor | Sequence[Tensor | StoredMatrix]
+
+
+def dense_weight(weight: LinearWeight) -> Tensor:
+    """Return a weight as one matrix. Stacked matrices are converted to float32."""
+    if isinstance(weight, Tensor):
+        return weight
+    return torch.cat([part.float() if isinstance(part, Tensor) else part.dequantize() for part in weight])
+
+
+def join_equal_schemes(matrices: Sequence[StoredMatrix]) -> list[StoredMatrix]:
+    """Return stacked matrices, those of one scheme that follow each other as one."""
+    joined: list[StoredMatrix] = []
+    for matrix in matrices:
+        if joined and joined[-1].scheme == matrix.scheme and joined[-1].scales.dtype == matrix.scales.dtype:
+            joined[-1] = _stack(joined[-1], matrix)
+        else:
+            joined.append(matrix)
+    return joined
+
+
+def _stack(first: StoredMatrix, second: StoredMatrix) -> StoredMatrix:
+    """Stack two matrices of one scheme by outputs."""
+
+    def stacked(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+        return None if one is None or other is None else torch.cat((one, other))
+
+    return StoredMatrix(
+        first.scheme,
+        torch.cat((first.codes, second.codes)),
+        torch.cat((first.scales, second.scales)),
+        stacked(first.minimums, second.minimums),
+        stacked(first.group_scales, second.group_scales),
+        stacked(first.group_minimums, second.group_minimums),
+        stacked(first.zeros, second.zeros),
+    )

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.decoder import DecoderShape, DecoderWeights, ForwardPass, Linear, StepPass
+from kernels.quantization import LinearWeight
 from kernels.slots import SlotMasks, StepState
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ class UnfusedKernels:
 
     def max_head_dim(self, dtype: torch.dtype, device: torch.device) -> int | None:
         return None
+
+    def pack_head(self: Kernels, weight: LinearWeight, bias: Tensor | None) -> Linear:
+        return self.pack_linear(weight, bias)
 
     def norm_linear(self: Kernels, x: Tensor, norm: Tensor, eps: float, layer: Linear) -> Tensor:
         return layer(self.rms_norm(x, norm, eps))

@@ -11,18 +11,21 @@ import ctypes
 import torch
 from torch import Tensor
 
-from kernels.cpu import structs
+from kernels.cpu import quantized, structs
 from kernels.cpu.decoder import KV_DTYPES, CpuForward, CpuStep, supports_decoder
 from kernels.cpu.library import load
 from kernels.cpu.linear import CpuLinear
+from kernels.cpu.quantize import Bits, quantize
 from kernels.cpu.structs import address
 from kernels.decoder import DecoderShape, DecoderWeights, ForwardPass, Linear, StepPass
 from kernels.paging import PagedKV
 from kernels.plans import DecodePlan, RopeInputs, RopePlan
+from kernels.quantization import LinearWeight, dense_weight
 from kernels.reference.backend import ReferenceKernels
 from kernels.reference.decode_attention import write_rows
 from kernels.slots import SamplingTensors, StepState
 
+HEAD_BITS: Bits = 8
 MAX_HEAD_DIM = 512  # floats; as in source/elementwise.cpp
 
 
@@ -31,13 +34,14 @@ class CpuKernels(ReferenceKernels):
 
     Torch computes log probabilities, activations other than float32, and attention with head sizes that have no
     register tiling. allow_bf16_activations: allow rounding the operands that bfloat16 weights, keys and values are
-    multiplied with to bfloat16, if that is faster; everything else stays in float32. Raises
-    `kernels.cpu.library.CompileError`.
+    multiplied with to bfloat16, if that is faster; everything else stays in float32. weight_bits: quantise the
+    matrices of layers that are not quantised. Raises `kernels.cpu.library.CompileError`.
     """
 
-    def __init__(self, allow_bf16_activations: bool = False) -> None:
+    def __init__(self, allow_bf16_activations: bool = False, weight_bits: Bits | None = None) -> None:
         self._library = load()
         self._allow_bf16_activations = allow_bf16_activations
+        self._weight_bits = weight_bits
 
     @property
     def robust_to_noisy_cores(self) -> bool:
@@ -60,8 +64,18 @@ class CpuKernels(ReferenceKernels):
     def supports_kv_dtype(self, dtype: torch.dtype, query_heads: int, kv_heads: int, head_dim: int) -> bool:
         return dtype in KV_DTYPES and self._has_tiling(head_dim, query_heads // kv_heads)
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        return CpuLinear(weight, bias, allow_bf16_activations=self._allow_bf16_activations)
+    def pack_linear(self, weight: LinearWeight, bias: Tensor | None) -> Linear:
+        return self._pack(weight, bias, self._weight_bits)
+
+    def pack_head(self, weight: LinearWeight, bias: Tensor | None) -> Linear:
+        return self._pack(weight, bias, self._weight_bits and HEAD_BITS)
+
+    def _pack(self, weight: LinearWeight, bias: Tensor | None, bits: Bits | None) -> CpuLinear:
+        if bits and isinstance(weight, Tensor):
+            weight = [quantize(weight, bits)]
+        stored = None if isinstance(weight, Tensor) else quantized.packable(weight)
+        matrix = dense_weight(weight) if stored is None else stored
+        return CpuLinear(matrix, bias, allow_bf16_activations=self._allow_bf16_activations)
 
     def prepare_decoder(self, shape: DecoderShape, weights: DecoderWeights) -> ForwardPass | None:
         return CpuForward(shape, weights, self._allow_bf16_activations) if supports_decoder(shape, weights) else None

@@ -28,6 +28,8 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "set_threads": (ctypes.c_int,),
     "count_progress": (_pointer,),
     "pack": (_pointer, _int, _int, _int, _pointer),
+    "pack_quantized": (_struct(structs.QuantSegment), _struct(structs.Planes), _int, _int, _pointer),
+    "quantize": (_pointer, _int, _int, _int, _pointer, _pointer, _pointer),
     "linear": (_struct(structs.Linear), _pointer, _int, _pointer),
     "norm_linear": (_struct(structs.Linear), _pointer, _pointer, _float, _int, _pointer),
     "rms_norm": (_pointer, _pointer, _int, _int, _float, _pointer),
@@ -43,6 +45,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
 INT_SIGNATURES: dict[str, tuple[Any, ...]] = {
     "has_layout": (_int,),
     "packed_words": (_int, _int, _int),
+    "quantized_bytes": (_struct(structs.QuantSegment), _int, _int),
     "supports_attention": (_int, _int),
     "scratch_bytes": (_struct(structs.Decoder), _int),
     "step_bytes": (_struct(structs.Decoder), _struct(structs.Linear), _int, _int),

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from kernels.cpu import structs
 from kernels.cpu.library import load
+from kernels.cpu.quantized import packed_segments
 from kernels.cpu.structs import Layout, address
 from kernels.huge_pages import Arena
+from kernels.quantization import StoredMatrix
 
 ALL_PARTS = 3  # bfloat16 values that represent a float32 exactly
+QUANTIZED_PARTS = 2  # 8-bit values that represent a float32 within 15 bits of the largest of a block
 WEIGHTS = Arena()
 
 
@@ -32,26 +38,52 @@ class CpuLinear:
     """Linear layer y = x @ weight.T + bias. `struct` is its C++ description, valid as long as this object lives."""
 
     def __init__(
-        self, weight: Tensor, bias: Tensor | None, layout: Layout | None = None, allow_bf16_activations: bool = False
+        self,
+        weight: Tensor | Sequence[StoredMatrix],
+        bias: Tensor | None,
+        layout: Layout | None = None,
+        allow_bf16_activations: bool = False,
     ) -> None:
-        """Pack weight[N, K] float32 or bfloat16, and bias[N] or None; no reference to `weight` is kept.
+        """Pack a weight, and bias[N] or None; no reference to `weight` is kept.
 
-        layout: by default the fastest. allow_bf16_activations: allow rounding `x` to bfloat16 if that is faster.
+        weight: [N, K] float32 or bfloat16, or quantised matrices that are stacked by outputs; all but the last of
+        these must have whole panels of outputs. layout: by default the fastest; of quantised matrices there is one.
+        allow_bf16_activations: allow rounding `x` to bfloat16 if that is faster, or to 8 instead of 15 bits for
+        quantised matrices.
         """
+        self._bias = None if bias is None else bias.float().contiguous()
+        if isinstance(weight, Tensor):
+            self.struct = self._pack(weight, layout, allow_bf16_activations)
+        else:
+            self.struct = self._pack_quantized(weight, allow_bf16_activations)
+        library = load()
+        self._multiply, self._norm_and_multiply = library.carousel_linear, library.carousel_norm_linear
+        self._outputs = self.struct.outputs
+
+    def _pack(self, weight: Tensor, layout: Layout | None, allow_bf16_activations: bool) -> structs.Linear:
         library = load()
         outputs, inputs = weight.shape
         possible = layouts(weight.dtype, allow_bf16_activations)
         layout = possible[0] if layout is None else layout
         assert layout in possible, layout
         words = library.carousel_packed_words(outputs, inputs, layout)
-        self._packed = WEIGHTS.allocate((words,), torch.int32)
-        self._bias = None if bias is None else bias.float().contiguous()
+        self._packed = [WEIGHTS.allocate((words,), torch.int32)]
         weight = weight.contiguous()
-        library.carousel_pack(address(weight), outputs, inputs, layout, address(self._packed))
+        library.carousel_pack(address(weight), outputs, inputs, layout, address(self._packed[0]))
         parts = 1 if allow_bf16_activations else ALL_PARTS
-        self.struct = structs.Linear(address(self._packed), address(self._bias), outputs, inputs, layout, parts)
-        self._multiply, self._norm_and_multiply = library.carousel_linear, library.carousel_norm_linear
-        self._outputs = outputs
+        return structs.Linear(address(self._packed[0]), address(self._bias), outputs, inputs, layout, parts)
+
+    def _pack_quantized(self, matrices: Sequence[StoredMatrix], allow_bf16_activations: bool) -> structs.Linear:
+        self._segments, self._packed = packed_segments(matrices, WEIGHTS)
+        outputs, inputs = sum(matrix.shape[0] for matrix in matrices), matrices[0].shape[1]
+        parts = 1 if allow_bf16_activations else QUANTIZED_PARTS
+        packed = ctypes.addressof(self._segments)
+        return structs.Linear(packed, address(self._bias), outputs, inputs, Layout.QUANTIZED, parts)
+
+    @property
+    def packed_bytes(self) -> int:
+        """Return the bytes of the packed weights."""
+        return sum(packed.nbytes for packed in self._packed)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Compute x[T, K] -> [T, N] in float32, returned in x's dtype (models run by transformers pass bfloat16)."""

@@ -16,6 +16,7 @@ class Layout(enum.IntEnum):
     BFLOAT16_PANELS = 1
     BFLOAT16_TILES = 2
     BFLOAT16_PAIRS = 3
+    QUANTIZED = 4
 
 
 class Linear(ctypes.Structure):
@@ -24,6 +25,25 @@ class Linear(ctypes.Structure):
     _fields_ = (
         *((name, _pointer) for name in ("packed", "bias")),
         *((name, _int) for name in ("outputs", "inputs", "layout", "parts")),
+    )
+
+
+class QuantSegment(ctypes.Structure):
+    """Outputs of one quantised format (source/quantized.h)."""
+
+    _fields_ = (
+        ("packed", _pointer),
+        *((name, _int) for name in ("end", "bits", "offset", "group", "shared")),
+        *((name, _int) for name in ("is_float16", "has_minimums", "has_integer_scales", "has_zeros", "has_table")),
+        ("table", ctypes.c_uint8 * 16),
+    )
+
+
+class Planes(ctypes.Structure):
+    """Parts of a quantised matrix (source/quantized.h)."""
+
+    _fields_ = tuple(
+        (name, _pointer) for name in ("codes", "scales", "minimums", "group_scales", "group_minimums", "zeros")
     )
 
 

@@ -9,6 +9,7 @@ from kernels.decoder import Linear
 from kernels.linear import pack_linear
 from kernels.paging import PagedKV
 from kernels.plans import DecodePlan, RopePlan
+from kernels.quantization import LinearWeight, dense_weight
 from kernels.reference.decode_attention import decode_attention, plan_decode
 from kernels.reference.decode_step import gather_slots, sample_slots
 from kernels.reference.log_probs import log_probs
@@ -68,8 +69,8 @@ class ReferenceKernels(UnfusedKernels):
     def weight_dtype(self, stored: torch.dtype, dtype: torch.dtype) -> torch.dtype:
         return dtype
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        return pack_linear(weight, bias)
+    def pack_linear(self, weight: LinearWeight, bias: Tensor | None) -> Linear:
+        return pack_linear(dense_weight(weight), bias)
 
     def plan_rope(self, cos_sin: Tensor, positions: Tensor, slot_mapping: Tensor, kv: PagedKV) -> RopePlan | None:
         return plan_rope(cos_sin, positions, slot_mapping, kv)

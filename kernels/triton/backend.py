@@ -8,6 +8,7 @@ from torch import Tensor
 from kernels.decoder import Linear
 from kernels.paging import PagedKV
 from kernels.plans import DecodePlan, RopePlan
+from kernels.quantization import LinearWeight, dense_weight
 from kernels.reference.log_probs import log_probs
 from kernels.triton.decode_attention import decode_attention, max_head_dim
 from kernels.triton.decode_step import gather_slots
@@ -45,8 +46,8 @@ class TritonKernels(UnfusedKernels):
     log_probs = staticmethod(log_probs)
 
     @staticmethod
-    def pack_linear(weight: Tensor, bias: Tensor | None) -> Linear:
-        return DenseLinear(weight, bias)
+    def pack_linear(weight: LinearWeight, bias: Tensor | None) -> Linear:
+        return DenseLinear(dense_weight(weight), bias)
 
     def use_early_launch(self, allowed: bool) -> bool:
         PDL_SWITCH.is_on = allowed

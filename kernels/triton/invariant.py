@@ -20,6 +20,7 @@ from torch import Tensor
 from kernels.decoder import Linear
 from kernels.paging import PagedKV
 from kernels.plans import DecodePlan, DecodeTilePlan
+from kernels.quantization import LinearWeight, dense_weight
 from kernels.triton.backend import TritonKernels
 from kernels.triton.prefill_attention import attend_tiles
 
@@ -158,8 +159,8 @@ class InvariantKernels(TritonKernels):
     """Batch-invariant `kernels.interface.Kernels`: overrides the operations of `TritonKernels` that mix rows."""
 
     @staticmethod
-    def pack_linear(weight: Tensor, bias: Tensor | None) -> Linear:
-        return InvariantLinear(weight, bias)
+    def pack_linear(weight: LinearWeight, bias: Tensor | None) -> Linear:
+        return InvariantLinear(dense_weight(weight), bias)
 
     def plan_decode(
         self, page_table: Tensor, context_lens: Tensor, query_heads: int, kv: PagedKV, window: int

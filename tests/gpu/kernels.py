@@ -13,6 +13,7 @@ from kernels.interface import Kernels
 from kernels.load import load as load_kernels
 from kernels.paging import PagedKV
 from kernels.plans import DecodePlan, RopeInputs, RopePlan
+from kernels.quantization import LinearWeight, dense_weight
 from kernels.reference.backend import ReferenceKernels
 from kernels.slots import PromptRows, SamplingTensors, SlotMasks, SlotTensors, StepRows
 from tests.gpu.tensors import DeviceTensor, launch
@@ -33,8 +34,8 @@ class QueuedKernels(ReferenceKernels):
     def set_threads(threads: int) -> None:
         torch.set_num_threads(1)  # more threads gain nothing at this size
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        return QueuedLinear(weight, bias)
+    def pack_linear(self, weight: LinearWeight, bias: Tensor | None) -> Linear:
+        return QueuedLinear(dense_weight(weight), bias)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return _queue(torch.empty_like(x), REFERENCE.rms_norm, x, weight, eps)

@@ -139,10 +139,12 @@ def _load_dummy(path: Path, dtype: torch.dtype | None) -> Any:
 
 def _pack_linears(model: nn.Module, kernels: Kernels) -> None:
     """On a CPU, replace each plain linear layer by a packed one, one at a time."""
+    head = getattr(model, "get_output_embeddings", lambda: None)()
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             # Exactly nn.Linear: a subclass computes something else.
             if type(child) is nn.Linear and child.weight.device.type == "cpu":
                 bias = dict(child.named_parameters(recurse=False)).get("bias")
-                packed = kernels.pack_linear(child.weight.data, None if bias is None else bias.data)
+                pack = kernels.pack_head if child is head else kernels.pack_linear
+                packed = pack(child.weight.data, None if bias is None else bias.data)
                 setattr(parent, name, PackedModule(packed))

@@ -41,9 +41,9 @@ def load_weights(
     layers = tuple(_load_layer(config, reader, f"model.layers.{index}.") for index in range(config.num_layers))
     final_norm = reader.tensor("model.norm.weight", config.hidden_size)
     if is_tied:
-        head = kernels.pack_linear(embedding, None)
+        head = kernels.pack_head(embedding, None)
     else:
-        head = reader.linear((("lm_head", config.vocab_size),), config.hidden_size, bias=False)
+        head = kernels.pack_head(reader.matrix(LM_HEAD, config.vocab_size, config.hidden_size), None)
     source.finish(lambda name: _ignored(name, is_tied))
     cos_sin = cos_sin_table(config.rope, config.head_dim, config.max_position).to(device)
     return DecoderWeights(

@@ -7,6 +7,8 @@
 #include "norm.h"
 #include "operand.h"
 #include "pool.h"
+#include "quantize.h"
+#include "quantized.h"
 #include "sample.h"
 #include "step.h"
 
@@ -24,6 +26,22 @@ int64_t carousel_packed_words(int64_t outputs, int64_t inputs, int64_t layout) {
 
 void carousel_pack(const void* weight, int64_t outputs, int64_t inputs, int64_t layout, void* packed) {
     pack(weight, outputs, inputs, Layout(layout), packed);
+}
+
+int64_t carousel_quantized_bytes(const QuantSegment* segment, int64_t outputs, int64_t inputs) {
+    return quantized_bytes(*segment, outputs, inputs);
+}
+
+void carousel_pack_quantized(
+    const QuantSegment* segment, const Planes* planes, int64_t outputs, int64_t inputs, void* packed
+) {
+    pack_quantized(*segment, *planes, outputs, inputs, packed);
+}
+
+void carousel_quantize(
+    const float* matrix, int64_t outputs, int64_t inputs, int64_t bits, uint8_t* codes, uint16_t* scales, uint16_t* minimums
+) {
+    quantize(matrix, outputs, inputs, bits, codes, scales, minimums);
 }
 
 void carousel_linear(const Linear* layer, const float* x, int64_t rows, float* y) {

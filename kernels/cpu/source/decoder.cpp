@@ -56,7 +56,13 @@ Attention decodes(const Decoder& d, const Step& s, int64_t layer) {
     return a;
 }
 
-void attend(const Decoder& d, const Step& s, int64_t layer, const float* q, const Operand& out) {
+// Compute attention into a buffer, and return it in the form of the output projection. Heads that are no whole blocks are
+// quantised afterwards.
+Operand attend(const Decoder& d, const Step& s, int64_t layer, const float* q, void* buffer) {
+    const Linear& next = d.layers[layer].out;
+    Operand out = Operand::of(next, buffer);
+    const bool is_cut = out.form == Operand::BLOCKS && d.dim % Block::SIZE;
+    if (is_cut) out = Operand::floats(static_cast<float*>(buffer), next.inputs);
     Attention a = decodes(d, s, layer);
     a.q = q;
     if (s.decodes) attention(a, out);
@@ -69,6 +75,7 @@ void attend(const Decoder& d, const Step& s, int64_t layer, const float* q, cons
         a.context_lens = s.chunk_contexts;
         attention(a, out);
     }
+    return is_cut ? Operand::put(next, static_cast<const float*>(buffer), s.rows) : out;
 }
 
 // Prefetches a layer's KV cache for the decode rows during the four preceding products, in proportion to their weights.
@@ -168,8 +175,7 @@ void forward(const Decoder& d, const Step& s) {
             layer.q_norm, layer.k_norm, d.eps, d.query_heads, d.kv_heads, d.dim,    s.page_size, s.page_stride,
             s.cache_is_bf16};
         rope_and_cache(rope, s.positions, s.slot_mapping, rows, q);
-        const Operand attended = Operand::of(layer.out, scratch.attended);
-        attend(d, s, index, q, attended);
+        const Operand attended = attend(d, s, index, q, scratch.attended);
         ahead.begin(index + 1);
         const Norm before_mlp = norm(layer.mlp_norm, layer.gate_up);
         linear(layer.out, attended, rows, {residual, nullptr, residual, &before_mlp}, ahead.part(layer.out));

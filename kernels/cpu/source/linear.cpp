@@ -6,6 +6,7 @@
 #include "result.h"
 #include "tile.h"
 #include "amx_linear.h"
+#include "quantized.h"
 
 namespace {
 
@@ -171,6 +172,7 @@ bool has_prefetch_time(const Linear& layer, int64_t rows) {
 
 void linear(const Linear& layer, const Operand& x, int64_t rows, const Result& result, const CachePrefetcher& prefetcher) {
     if (layer.layout == BFLOAT16_TILES) return amx_linear(layer, x, rows, result);
+    if (layer.layout == QUANTIZED) return quantized_linear(layer, x, rows, result);
     with_panels(layer.layout, [&](auto panel) { run<decltype(panel)>(layer, x, rows, result, prefetcher); });
 }
 
@@ -181,5 +183,6 @@ void gated_linear(
     const CachePrefetcher& prefetcher
 ) {
     if (layer.layout == BFLOAT16_TILES) return amx_gated_linear(layer, x, rows, factors, y);
+    if (layer.layout == QUANTIZED) return quantized_gated_linear(layer, x, rows, factors, y);
     with_panels(layer.layout, [&](auto panel) { run_gated<decltype(panel)>(layer, x, rows, factors, y, prefetcher); });
 }

@@ -14,6 +14,7 @@ enum Layout : int64_t {
     BFLOAT16_PANELS,  // [N / 32][K][16] words, each with two outputs 16 apart: the same chain, widened in registers
     BFLOAT16_TILES,   // for the matrix unit (AMX); see amx_linear.h
     BFLOAT16_PAIRS,   // [N / 32][K / 2][32] words, each with two values of k: two products at a time, x rounded to bfloat16
+    QUANTIZED,        // segments of quantised outputs; see quantized.h
 };
 
 struct Linear {
@@ -21,7 +22,8 @@ struct Linear {
     const float* bias;  // or null
     int64_t outputs, inputs;
     Layout layout;
-    int64_t parts;  // bfloat16 values per value of x in bfloat16 products: 3 (exact) or 1 (rounded)
+    // Rounded values per value of x: in products of bfloat16 3 (exact) or 1, in quantised ones 2 (15 bits) or 1 (8 bits).
+    int64_t parts;
 };
 
 bool has_layout(Layout layout);  // whether this processor supports it

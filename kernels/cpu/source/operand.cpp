@@ -8,7 +8,7 @@
 
 Operand Operand::put(const Linear& layer, const float* x, int64_t rows) {
     const int64_t inputs = layer.inputs;
-    if (!of(layer, nullptr).parts) return floats(x, inputs);
+    if (of(layer, nullptr).form == FLOATS) return floats(x, inputs);
     struct alignas(64) Line {
         char bytes[64];
     };

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "block.h"
 #include "linear.h"
 #include "vec.h"
 
@@ -18,20 +19,28 @@ struct Operand {
     static constexpr int ALL = 3;      // bfloat16 parts of a float; each has 8 of its 24 bits
     static constexpr int64_t TILE = ROWS * DEPTH;
 
+    enum Form {
+        FLOATS,    // [rows, inputs]
+        BFLOAT16,  // [rows / height][inputs / 32][parts][height][32]
+        BLOCKS,    // [rows][inputs / 32][parts]
+    };
+
     void* data;
     int64_t inputs;  // values of a row
-    int64_t parts;   // 0: [rows, inputs] floats. Else [rows / height][inputs / 32][parts][height][32] bfloat16
+    Form form;
+    int64_t parts;   // that add up to a value; each is the rounded remainder after the previous parts
     int64_t height;  // rows of a tile: 16, or 1 for separate rows
 
-    static Operand floats(const float* data, int64_t inputs) { return {const_cast<float*>(data), inputs, 0, 1}; }
-    static Operand in_tiles(void* data, int64_t inputs, int64_t parts) { return {data, inputs, parts, ROWS}; }
+    static Operand floats(const float* data, int64_t inputs) { return {const_cast<float*>(data), inputs, FLOATS, 1, 1}; }
+    static Operand in_tiles(void* data, int64_t inputs, int64_t parts) { return {data, inputs, BFLOAT16, parts, ROWS}; }
 
     // Return an operand in the form that `layer` takes.
     static Operand of(const Linear& layer, void* data) {
         switch (layer.layout) {
             case BFLOAT16_TILES: return in_tiles(data, layer.inputs, layer.parts);
-            case BFLOAT16_PAIRS: return {data, layer.inputs, 1, 1};
-            default: return {data, layer.inputs, 0, 1};
+            case BFLOAT16_PAIRS: return {data, layer.inputs, BFLOAT16, 1, 1};
+            case QUANTIZED: return {data, layer.inputs, BLOCKS, layer.parts, 1};
+            default: return {data, layer.inputs, FLOATS, 1, 1};
         }
     }
 
@@ -47,16 +56,16 @@ struct Operand {
         return tiles(rows) * steps(inputs) * ALL * TILE * int64_t(sizeof(uint16_t));
     }
 
-    // Return the rows from `first` on; `first` must start a tile.
+    // Return the bfloat16 rows from `first` on; `first` must start a tile.
     Operand from(int64_t first) const {
-        if (!parts) return {static_cast<float*>(data) + first * inputs, inputs, 0, 1};
-        return {static_cast<uint16_t*>(data) + first * steps(inputs) * parts * DEPTH, inputs, parts, height};
+        return {static_cast<uint16_t*>(data) + first * steps(inputs) * parts * DEPTH, inputs, form, parts, height};
     }
 
     // Writer of one row, 32 or 16 values at a time; values past the last input are zeros. Always inlined, as exp16.
     struct Line {
         float* floats;
         uint16_t* cut;
+        Block* blocks;
         int64_t inputs, parts, tile;  // tile: values
 
         // Store at a multiple of 32. In bfloat16 this is one cache line, stored at once: other cores have read its previous
@@ -67,6 +76,7 @@ struct Operand {
                 if (column + LANES < inputs) put(column + LANES, high);
                 return;
             }
+            if (blocks) return Block::put(low, high, parts, blocks + column / DEPTH * parts);
 #if defined(__AVX512BF16__)
             uint16_t* to = cut + column / DEPTH * parts * tile;
             for (int64_t part = 1;; part++, to += tile) {
@@ -79,7 +89,7 @@ struct Operand {
 #endif
         }
 
-        // Store at a multiple of 16.
+        // Store at a multiple of 16; not in blocks.
         __attribute__((always_inline)) void put(int64_t column, F16 v) const {
             if (floats) {
                 if (column + LANES <= inputs) return store(floats + column, v);
@@ -98,7 +108,7 @@ struct Operand {
         static F16 widened(__m256i narrow) { return (F16)_mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow), 16); }
 #endif
 
-        // Each part is the rounded remainder after the previous parts; after three parts the remainder is zero.
+        // After three parts the remainder is zero.
         void put_parts(uint16_t* to, F16 v) const {
 #if defined(__AVX512BF16__)
             for (int64_t part = 0; part < parts; part++) {
@@ -111,9 +121,11 @@ struct Operand {
     };
 
     Line line(int64_t row) const {
-        if (!parts) return {static_cast<float*>(data) + row * inputs, nullptr, inputs, 0, 0};
+        if (form == FLOATS) return {static_cast<float*>(data) + row * inputs, nullptr, nullptr, inputs, 1, 0};
+        if (form == BLOCKS)
+            return {nullptr, nullptr, static_cast<Block*>(data) + row * steps(inputs) * parts, inputs, parts, 0};
         const int64_t within = height == 1 ? 0 : row % ROWS;
         uint16_t* cut = static_cast<uint16_t*>(data) + (row - within) * steps(inputs) * parts * DEPTH + within * DEPTH;
-        return {nullptr, cut, inputs, parts, height * DEPTH};
+        return {nullptr, cut, nullptr, inputs, parts, height * DEPTH};
     }
 };

@@ -1,0 +1,108 @@
+"""Quantised linear layers, packed for the local processor without rounding; see source/quantized.h."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kernels.cpu import structs
+from kernels.cpu.library import load
+from kernels.cpu.structs import address
+from kernels.huge_pages import Arena
+from kernels.quantization import StoredMatrix, join_equal_schemes
+
+BLOCK = 32  # inputs that share a scale of the rows (source/block.h)
+PANEL = 32  # outputs (source/panel.h)
+HALF = BLOCK // 2
+STORED_BITS = (4, 5, 6, 8)
+TABLE_SIZE = 16
+TABLE_SHIFT = 128  # makes the values of a table unsigned
+
+
+def can_pack(matrix: StoredMatrix) -> bool:
+    """Return whether the kernels compute with a matrix as it is stored.
+
+    Groups must be halves or whole blocks. Minimums exclude halves, offsets and zero points. Tables must have 4-bit
+    codes of 8-bit values, and no zero points.
+    """
+    scheme = matrix.scheme
+    group = _group(matrix)
+    has_blocks = group == HALF or group % BLOCK == 0
+    if matrix.minimums is not None:
+        has_blocks = group % BLOCK == 0 and not scheme.offset and not scheme.table and matrix.zeros is None
+    shared_fits = not scheme.shared or scheme.shared % group == 0
+    is_byte_table = bool(scheme.table) and min(scheme.table) >= -TABLE_SHIFT and max(scheme.table) < TABLE_SHIFT
+    table_fits = not scheme.table or (scheme.bits == 4 and is_byte_table and matrix.zeros is None)
+    return has_blocks and shared_fits and table_fits and matrix.scales.dtype in (torch.float16, torch.float32)
+
+
+def packable(parts: Sequence[Tensor | StoredMatrix]) -> list[StoredMatrix] | None:
+    """Return parts of a layer as matrices for `packed_segments`; None if the kernels cannot compute with them."""
+    matrices = join_equal_schemes([part for part in parts if isinstance(part, StoredMatrix)])
+    if len(parts) > sum(isinstance(part, StoredMatrix) for part in parts) or not all(map(can_pack, matrices)):
+        return None
+    return None if any(matrix.shape[0] % PANEL for matrix in matrices[:-1]) else matrices
+
+
+def packed_segments(
+    matrices: Sequence[StoredMatrix], arena: Arena
+) -> tuple[ctypes.Array[structs.QuantSegment], list[Tensor]]:
+    """Pack matrices that are stacked by outputs. All but the last have whole panels of outputs.
+
+    Returns their descriptions and the memory that these refer to.
+    """
+    segments = (structs.QuantSegment * len(matrices))()
+    memory: list[Tensor] = []
+    end = 0
+    for segment, matrix in zip(segments, matrices, strict=True):
+        outputs = matrix.shape[0]
+        end += -(-outputs // PANEL)
+        _describe(segment, matrix, end)
+        memory.append(_pack(segment, matrix, arena))
+    return segments, memory
+
+
+def _pack(segment: structs.QuantSegment, matrix: StoredMatrix, arena: Arena) -> Tensor:
+    """Pack one matrix, and set the segment's address to the result, which is returned."""
+    library = load()
+    outputs, inputs = matrix.shape
+    planes = [
+        None if plane is None else plane.contiguous()
+        for plane in (
+            matrix.codes,
+            matrix.scales,
+            matrix.minimums,
+            matrix.group_scales,
+            matrix.group_minimums,
+            matrix.zeros,
+        )
+    ]
+    packed = arena.allocate((library.carousel_quantized_bytes(segment, outputs, inputs),), torch.uint8)
+    segment.packed = address(packed)
+    library.carousel_pack_quantized(segment, structs.Planes(*map(address, planes)), outputs, inputs, address(packed))
+    return packed
+
+
+def _describe(segment: structs.QuantSegment, matrix: StoredMatrix, end: int) -> None:
+    scheme = matrix.scheme
+    assert can_pack(matrix), scheme
+    segment.end = end
+    segment.bits = next(bits for bits in STORED_BITS if bits >= scheme.bits)
+    segment.offset = scheme.offset + (TABLE_SHIFT if scheme.table else 0)
+    segment.group = _group(matrix)
+    segment.shared = scheme.shared or segment.group
+    segment.is_float16 = matrix.scales.dtype == torch.float16
+    segment.has_minimums = matrix.minimums is not None
+    segment.has_integer_scales = matrix.group_scales is not None
+    segment.has_zeros = matrix.zeros is not None
+    segment.has_table = bool(scheme.table)
+    table = [value + TABLE_SHIFT for value in scheme.table]
+    segment.table[:] = bytes(table + [0] * (TABLE_SIZE - len(table)))
+
+
+def _group(matrix: StoredMatrix) -> int:
+    """Return the inputs of a group; a group of a whole row ends with its last block."""
+    return matrix.scheme.group or -(-matrix.shape[1] // BLOCK) * BLOCK

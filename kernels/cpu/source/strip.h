@@ -1,0 +1,141 @@
+// Strip of a quantised matrix: the layout of its scales and codes; see quantized.h.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "block.h"
+#include "dot.h"
+#include "quantized.h"
+
+struct StripShape {
+    static constexpr int64_t CACHE_LINE = 64;
+
+    int64_t blocks, groups, floats;  // of an output; floats: shared scales
+    int64_t float_bytes;
+    int64_t minimums, group_scales, group_minimums, zeros, codes;  // offsets; the scales come first
+    int64_t block_bytes, bytes;
+
+    StripShape(const QuantSegment& s, int64_t inputs) {
+        blocks = (inputs + Block::SIZE - 1) / Block::SIZE;
+        groups = divided(blocks * Block::SIZE, s.group);
+        floats = divided(blocks * Block::SIZE, s.shared);
+        float_bytes = s.is_float16 ? sizeof(uint16_t) : sizeof(float);
+        block_bytes = STRIP * Block::SIZE * s.bits / 8;
+        minimums = floats * STRIP * float_bytes;
+        group_scales = minimums + (s.has_minimums ? minimums : 0);
+        group_minimums = group_scales + (s.has_integer_scales ? groups * STRIP : 0);
+        zeros = group_minimums + (s.has_integer_scales && s.has_minimums ? groups * STRIP : 0);
+        codes = padded(zeros + (s.has_zeros ? groups * STRIP : 0));
+        bytes = padded(codes + blocks * block_bytes);
+    }
+
+    static int64_t divided(int64_t inputs, int64_t group) { return (inputs + group - 1) / group; }
+
+  private:
+    static int64_t padded(int64_t size) { return (size + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE; }
+};
+
+// Load numbers of a strip as floats, exactly.
+template <class Integer>
+inline StripFloats load_integers(const Integer* p) {
+    typedef Integer Narrow __attribute__((vector_size(STRIP * sizeof(Integer))));
+    Narrow narrow;
+    std::memcpy(&narrow, p, sizeof narrow);
+    return __builtin_convertvector(__builtin_convertvector(narrow, StripInts), StripFloats);
+}
+
+inline StripFloats load_floats(const float* p) {
+    StripFloats v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+
+inline StripFloats load_floats16(const uint16_t* p) {
+#if defined(__F16C__) && !defined(PLAIN_DOT)
+    StripFloats v;
+    for (int half = 0; half < STRIP / HALF; half++) {
+        const __m256 eight = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + HALF * half)));
+        std::memcpy(reinterpret_cast<float*>(&v) + HALF * half, &eight, sizeof eight);
+    }
+    return v;
+#else
+    // Shifted by 13 bits the exponent is too small by 112, which a product repairs, also for denormal numbers.
+    typedef uint32_t Words __attribute__((vector_size(STRIP * 4)));
+    typedef uint16_t Narrow __attribute__((vector_size(STRIP * 2)));
+    Narrow narrow;
+    std::memcpy(&narrow, p, sizeof narrow);
+    const Words words = __builtin_convertvector(narrow, Words), shifted = (words & 0x7fffu) << 13;
+    const Words finite = (Words)((StripFloats)shifted * 0x1p112f), infinite = shifted + 0x70000000u;
+    const Words is_infinite = (Words)(shifted >= 0x0f800000u);
+    return (StripFloats)((is_infinite & infinite) | (~is_infinite & finite) | (words & 0x8000u) << 16);
+#endif
+}
+
+// Scales of some blocks as floats, for all rows that are multiplied with them.
+class StripScales {
+  public:
+    static constexpr int64_t BLOCKS = 64;
+
+    StripScales(const QuantSegment& segment, const StripShape& shape) : segment_(segment), shape_(shape) {
+        offsets_[0] = spread_float(float(segment.offset - shift()));
+    }
+
+    // Expand those of `count` blocks from block `first` on.
+    void expand(const uint8_t* strip, int64_t first, int64_t count) {
+        const QuantSegment& s = segment_;
+        const Range range{s.group < Block::SIZE ? s.group : Block::SIZE, first * Block::SIZE, count * Block::SIZE};
+        expand_floats(range, strip, scales_);
+        if (s.has_minimums) expand_floats(range, strip + shape_.minimums, minimums_);
+        if (s.has_integer_scales) {
+            const auto* const scales = reinterpret_cast<const int8_t*>(strip + shape_.group_scales);
+            range.each(s.group, [&](int64_t i, int64_t at) { scales_[i] *= load_integers(scales + at); });
+            const uint8_t* const minimums = strip + shape_.group_minimums;
+            if (s.has_minimums)
+                range.each(s.group, [&](int64_t i, int64_t at) { minimums_[i] *= load_integers(minimums + at); });
+        }
+        const uint8_t* const zeros = strip + shape_.zeros;
+        const StripFloats shift = spread_float(float(this->shift()));
+        if (s.has_zeros)
+            range.each(s.group, [&](int64_t i, int64_t at) { offsets_[i] = load_integers(zeros + at) - shift; });
+    }
+
+    // Of each half of a block in turn if groups have 16 inputs, else of each block.
+    const StripFloats& scale(int64_t index) const { return scales_[index]; }
+    const StripFloats& minimum(int64_t index) const { return minimums_[index]; }
+    const StripFloats& offset(int64_t index) const { return offsets_[segment_.has_zeros ? index : 0]; }
+
+  private:
+    // Some inputs, `step` at a time.
+    struct Range {
+        int64_t step, first, count;
+
+        // Call f(number of the step, number of its group times STRIP).
+        template <class F>
+        void each(int64_t group, const F& f) const {
+            int64_t at = first / group * STRIP, left = group - first % group;
+            for (int64_t i = 0; i < count / step; i++) {
+                f(i, at);
+                left -= step;
+                if (left > 0) continue;
+                left = group;
+                at += STRIP;
+            }
+        }
+    };
+
+    void expand_floats(const Range& range, const uint8_t* plane, StripFloats* to) const {
+        const auto* const narrow = reinterpret_cast<const uint16_t*>(plane);
+        const auto* const wide = reinterpret_cast<const float*>(plane);
+        if (segment_.is_float16)
+            range.each(segment_.shared, [&](int64_t i, int64_t at) { to[i] = load_floats16(narrow + at); });
+        else
+            range.each(segment_.shared, [&](int64_t i, int64_t at) { to[i] = load_floats(wide + at); });
+    }
+
+    int64_t shift() const { return segment_.bits == 8 || segment_.has_table ? SHIFT<8> : 0; }
+
+    const QuantSegment& segment_;
+    const StripShape& shape_;
+    StripFloats scales_[2 * BLOCKS], minimums_[2 * BLOCKS], offsets_[2 * BLOCKS];
+};
