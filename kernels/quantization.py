@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+PIECE_WEIGHTS = 1 << 20  # dequantised at a time
+
 
 @dataclass(frozen=True, slots=True)
 class QuantScheme:
@@ -81,6 +83,16 @@ class StoredMatrix:
         weights = self.values() * self._spread(self.effective_scales())
         minimums = self.effective_minimums()
         return weights if minimums is None else weights - self._spread(minimums)
+
+    def dequantize_into(self, out: Tensor) -> None:
+        """Write the weights into out[N, K] of any dtype, some rows at a time."""
+        step = max(1, PIECE_WEIGHTS // self.shape[1])
+        for first in range(0, self.shape[0], step):
+            out[first : first + step] = self._rows(first, first + step).dequantize()
+
+    def _rows(self, first: int, last: int) -> StoredMatrix:
+        planes = (self.codes, self.scales, self.minimums, self.group_scales, self.group_minimums, self.zeros)
+        return StoredMatrix(self.scheme, *(None if plane is None else plane[first:last] for plane in planes))  # type: ignore[arg-type]
 
     def _effective(self, floats: Tensor, integers: Tensor | None) -> Tensor:
         if integers is None:

@@ -1,10 +1,11 @@
-"""Location of the model: a folder in Hugging Face layout, a hub name that is downloaded into one, or the name of the
-bundled or of the default model.
+"""Location of the model: a GGUF file, a folder in Hugging Face layout, a hub name that is downloaded into one, or the
+name of the bundled or of the default model.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,13 +13,13 @@ from pathlib import Path
 from app.resources import demo_model
 from app.text.packaged_model import DEFAULT_MODEL
 from engine.model_files.folder import CONFIG_FILE, FolderFiles
+from engine.model_files.open_model import is_gguf
 
 DEMO = "demo"  # name of the bundled model
-GGUF_ADVICE = (
-    "GGUF files are not supported; serve the folder or hub name that they were made from, or convert them with "
-    "transformers (from_pretrained with gguf_file=FILE and GgufConfig(dequantize=True), then save_pretrained)"
-)
-FOLDER_ADVICE = "a folder with config.json and safetensors files, or a hub name (owner/name), is needed"
+HUB_ADVICE = "GGUF files of the hub must be downloaded first; serve the downloaded file"
+FOLDER_ADVICE = "a GGUF file, a folder with config.json and safetensors files, or a hub name (owner/name), is needed"
+PROJECTOR = "mmproj"  # begins the names of files of image encoders, which are no models of text
+LATER_SHARD = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
 
 
 class ModelNotFound(Exception):
@@ -26,9 +27,9 @@ class ModelNotFound(Exception):
 
 
 def find_folder(model: str, download: Callable[[str], Path] | None) -> Path:
-    """Return the folder of `model`. `download(name)` fetches a model and returns its folder; it is called for hub names
-    that are not a local folder, and for the default model if it has not been fetched. The names of the bundled and of
-    the default model take precedence over folders. Raises `ModelNotFound`.
+    """Return the folder or the GGUF file of `model`. `download(name)` fetches a model and returns its folder; it is
+    called for hub names that are not a local folder, and for the default model if it has not been fetched. The
+    names of the bundled and of the default model take precedence over folders. Raises `ModelNotFound`.
     """
     if model == DEMO:
         return demo_model()
@@ -36,17 +37,14 @@ def find_folder(model: str, download: Callable[[str], Path] | None) -> Path:
         return _default_folder(download)
     folder = Path(model)
     if folder.is_file():
-        raise ModelNotFound(f"model {model!r} is a file: {GGUF_ADVICE if _is_gguf(folder) else FOLDER_ADVICE}")
+        if not is_gguf(folder):
+            raise ModelNotFound(f"model {model!r} is a file: {FOLDER_ADVICE}")
+        return folder
     if not folder.is_dir():
         if folder.exists() or download is None or model.count("/") != 1 or model.startswith((".", "/")):
             raise ModelNotFound(f"model {model!r}: no such folder, and not a hub name (owner/name)")
         folder = download(model)
-    if not FolderFiles(folder).has_config:
-        is_gguf = model.lower().endswith("-gguf") or any(_is_gguf(file) for file in folder.iterdir())
-        raise ModelNotFound(
-            f"model {model!r} has no {CONFIG_FILE} in {folder}: {GGUF_ADVICE if is_gguf else FOLDER_ADVICE}"
-        )
-    return folder
+    return folder if FolderFiles(folder).has_config else _gguf_in(folder, model)
 
 
 def find_default(download: Callable[[str], Path] | None) -> tuple[Path, str]:
@@ -103,5 +101,15 @@ def _download_from_hub(name: str) -> Path:
         raise ModelNotFound(f"model {name!r}: no such folder, and it cannot be fetched from the hub: {first}") from None
 
 
-def _is_gguf(file: Path) -> bool:
-    return file.suffix.lower() == ".gguf"
+def _gguf_in(folder: Path, model: str) -> Path:
+    """Return the only GGUF model in a folder, of several shards the first. Raises `ModelNotFound`."""
+    files = sorted(file for file in folder.iterdir() if is_gguf(file) and not file.name.startswith(PROJECTOR))
+    models = [file for file in files if not LATER_SHARD.search(file.name)]
+    if len(models) > 1:
+        names = ", ".join(file.name for file in models[:8])
+        raise ModelNotFound(f"model {model!r} has {len(models)} GGUF files; serve one of them: {names}")
+    if not models:
+        is_name = model.lower().endswith("-gguf")
+        advice = HUB_ADVICE if is_name else FOLDER_ADVICE
+        raise ModelNotFound(f"model {model!r} has no {CONFIG_FILE} in {folder}: {advice}")
+    return models[0]

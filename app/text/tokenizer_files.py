@@ -20,6 +20,7 @@ from tokenizers import AddedToken, Tokenizer
 from app.child_environment import child_environment
 from app.text import convert_tokenizer
 from app.text.checkpoint_files import TokenizerError
+from app.text.gguf_tokenizer import GGUFTokenizer
 from engine.model_files.interface import Document, ModelFiles, TokenizerSource
 from engine.parent_death import bound_command
 
@@ -117,6 +118,8 @@ class TokenizerFiles:
 
 def load_tokenizer(files: ModelFiles) -> tuple[Tokenizer, dict[str, str]]:
     """Return the tokenizer and its named special tokens. Raises `TokenizerError` and `ModelFileError`."""
+    if (vocabulary := files.tokenizer().vocabulary) is not None:
+        return GGUFTokenizer(vocabulary).make(), vocabulary.special
     parts = TokenizerFiles.read(files)
     tokenizer = _deserialise(parts.source)
     special = parts.special

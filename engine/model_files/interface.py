@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from engine.model_files.gguf_vocabulary import GGUFVocabulary
+
 
 @dataclass(frozen=True)
 class Document:
@@ -22,7 +24,8 @@ class Document:
 
 @dataclass(frozen=True)
 class TokenizerSource:
-    """Serialised tokenizer. file: named in errors. content: tokenizer.json; None if transformers must make one.
+    """Serialised tokenizer. file: named in errors. content: tokenizer.json; None if one must be made, of `vocabulary`
+    or by transformers.
 
     names_more_tokens: files beside the configuration name tokens that the content may lack.
     """
@@ -30,6 +33,7 @@ class TokenizerSource:
     file: Path
     content: bytes | None
     names_more_tokens: bool = False
+    vocabulary: GGUFVocabulary | None = None
 
 
 class ModelFiles(Protocol):

@@ -5,9 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from engine.model_files.folder import FolderFiles
+from engine.model_files.gguf_files import GGUFFiles
 from engine.model_files.interface import ModelFiles
 
 
 def open_model(path: Path) -> ModelFiles:
-    """Return the files of the model at `path`, a folder in Hugging Face layout. Nothing is read yet."""
-    return FolderFiles(path)
+    """Return the files of the model at `path`: a GGUF file, or a folder in Hugging Face layout. Nothing is read yet."""
+    return GGUFFiles(path) if is_gguf(path) else FolderFiles(path)
+
+
+def is_gguf(path: Path) -> bool:
+    """Return whether the name of a file is that of a GGUF file."""
+    return path.suffix.lower() == ".gguf"

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from engine.execution.models.gguf_source import GGUFCheckpoint
 from engine.execution.models.safetensors_files import list_tensors
 from engine.execution.models.sources import CheckpointSource, Progress, WeightSource
+from engine.model_files.gguf_files import GGUFFiles
 from engine.model_files.interface import ModelFiles
 
 
@@ -44,5 +46,7 @@ class SafetensorsCheckpoint:
 
 
 def open_checkpoint(files: ModelFiles) -> Checkpoint:
-    """Return the tensors of a model: safetensors files, as in every folder. Nothing is read yet."""
+    """Return the tensors of a model: a GGUF file, or the safetensors files of a folder. Nothing is read yet."""
+    if isinstance(files, GGUFFiles):
+        return GGUFCheckpoint(files)
     return SafetensorsCheckpoint(files.path)

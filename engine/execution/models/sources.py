@@ -14,6 +14,7 @@ from torch import Tensor
 from engine.execution.models.errors import WeightsError
 from engine.execution.models.safetensors_files import check_magnitude, have_same_values, list_tensors
 from engine.host import free_memory_bytes
+from kernels.quantization import StoredMatrix
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in total
 
@@ -33,6 +34,12 @@ class WeightSource(Protocol):
         """Raise WeightsError if the tensor `name` is missing, has another shape, or cannot fit into memory.
 
         Called before memory is allocated.
+        """
+
+    def stored(self, name: str) -> StoredMatrix | None:
+        """Read the matrix `name` as it is quantised; None, without reading it, if it is not quantised.
+
+        Raises WeightsError if it is damaged.
         """
 
     def read_into(self, name: str, out: Tensor) -> None:
@@ -73,6 +80,9 @@ class CheckpointSource:
         if entry.shape != shape:
             raise WeightsError(f"{entry.file}: tensor {name} has shape {entry.shape}, but config.json requires {shape}")
 
+    def stored(self, name: str) -> StoredMatrix | None:
+        return None
+
     def read_into(self, name: str, out: Tensor) -> None:
         self.check(name, tuple(out.shape))
         entry = self._entries.pop(name)
@@ -111,6 +121,9 @@ class DummySource:
         needed, free = math.prod(shape) * self._dtype.itemsize, free_memory_bytes()
         if needed > free:
             raise WeightsError(f"config.json: {name} of shape {shape} needs {needed} bytes, but only {free} are free")
+
+    def stored(self, name: str) -> StoredMatrix | None:
+        return None
 
     def read_into(self, name: str, out: Tensor) -> None:
         if "norm" in name:

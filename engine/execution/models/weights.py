@@ -18,6 +18,7 @@ from engine.execution.models.sources import WeightSource
 from kernels.decoder import DecoderLayer, DecoderWeights, EmbeddingTable, Linear
 from kernels.huge_pages import mmap_zeros
 from kernels.interface import Kernels
+from kernels.quantization import LinearWeight, StoredMatrix
 
 log = logging.getLogger("carousel.engine")
 
@@ -37,17 +38,17 @@ def load_weights(
     # Of a tied pair either tensor may be the one that was saved, as in transformers.
     table = LM_HEAD if is_tied and source.dtype(EMBEDDING) is None else EMBEDDING
     checkpoint_dtype = reader.stored_dtype(table)
-    embedding = reader.matrix(table, config.vocab_size, config.hidden_size)
+    embedding, head = reader.embedding(table, config.vocab_size, config.hidden_size)
     layers = tuple(_load_layer(config, reader, f"model.layers.{index}.") for index in range(config.num_layers))
     final_norm = reader.tensor("model.norm.weight", config.hidden_size)
     if is_tied:
-        head = kernels.pack_head(embedding, None)
+        output = kernels.pack_head(head, None)
     else:
-        head = kernels.pack_head(reader.matrix(LM_HEAD, config.vocab_size, config.hidden_size), None)
+        output = reader.head(LM_HEAD, config.vocab_size, config.hidden_size)
     source.finish(lambda name: _ignored(name, is_tied))
     cos_sin = cos_sin_table(config.rope, config.head_dim, config.max_position).to(device)
     return DecoderWeights(
-        EmbeddingTable(embedding), layers, final_norm, head, cos_sin, reader.num_parameters, checkpoint_dtype
+        EmbeddingTable(embedding), layers, final_norm, output, cos_sin, reader.num_parameters, checkpoint_dtype
     )
 
 
@@ -116,17 +117,54 @@ class _Reader:
         """Read one layer from several of the checkpoint's, stacked. parts: (name, outputs)."""
         for name, size in parts:
             self.source.check(f"{name}.weight", (size, inputs))
+        biases = self._biases(parts) if bias else None
+        if any(stored := [self._stored(f"{name}.weight") for name, _ in parts]):
+            matrices = [
+                self.matrix(f"{name}.weight", size, inputs) if matrix is None else matrix
+                for (name, size), matrix in zip(parts, stored, strict=True)
+            ]
+            return self.kernels.pack_linear(matrices, biases)
         outputs = sum(size for _, size in parts)
         dtypes = {self.stored_dtype(f"{name}.weight") for name, _ in parts}
         weight = self._empty((outputs, inputs), dtypes.pop() if len(dtypes) == 1 else self.dtype)
-        biases = self._empty((outputs,), self._activations) if bias else None
         start = 0
         for name, size in parts:
             self.source.read_into(f"{name}.weight", weight[start : start + size])
-            if biases is not None:
-                self.source.read_into(f"{name}.bias", biases[start : start + size])
             start += size
         return self.kernels.pack_linear(weight, biases)
+
+    def embedding(self, name: str, *shape: int) -> tuple[Tensor, LinearWeight]:
+        """Read a table of embeddings. Return its rows, and the weight of an output projection that is tied to it."""
+        self.source.check(name, shape)
+        if (stored := self._stored(name)) is None:
+            table = self.matrix(name, *shape)
+            return table, table
+        rows = mmap_zeros(shape, self.stored_dtype(name))
+        stored.dequantize_into(rows)
+        return rows, [stored]
+
+    def head(self, name: str, *shape: int) -> Linear:
+        """Read an output projection of its own."""
+        self.source.check(name, shape)
+        stored = self._stored(name)
+        return self.kernels.pack_head(self.matrix(name, *shape) if stored is None else [stored], None)
+
+    def _biases(self, parts: tuple[tuple[str, int], ...]) -> Tensor:
+        """Read the biases of stacked layers."""
+        biases = self._empty((sum(size for _, size in parts),), self._activations)
+        start = 0
+        for name, size in parts:
+            self.source.read_into(f"{name}.bias", biases[start : start + size])
+            start += size
+        return biases
+
+    def _stored(self, name: str) -> StoredMatrix | None:
+        """Read a matrix as it is quantised; None if it is not, or if only compiled code for a CPU could multiply it."""
+        if self.device.type != "cpu":
+            return None
+        stored = self.source.stored(name)
+        self.num_parameters += 0 if stored is None else stored.codes.numel()
+        return stored
 
     def stored_dtype(self, name: str) -> torch.dtype:
         """Return the dtype in which the kernels store the matrix `name`, which has not been read yet."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import random
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, pre_tokenizers
 
-from app.text.checkpoint_files import TokenizerError
 from app.text.gguf_pre_tokenizers import BY_NAME
-from app.text.gguf_tokenizer import SPACE, GgufTokenizer, Kind
+from app.text.gguf_tokenizer import SPACE, GGUFTokenizer
+from engine.model_files.errors import ModelFileError
+from engine.model_files.gguf_vocabulary import GGUFVocabulary, Kind
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 LETTERS = "ab cd\n12 .ä日🦊"
@@ -49,6 +51,16 @@ def sentence_piece(**fields: Any) -> dict[str, Any]:
     return {f"tokenizer.ggml.{name}": value for name, value in own.items() if value is not None}
 
 
+def vocabulary(metadata: dict[str, Any]) -> GGUFVocabulary:
+    """Return the vocabulary of a file with these metadata."""
+    return GGUFVocabulary(Path("a.gguf"), metadata)
+
+
+def made(metadata: dict[str, Any]) -> Tokenizer:
+    """Return the tokenizer of a file with these metadata."""
+    return GGUFTokenizer(vocabulary(metadata)).make()
+
+
 def texts(count: int) -> list[str]:
     """Return random texts of a few letters."""
     chance = random.Random(1)
@@ -80,14 +92,14 @@ def spelled(letters: str) -> list[str]:
 
 def test_byte_level_merges_stay_inside_of_words():
     """Merges apply in their order, and control tokens are found before."""
-    tokenizer = GgufTokenizer(byte_level()).make()
+    tokenizer = made(byte_level())
     assert tokens_of(tokenizer, "abc ac<|im_end|>a b") == ["abc", "Ġa", "c", "<|im_end|>", "a", "Ġ", "b"]
 
 
 @pytest.mark.parametrize("pre", BY_NAME)
 def test_no_text_is_lost(pre: str):
     """Whatever splits it, a text is that of its tokens."""
-    tokenizer = GgufTokenizer(byte_level(pre=pre)).make()
+    tokenizer = made(byte_level(pre=pre))
     for text in texts(200):
         assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False).ids) == text
 
@@ -115,7 +127,7 @@ def test_each_kind_splits_texts_in_its_own_way(pre: str, text: str, parts: list[
 def test_pieces_merge_by_score():
     """The tokens are those of SentencePiece's algorithm; letters without a token are bytes."""
     metadata = sentence_piece()
-    tokenizer = GgufTokenizer(metadata).make()
+    tokenizer = made(metadata)
     for text in [*texts(500), "  abc  ab"]:
         assert tokens_of(tokenizer, text) == merged_by_score(text, metadata), text
         assert tokenizer.decode(tokenizer.encode(text).ids) == text
@@ -123,10 +135,8 @@ def test_pieces_merge_by_score():
 
 def test_the_space_before_a_text_is_left_out_if_the_file_says_so():
     """Most files have it."""
-    without = GgufTokenizer(sentence_piece(add_space_prefix=False)).make()
-    assert tokens_of(without, "ab") == ["ab"] and tokens_of(GgufTokenizer(sentence_piece()).make(), "ab") == [
-        f"{SPACE}ab"
-    ]
+    without = made(sentence_piece(add_space_prefix=False))
+    assert tokens_of(without, "ab") == ["ab"] and tokens_of(made(sentence_piece()), "ab") == [f"{SPACE}ab"]
 
 
 @pytest.mark.parametrize(
@@ -141,16 +151,16 @@ def test_the_space_before_a_text_is_left_out_if_the_file_says_so():
 )
 def test_a_text_begins_and_ends_as_the_file_says(metadata: dict[str, Any], tokens: list[str]):
     """Without a word in the file the kind of tokenizer decides."""
-    assert tokens_of(GgufTokenizer(metadata).make(), "b", add_special_tokens=True) == tokens
+    assert tokens_of(made(metadata), "b", add_special_tokens=True) == tokens
 
 
 def test_end_tokens_are_those_named_and_those_known():
     """The one named eos is the first; <|end|> ends a message if other tokens end the answer."""
     tokens = [*ALPHABET, "<a>", "<|eot_id|>", "<|end|>", "<|return|>", "<|call|>", "<b>"]
     fields = {"tokens": tokens, "token_type": None, "merges": [], "eos_token_id": 256, "eom_token_id": 261}
-    found = GgufTokenizer(byte_level(**fields)).end_ids
+    found = vocabulary(byte_level(**fields)).end_ids
     assert [tokens[number] for number in found] == ["<a>", "<b>", "<|eot_id|>", "<|return|>", "<|call|>"]
-    fewer = GgufTokenizer(byte_level(**fields | {"tokens": [*tokens[:-2], "cc", "<b>"]})).end_ids
+    fewer = vocabulary(byte_level(**fields | {"tokens": [*tokens[:-2], "cc", "<b>"]})).end_ids
     assert tokens.index("<|end|>") in fewer
 
 
@@ -161,7 +171,7 @@ def test_special_tokens_and_templates_are_named():
         "tokenizer.chat_templates": ["tool_use", "missing"],
         "tokenizer.chat_template.tool_use": "two",
     }
-    tokenizer = GgufTokenizer(metadata)
+    tokenizer = vocabulary(metadata)
     assert tokenizer.special == {"bos_token": "<s>", "eos_token": "<|im_end|>", "pad_token": ALPHABET[0]}
     assert tokenizer.templates == {"default": "one", "tool_use": "two"}
 
@@ -185,5 +195,5 @@ def test_special_tokens_and_templates_are_named():
 )
 def test_what_is_not_supported_is_refused_by_name(metadata: dict[str, Any], reason: str):
     """The message has the key and its value."""
-    with pytest.raises(TokenizerError, match=reason.replace("[", r"\[")):
-        GgufTokenizer(metadata).make()
+    with pytest.raises(ModelFileError, match=reason.replace("[", r"\[")):
+        made(metadata)

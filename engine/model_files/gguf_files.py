@@ -1,0 +1,54 @@
+"""GGUF file of a model, with its shards, which answers as a folder in Hugging Face layout does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from engine.model_files.folder import sample_file
+from engine.model_files.gguf import GGUFModel, open_gguf, shard_files
+from engine.model_files.gguf_config import gguf_config
+from engine.model_files.gguf_vocabulary import GGUFVocabulary
+from engine.model_files.interface import Document, TokenizerSource
+
+
+@dataclass(frozen=True)
+class GGUFFiles:
+    """Implementation of `engine.model_files.interface.ModelFiles` for a GGUF file. Its header is read once."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.stem
+
+    def config(self) -> Document:
+        return Document(self.path, gguf_config(self.model))
+
+    def generation_config(self) -> Document:
+        return Document(self.path, {"eos_token_id": list(self.vocabulary.end_ids)})
+
+    def tokenizer_config(self) -> Document:
+        return Document(self.path, self.vocabulary.special)
+
+    def tokenizer(self) -> TokenizerSource:
+        return TokenizerSource(self.path, None, vocabulary=self.vocabulary)
+
+    def chat_template(self) -> str | None:
+        return self.vocabulary.templates.get("default")
+
+    def fingerprint_parts(self) -> Iterator[bytes]:
+        for file in shard_files(self.path):
+            yield from sample_file(file)
+
+    @cached_property
+    def model(self) -> GGUFModel:
+        """Return the header."""
+        return open_gguf(self.path)
+
+    @cached_property
+    def vocabulary(self) -> GGUFVocabulary:
+        """Return the vocabulary."""
+        return GGUFVocabulary(self.path, self.model.metadata)
