@@ -36,7 +36,29 @@ struct StripShape {
     static int64_t padded(int64_t size) { return (size + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE; }
 };
 
-// Load numbers of a strip as floats, exactly.
+// Load numbers of a strip as floats, exactly. Compilers convert a vector of bytes element by element.
+#if defined(__AVX2__) && !defined(PLAIN_DOT)
+inline __m128i load_bytes(const void* p) {
+    if constexpr (STRIP == LANES) return _mm_loadu_si128(static_cast<const __m128i*>(p));
+    return _mm_loadl_epi64(static_cast<const __m128i*>(p));
+}
+
+inline StripFloats load_integers(const int8_t* p) {
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+    return (StripFloats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_bytes(p)));
+#else
+    return (StripFloats)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load_bytes(p)));
+#endif
+}
+
+inline StripFloats load_integers(const uint8_t* p) {
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+    return (StripFloats)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(load_bytes(p)));
+#else
+    return (StripFloats)_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(load_bytes(p)));
+#endif
+}
+#else
 template <class Integer>
 inline StripFloats load_integers(const Integer* p) {
     typedef Integer Narrow __attribute__((vector_size(STRIP * sizeof(Integer))));
@@ -44,6 +66,7 @@ inline StripFloats load_integers(const Integer* p) {
     std::memcpy(&narrow, p, sizeof narrow);
     return __builtin_convertvector(__builtin_convertvector(narrow, StripInts), StripFloats);
 }
+#endif
 
 inline StripFloats load_floats(const float* p) {
     StripFloats v;
