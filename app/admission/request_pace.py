@@ -12,7 +12,7 @@ from app.errors import ApiError
 
 # Requests for stored conversations at 530 a second took 0.8 of a core and delayed everybody's tokens.
 REQUEST_SECONDS = 0.0015  # of the event loop and the store's thread, for a small request
-MAX_SHARE = 0.3  # of a core, for one tenant
+MAX_SHARE = 0.15  # of a core, for one tenant
 MAX_WAITING = 1000  # requests of a tenant: more than a page or an agent sends at once
 MAX_ALL_WAITING = 4096
 MAX_PAUSE_SECONDS = 0.1  # before the queue is examined again: all answers may have ended, or all that wait be gone
