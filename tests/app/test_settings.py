@@ -202,16 +202,16 @@ def test_every_engine_option_is_a_field_of_the_engine_s_configuration():
 @pytest.mark.parametrize(
     ("name", "files", "advice"),
     [
-        ("model.gguf", None, "is a file: GGUF files are not supported; serve the folder or hub name"),
-        ("model.safetensors", None, "is a file: a folder with config.json"),
-        ("folder", ["model-Q4.GGUF"], "has no config.json in .*: GGUF files are not supported"),
-        ("folder", ["README.md"], "has no config.json in .*: a folder with config.json"),
+        ("model.safetensors", None, "is a file: a GGUF file, a folder with config.json"),
+        ("folder", ["a.GGUF", "b.gguf"], "has 2 GGUF files; serve one of them: a.GGUF, b.gguf"),
+        ("folder", ["mmproj-a.gguf"], "has no config.json in .*: a GGUF file, a folder"),
+        ("folder", ["README.md"], "has no config.json in .*: a GGUF file, a folder"),
     ],
 )
 def test_an_unsupported_model_format_is_refused_with_an_alternative(
     tmp_path: Path, name: str, files: list[str] | None, advice: str
 ):
-    """A GGUF file, alone or in a folder, is named as such."""
+    """Several GGUF files in a folder are listed."""
     model = tmp_path / name
     if files is None:
         model.touch()
@@ -223,9 +223,19 @@ def test_an_unsupported_model_format_is_refused_with_an_alternative(
         parse([str(model)])
 
 
+@pytest.mark.parametrize("names", [("a.gguf",), ("mmproj-a.gguf", "a-00001-of-00002.gguf", "a-00002-of-00002.gguf")])
+def test_a_folder_of_one_gguf_model_is_that_file(tmp_path: Path, names: tuple[str, ...]):
+    """Of several shards the first is opened, which names the others; image encoders are no models."""
+    for name in names:
+        (tmp_path / name).touch()
+    for given in (tmp_path, tmp_path / names[-2 if len(names) > 1 else 0]):
+        settings = parse([str(given)])
+        assert (settings.engine.model, settings.model_name) == (str(tmp_path / names[-2:][0]), Path(names[-2:][0]).stem)
+
+
 def test_a_hub_name_of_gguf_files_is_refused_with_an_alternative(tmp_path: Path):
     """The downloaded folder has none of the supported files."""
-    with pytest.raises(SettingsError, match=r"'owner/model-GGUF' has no config\.json in .*: GGUF files"):
+    with pytest.raises(SettingsError, match=r"'owner/model-GGUF' has no config\.json in .*: GGUF files of the hub"):
         resolve({"model": "owner/model-GGUF"}, {}, download=lambda name: tmp_path)
 
 

@@ -14,6 +14,7 @@ from engine.execution.models.checksums import ChecksumCheck
 from engine.execution.models.config import FAMILIES, DecoderConfig
 from engine.execution.models.decoder import Decoder
 from engine.execution.models.errors import ModelConfigError, ModelError, WeightsError
+from engine.execution.models.gguf_source import GGUFCheckpoint
 from engine.execution.models.interface import Model
 from engine.execution.models.rope import check_rope_table
 from engine.execution.models.sources import DummySource, Progress, WeightSource
@@ -55,6 +56,11 @@ def load_model(
     if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
         raise ModelConfigError("architectures", architectures, "must be a list of class names")
     is_native = bool(set(architectures) & set(FAMILIES))
+    if not is_native and isinstance(checkpoint, GGUFCheckpoint):
+        raise ModelError(
+            f"{path}: GGUF files of {', '.join(FAMILIES)} are supported, not yet of {', '.join(architectures)}; serve "
+            "the folder or hub name from which the file was made"
+        )
     with ChecksumCheck(_weight_files(checkpoint, load_format)) as checksums:
         if is_native:
             model: Model = _load_native(

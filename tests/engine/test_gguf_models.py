@@ -1,0 +1,123 @@
+"""Models in GGUF files: the same answers as from a folder, in every batch, whatever preempts them."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import gguf
+import pytest
+
+from app.text.text_model import TextModel
+from engine.engine import Engine
+from engine.execution.models.errors import ModelError
+from engine.types import PreemptionMode
+from tests import requirements
+from tests.engine.same import alone, make_engine, requests, run
+from tests.gguf_export import Type, export_gguf
+from tests.kernels.conftest import cpu_kernels
+
+STREAMS, TOKENS = 64, 24
+TURNS = ("Hello!", "Tell me a story about a fox.", "Count from 3 to 12.", "What is 7 plus 8?", "what are pages")
+
+
+def mixed(name: str) -> Type:
+    """Return types of which layers have several, also in one fused matrix."""
+    if "embed" in name:
+        return Type.Q8_0
+    return {"v_proj": Type.Q5_1, "down_proj": Type.Q5_0, "gate_proj": Type.Q4_0}.get(name.split(".")[-2], Type.Q4_1)
+
+
+KINDS = {"BF16": lambda name: Type.BF16, "Q4_1": lambda name: Type.Q4_1, "Q8_0": lambda name: Type.Q8_0, "mixed": mixed}
+
+
+@pytest.fixture(scope="module")
+def text(demo: Path) -> TextModel:
+    return TextModel.load(demo)
+
+
+@pytest.fixture(scope="module")
+def streams(text: TextModel):
+    """Return conversations, many of which share a prefix."""
+    chats = [
+        text.render_chat([{"role": "user", "content": TURNS[i % len(TURNS)] + " Please." * (i // len(TURNS))}])
+        for i in range(STREAMS)
+    ]
+    return requests([text.encode(chat, add_special_tokens=False) for chat in chats], TOKENS, text.eos_token_ids)
+
+
+def exported(demo: Path, folder: Path, kind: str) -> Path:
+    return export_gguf(demo, folder / f"{kind}.gguf", KINDS[kind])
+
+
+def test_a_file_of_unrounded_weights_gives_the_texts_of_the_folder(demo: Path, tmp_path: Path, streams):
+    """Names, the order of heads and the tied projection are those of the checkpoint."""
+    some = streams[:8]
+    assert run(make_engine(exported(demo, tmp_path, "BF16")), some) == run(make_engine(demo), some)
+
+
+def test_tokens_and_template_are_those_of_the_folder(demo: Path, tmp_path: Path, text: TextModel):
+    """Control tokens are recognised, and end tokens are known."""
+    found = TextModel.load(exported(demo, tmp_path, "Q8_0"))
+    messages = [{"role": "user", "content": "What is 12 + 30? \n  日本 🦊"}]
+    assert found.render_chat(messages) == text.render_chat(messages)
+    for sample in (text.render_chat(messages), "Tell me  a story\n\nof 2024's fox."):
+        assert found.encode(sample) == text.encode(sample)
+    assert found.eos_token_ids >= text.eos_token_ids
+
+
+@requirements.a_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0", "mixed"])
+def test_64_streams_of_quantised_weights_generate_the_same_texts_as_alone(
+    demo: Path, tmp_path: Path, streams, kind: str
+):
+    """In chunks, from a warm cache, and preempted every few steps."""
+    cpu_kernels()
+    model = exported(demo, tmp_path, kind)
+    expected = alone(make_engine(model, dtype="auto"), streams)
+    assert len({tuple(tokens) for tokens in expected.values()}) > STREAMS // 4
+    engine, steps = make_engine(model, dtype="auto", prefill_chunk=7), itertools.count()
+
+    def preempt_some() -> None:
+        if next(steps) % 3 == 0:
+            for sequence in list(engine.scheduler.running)[::2]:
+                engine.scheduler.preempt(sequence, 0.0, mechanism=PreemptionMode.RECOMPUTE)
+
+    assert run(engine, streams) == expected
+    assert run(engine, streams, preempt_some) == expected
+
+
+@requirements.a_compiler
+@pytest.mark.slow
+def test_quantisation_at_load_changes_no_text_in_a_batch(demo: Path, streams):
+    """The same as for files that are quantised."""
+    cpu_kernels()
+    some = streams[:24]
+
+    def engine(**options: object) -> Engine:
+        return make_engine(demo, dtype="auto", quantization="int4", **options)
+
+    expected = alone(engine(), some)
+    assert run(engine(prefill_chunk=7), some) == expected
+
+
+def test_a_damaged_scale_is_named(demo: Path, tmp_path: Path):
+    """The message has the file and its tensor."""
+    file = exported(demo, tmp_path, "Q8_0")
+    reader = gguf.GGUFReader(file)
+    tensor = next(each for each in reader.tensors if each.name == "blk.1.ffn_up.weight")
+    with file.open("r+b") as opened:
+        opened.seek(tensor.data_offset)
+        opened.write(b"\x00\x7e")  # NaN
+    with pytest.raises(ModelError, match=r"Q8_0\.gguf: tensor blk\.1\.ffn_up\.weight contains NaN"):
+        make_engine(file)
+
+
+def test_an_architecture_that_only_folders_may_have_is_refused_by_name(demo: Path, tmp_path: Path):
+    """The message lists those that are supported."""
+    file = export_gguf(demo, tmp_path / "granite.gguf", KINDS["Q8_0"], architecture="granite")
+    with pytest.raises(
+        ModelError, match=r"granite\.gguf: GGUF files of Llama.* not yet of GraniteForCausalLM; serve the"
+    ):
+        make_engine(file)
