@@ -22,6 +22,7 @@ from engine.build import (
 )
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+from engine.execution.cache import CacheSpec
 from engine.execution.slots import SlotState
 from engine.scheduling.batch import Batch
 from tests.kernels.conftest import cpu_kernels
@@ -106,9 +107,8 @@ def test_memory_freed_after_loading_on_a_gpu_becomes_pages(monkeypatch: pytest.M
 
     monkeypatch.setattr(torch.cuda, "empty_cache", give_back)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, total))
-    model = SimpleNamespace(
-        device=torch.device("cuda", 0), num_layers=1, num_kv_heads=1, head_dim=256, vocab_size=1 << 20
-    )
+    spec = CacheSpec.uniform(layers=1, heads=1, head_dim=256)
+    model = SimpleNamespace(device=torch.device("cuda", 0), cache_spec=lambda: spec, vocab_size=1 << 20)
     config = EngineConfig(model="", page_size=1024, memory_fraction=0.9, swap_space=0.0, max_num_seqs=1)
     pages, _ = _size_cache(config, model, torch.bfloat16, max_len=100_000)
     assert pages == 40  # of 1 MiB each: 60 free, less a tenth of 100, less 10 for the tables of logit edits
@@ -183,7 +183,7 @@ def test_pages_of_a_gpu_are_larger_unless_their_size_is_given():
 
 def test_heads_that_do_not_fit_into_a_gpu_are_refused():
     """The error suggests bfloat16."""
-    model = SimpleNamespace(head_dim=256, dtype=torch.float32)
+    model = SimpleNamespace(cache_spec=lambda: CacheSpec.uniform(1, 1, 256), dtype=torch.float32)
     kernels = SimpleNamespace(max_head_dim=lambda dtype, device: 128)
     with pytest.raises(ConfigError, match=r"heads of 256 in float32 .* at most 128; .*bfloat16"):
         _check_heads(model, kernels, torch.device("cuda", 0))
@@ -214,7 +214,8 @@ class SlowFullSampler:
 def test_swap_space_becomes_no_more_pages_than_useful(gib: float, pages: int):
     """Twice the capacity of all slots is as good as unlimited."""
     config = EngineConfig(model="", page_size=1024, max_num_seqs=1, num_pages=1, swap_space=gib)
-    model = SimpleNamespace(device=torch.device("cpu"), num_layers=1, num_kv_heads=64, head_dim=64)
+    spec = CacheSpec.uniform(layers=1, heads=64, head_dim=64)
+    model = SimpleNamespace(device=torch.device("cpu"), cache_spec=lambda: spec)
     assert _size_cache(config, model, torch.bfloat16, 100 * 1024) == (1, pages)
 
 

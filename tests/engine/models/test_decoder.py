@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from engine.execution.models import load_model
 from engine.execution.models.decoder import Decoder
+from kernels.decoder import EmbeddingTable
 from kernels.interface import Kernels
 from kernels.reference.backend import ReferenceKernels
 from tests.engine.models.checkpoints import DECODERS, TEXT_TOKENS, Checkpoint, Checkpoints, save
@@ -78,3 +80,29 @@ def test_weights_are_converted_to_the_requested_dtype(tmp_path: Path, kernels: K
     close = Driver(as_stored, kernels).prefill(Row(checkpoint.prompt), 1000)
     assert close.dtype == torch.bfloat16
     assert float((close - expected).abs().max()) < 0.1 * float(expected.abs().max())
+
+
+class HalvedTable:
+    """Embedding that is no plain table: even and odd rows are stored apart."""
+
+    def __init__(self, table: torch.Tensor) -> None:
+        self._halves, self.shape, self.dtype = (
+            (table[::2].clone(), table[1::2].clone()),
+            tuple(table.shape),
+            table.dtype,
+        )
+
+    def lookup(self, token_ids: torch.Tensor) -> torch.Tensor:
+        even, odd = (half[(token_ids // 2).clamp(max=len(half) - 1)] for half in self._halves)
+        return torch.where((token_ids % 2 == 0).unsqueeze(1), even, odd)
+
+
+@pytest.mark.parametrize("checkpoint", ["llama"], indirect=True)
+def test_an_embedding_need_not_be_a_table(checkpoint: Checkpoint, kernels: Kernels):
+    """Kernels that read a table's memory leave other lookups to single operations, with the same logits."""
+    model = checkpoint.load()
+    assert isinstance(model, Decoder) and isinstance(model._weights.embedding, EmbeddingTable)
+    expected = Driver(model, kernels).prefill(Row(list(checkpoint.prompt)), 20)
+    embedding = HalvedTable(model._weights.embedding.table)
+    other = Decoder(model.config, replace(model._weights, embedding=embedding))
+    torch.testing.assert_close(Driver(other, kernels).prefill(Row(list(checkpoint.prompt)), 20), expected)
