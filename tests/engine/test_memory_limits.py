@@ -176,10 +176,12 @@ import resource, torch
 from types import SimpleNamespace
 from engine.build import _size_cache
 from engine.config import EngineConfig
+from engine.execution.cache import CacheSpec
 from engine.host import free_memory_bytes
 used = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmSize")) << 10
 resource.setrlimit(resource.RLIMIT_AS, (used + (400 << 20),) * 2)
-model = SimpleNamespace(device=torch.device("cpu"), num_layers=1, num_kv_heads=1, head_dim=256, vocab_size=10)
+spec = CacheSpec.uniform(layers=1, heads=1, head_dim=256)
+model = SimpleNamespace(device=torch.device("cpu"), cache_spec=lambda: spec, vocab_size=10)
 config = EngineConfig(model="", page_size=1024, swap_space=8.0)
 print(*_size_cache(config, model, torch.bfloat16, max_len=1 << 20))
 """
