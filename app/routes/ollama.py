@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, NoReturn
 
 from starlette.requests import Request
@@ -19,6 +20,7 @@ from app.routes import authenticate_request, get_service
 from app.routes.paced_route import PacedRoute
 from app.routes.text import answer
 from app.service import Service
+from engine.model_files.open_model import is_gguf
 
 # Version of Ollama whose API this is: clients refuse versions that are too old for their features.
 API_VERSION = "0.13.0"
@@ -117,7 +119,7 @@ def _model(service: Service) -> dict[str, Any]:
         "digest": info.fingerprint,
         "details": {
             "parent_model": "",
-            "format": "safetensors",
+            "format": "gguf" if is_gguf(Path(service.settings.engine.model)) else "safetensors",
             "family": "carousel",
             "families": ["carousel"],
             "parameter_size": _rounded(info.parameters),

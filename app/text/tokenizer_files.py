@@ -118,9 +118,9 @@ class TokenizerFiles:
 
 def load_tokenizer(files: ModelFiles) -> tuple[Tokenizer, dict[str, str]]:
     """Return the tokenizer and its named special tokens. Raises `TokenizerError` and `ModelFileError`."""
-    if (vocabulary := files.tokenizer().vocabulary) is not None:
-        return GGUFTokenizer(vocabulary).make(), vocabulary.special
     parts = TokenizerFiles.read(files)
+    if parts.source.vocabulary is not None:
+        return GGUFTokenizer(parts.source.vocabulary).make(), parts.special
     tokenizer = _deserialise(parts.source)
     special = parts.special
     if tokenizer is None or not parts.is_generic or parts.adds_to(tokenizer):
