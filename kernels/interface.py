@@ -34,6 +34,10 @@ class Kernels(Protocol):
     def robust_to_noisy_cores(self) -> bool:
         """Return whether a core shared with another process slows a step by no more than that core's share."""
 
+    @property
+    def multiplies_quantized(self) -> bool:
+        """Return whether `pack_linear` keeps quantised matrices as they are stored."""
+
     def set_threads(self, threads: int) -> None:
         """Set the number of CPU threads that compute, including the caller's."""
 

@@ -44,6 +44,10 @@ class CpuKernels(ReferenceKernels):
         self._weight_bits = weight_bits
 
     @property
+    def multiplies_quantized(self) -> bool:
+        return True
+
+    @property
     def robust_to_noisy_cores(self) -> bool:
         return True
 

@@ -57,6 +57,10 @@ class ReferenceKernels(UnfusedKernels):
                 out[rows] = self.prefill_attention(q[rows], kv, pages, *chunk, scale, window)
 
     @property
+    def multiplies_quantized(self) -> bool:
+        return False
+
+    @property
     def robust_to_noisy_cores(self) -> bool:
         return False
 

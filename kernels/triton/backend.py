@@ -73,6 +73,10 @@ class TritonKernels(UnfusedKernels):
             super().add_linear(x, layer, residual)
 
     @property
+    def multiplies_quantized(self) -> bool:
+        return False
+
+    @property
     def robust_to_noisy_cores(self) -> bool:
         return True
 

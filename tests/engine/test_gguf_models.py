@@ -121,3 +121,10 @@ def test_an_architecture_that_only_folders_may_have_is_refused_by_name(demo: Pat
         ModelError, match=r"granite\.gguf: GGUF files of Llama.* not yet of GraniteForCausalLM; serve the"
     ):
         make_engine(file)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_kernels_without_quantised_products_compute_with_the_values(demo: Path, tmp_path: Path, streams, dtype: str):
+    """Torch's kernels read the matrices in the requested dtype."""
+    engine = make_engine(exported(demo, tmp_path, "mixed"), kernels="torch", dtype=dtype)
+    assert engine.info.dtype == dtype and all(run(engine, streams[:2]).values())

@@ -89,6 +89,9 @@ class GGUFSource:
 
     def read_into(self, name: str, out: Tensor) -> None:
         self.check(name, tuple(out.shape))
+        if (matrix := self.stored(name)) is not None:
+            matrix.dequantize_into(out)
+            return
         info = self._infos[name]
         read = plain_tensor if info.type.name in PLAIN_DTYPES else dequantized
         values = _checked(lambda: read(info))

@@ -159,8 +159,8 @@ class _Reader:
         return biases
 
     def _stored(self, name: str) -> StoredMatrix | None:
-        """Read a matrix as it is quantised; None if it is not, or if only compiled code for a CPU could multiply it."""
-        if self.device.type != "cpu":
+        """Read a matrix as it is quantised; None if it is not, or if the kernels do not multiply such ones."""
+        if not self.kernels.multiplies_quantized:
             return None
         stored = self.source.stored(name)
         self.num_parameters += 0 if stored is None else stored.codes.numel()
