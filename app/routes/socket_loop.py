@@ -144,12 +144,19 @@ async def run(socket: WebSocket, session: SocketSession, subprotocol: str | None
         return
     finally:
         try:
-            await cancel_all(tasks)
-            await session.detach()
+            await _end(tasks, session)
         finally:
             session.release(is_lost=LOST_EXTENSION in socket.scope["extensions"] or not was_accepted)
         if closing:
             await _close(socket, 1000, closing)
+
+
+async def _end(tasks: Collection[asyncio.Task[None] | asyncio.Task[str]], session: SocketSession) -> None:
+    """Detach a session once its tasks have ended, or at once if this is cancelled: its memory is always returned."""
+    try:
+        await cancel_all(tasks)
+    finally:
+        await session.detach()
 
 
 async def cancel_all(tasks: Collection[asyncio.Task[None] | asyncio.Task[str]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -24,6 +25,7 @@ from app.routes.responses_lane import MAX_STEERS, STEER_EVENTS, Steer, Turn
 from app.routes.responses_session import MAX_RESPONSES
 from tests.app.routes.test_http import make, ready
 from tests.app.routes.test_responses import BODY, RESPONSES, events
+from tests.limits import HANG_SECONDS
 
 ENDLESS = {"input": "hi", "max_output_tokens": 10**6}
 ENDS = ("response.completed", "response.incomplete", "response.failed", "error")
@@ -92,6 +94,15 @@ def with_keys():
 def socket(http):
     with connected(http) as opened:
         yield opened
+    wait_until_forgotten(http)
+
+
+def wait_until_forgotten(http: TestClient) -> None:
+    """Wait for the end of connections, which forgets their responses."""
+    deadline = time.monotonic() + HANG_SECONDS
+    while http.app.state.service.unstored.usage()["responses"].records:
+        assert time.monotonic() < deadline
+        http.get("/livez")
 
 
 def plain(found: list[dict]) -> list[dict]:
