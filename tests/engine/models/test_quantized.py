@@ -13,6 +13,7 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.execution.models import Model, load_model
 from engine.fingerprint import fingerprint
+from engine.model_files.open_model import open_model
 from kernels.cpu.backend import CpuKernels
 from kernels.decoder import DecoderShape, DecoderWeights, ForwardPass
 from tests import requirements
@@ -100,4 +101,5 @@ def test_the_fingerprint_depends_on_quantisation_and_arithmetic(demo: Path):
         for quantization in ("none", "int8", "int4")
         for dtype in ("auto", "float32")
     ]
-    assert len({fingerprint(config, "torch.float32", "CpuKernels") for config in configs}) == len(configs)
+    files = open_model(demo)
+    assert len({fingerprint(files, config, "torch.float32", "CpuKernels") for config in configs}) == len(configs)
