@@ -36,7 +36,7 @@ from app.http.websocket import WebSocketProtocol
 from app.server import create_app, load_text
 from app.settings import Settings, SettingsError
 from app.text.chat_template import InvalidTemplate
-from app.text.checkpoint_files import TokenizerError
+from app.text.errors import TokenizerError
 from engine.log_queue import LogHandler, LogWriter
 from engine.worker import Builder
 

@@ -18,8 +18,8 @@ from tokenizers.decoders import ByteLevel
 from tokenizers.models import BPE
 
 from app.text.chat_template import ChatTemplate, MessagesRefused, join_system_turns
-from app.text.checkpoint_files import TokenizerError
 from app.text.control_tokens import ControlTokens, TooManyControlTokens
+from app.text.errors import TokenizerError
 from app.text.generation_config import AUTO_CONFIG, NO_CONFIG, end_ids, read_config, sampling_defaults
 from app.text.tokenizer_files import load_tokenizer
 from app.text.tools.default_prompt import default_prompt, text_turns, with_system_text

@@ -19,7 +19,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from app.child_environment import child_environment
 from app.text import convert_tokenizer
-from app.text.checkpoint_files import TokenizerError
+from app.text.errors import TokenizerError
 from app.text.gguf_tokenizer import GGUFTokenizer
 from engine.model_files.interface import Document, ModelFiles, TokenizerSource
 from engine.parent_death import bound_command

@@ -11,7 +11,7 @@ import pytest
 from app.options import parse
 from app.server import load_text
 from app.settings import SettingsError
-from app.text.checkpoint_files import TokenizerError
+from app.text.errors import TokenizerError
 from app.text.text_model import TextModel
 from tests.app.text_models import MODEL
 

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers
 
 from app.protocols.completions import CompletionRequest
 from app.text.chat_template import InvalidTemplate, MessagesRefused
-from app.text.checkpoint_files import TokenizerError
+from app.text.errors import TokenizerError
 from app.text.text_model import TextModel
 from engine.types import SamplingParams
 from tests.app.text_models import MODEL, PIECES, byte_level

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from app.text import tokenizer_files
-from app.text.checkpoint_files import TokenizerError
+from app.text.errors import TokenizerError
 from app.text.text_model import TextModel
 from app.text.tokenizer_files import TokenizerFiles, load_tokenizer
 from engine.model_files.open_model import open_model

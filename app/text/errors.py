@@ -1,4 +1,4 @@
-"""Error of a checkpoint's files that describe text."""
+"""Error of the files of a model that describe text."""
 
 from __future__ import annotations
 
