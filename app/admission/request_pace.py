@@ -42,7 +42,7 @@ class RequestPace:
 
     async def wait_turn(self, tenant: str) -> None:
         """Wait until a request of the tenant may be served. Raises `ApiError` (429) if too many of them wait."""
-        if not self._waiting.waiting(tenant) and not self._wait(tenant):
+        if not self._waiting.waiting(tenant) and not self._take(tenant):
             return
         if self._waiting.waiting(tenant) >= self._max_waiting or len(self._waiting) >= MAX_ALL_WAITING:
             self.refused += 1
@@ -58,7 +58,7 @@ class RequestPace:
             self._admit()
         await turn
 
-    def _wait(self, tenant: str) -> float:
+    def _take(self, tenant: str) -> float:
         """Return the seconds until the tenant's next request may be served; if it may now, count it."""
         if not self._is_generating():
             return 0.0
@@ -71,7 +71,7 @@ class RequestPace:
         self._timer, pauses = None, [MAX_PAUSE_SECONDS]
 
         def may_go(tenant: str, _: int) -> bool:
-            if wait := self._wait(tenant):
+            if wait := self._take(tenant):
                 pauses.append(wait)
             return not wait
 

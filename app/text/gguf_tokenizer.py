@@ -90,19 +90,18 @@ class GGUFTokenizer:
 
     def _add_special_tokens(self, tokenizer: Tokenizer) -> None:
         """Add the tokens that are found in a text before it is split: control tokens, and those that users defined."""
-        tokens, ends = self.vocabulary.tokens, set(self.vocabulary.end_ids)
-        name = str(self.vocabulary.metadata.get("general.name", "")).lower()
+        ends, name = set(self.vocabulary.end_ids), str(self.vocabulary.metadata.get("general.name", "")).lower()
         strips = "phi-3" in name or "phi3" in name
-        for number, kind in enumerate(self.vocabulary.kinds):
-            token, is_control = tokens[number], kind in (Kind.CONTROL, Kind.UNKNOWN) or number in ends
+        control: list[AddedToken] = []
+        defined: list[AddedToken] = []
+        for number, (token, kind) in enumerate(zip(self.vocabulary.tokens, self.vocabulary.kinds, strict=True)):
+            is_control = kind in (Kind.CONTROL, Kind.UNKNOWN) or number in ends
             if is_control or kind == Kind.USER_DEFINED:
-                added = AddedToken(
-                    token,
-                    normalized=False,
-                    special=is_control,
-                    rstrip=strips and token not in KEEPS_SPACES_AFTER,
-                )
-                (tokenizer.add_special_tokens if is_control else tokenizer.add_tokens)([added])
+                rstrip = strips and token not in KEEPS_SPACES_AFTER
+                added = AddedToken(token, normalized=False, special=is_control, rstrip=rstrip)
+                (control if is_control else defined).append(added)
+        tokenizer.add_special_tokens(control)
+        tokenizer.add_tokens(defined)
 
     def _add_ends(self, tokenizer: Tokenizer, adds_bos: bool) -> None:
         """Make the tokenizer add the begin and the end token to a text, if the file asks for it."""

@@ -41,9 +41,10 @@ def can_pack(matrix: StoredMatrix) -> bool:
 
 def packable(parts: Sequence[Tensor | StoredMatrix]) -> list[StoredMatrix] | None:
     """Return parts of a layer as matrices for `packed_segments`; None if the kernels cannot compute with them."""
-    matrices = join_equal_schemes([part for part in parts if isinstance(part, StoredMatrix)])
-    if len(parts) > sum(isinstance(part, StoredMatrix) for part in parts) or not all(map(can_pack, matrices)):
+    stored = [part for part in parts if isinstance(part, StoredMatrix)]
+    if len(stored) < len(parts) or not all(map(can_pack, stored)):
         return None
+    matrices = join_equal_schemes(stored)
     return None if any(matrix.shape[0] % PANEL for matrix in matrices[:-1]) else matrices
 
 
