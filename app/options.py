@@ -28,7 +28,7 @@ from app.text.generation_config import AUTO_CONFIG, NO_CONFIG, config_file
 from app.text.model_folder import ModelNotFound, find_default, find_folder
 from engine.config import EXPERIMENTS, EngineConfig
 from engine.model_files.folder import GENERATION_CONFIG_FILE
-from engine.model_files.open_model import is_gguf
+from engine.model_files.open_model import is_gguf, open_model
 from engine.options import VARIABLE_PREFIX, DeclaredOption, declared_options
 
 Options = tuple[DeclaredOption, ...]
@@ -177,7 +177,7 @@ def _name(model: str, folder: Path) -> str:
     if folder == demo_model():
         return "carousel-demo"
     if is_gguf(folder):
-        return folder.stem
+        return open_model(folder).name
     return model if model.count("/") == 1 and not Path(model).is_dir() else folder.resolve().name
 
 

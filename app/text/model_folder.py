@@ -13,7 +13,7 @@ from pathlib import Path
 from app.resources import demo_model
 from app.text.packaged_model import DEFAULT_MODEL
 from engine.model_files.folder import CONFIG_FILE, FolderFiles
-from engine.model_files.open_model import is_gguf
+from engine.model_files.open_model import has_gguf_name, is_gguf
 
 DEMO = "demo"  # name of the bundled model
 HUB_ADVICE = "GGUF files of the hub must be downloaded first; serve the downloaded file"
@@ -103,7 +103,7 @@ def _download_from_hub(name: str) -> Path:
 
 def _gguf_in(folder: Path, model: str) -> Path:
     """Return the only GGUF model in a folder, of several shards the first. Raises `ModelNotFound`."""
-    files = sorted(file for file in folder.iterdir() if is_gguf(file) and not file.name.startswith(PROJECTOR))
+    files = sorted(file for file in folder.iterdir() if has_gguf_name(file) and not file.name.startswith(PROJECTOR))
     models = [file for file in files if not LATER_SHARD.search(file.name)]
     if len(models) > 1:
         names = ", ".join(file.name for file in models[:8])

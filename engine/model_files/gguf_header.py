@@ -88,6 +88,15 @@ def read_header(file: Path) -> Header:
         raise ModelFileError(file, f"cannot be read: {error.strerror or error}") from error
 
 
+def starts_as_gguf(file: Path) -> bool:
+    """Return whether the first bytes of a file are those of the format."""
+    try:
+        with file.open("rb", buffering=0) as opened:
+            return opened.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
+
+
 def check_regular(file: Path) -> None:
     """Raise ModelFileError for a file that does not exist or is not regular, such as a pipe, which is not opened."""
     try:

@@ -233,6 +233,13 @@ def test_a_folder_of_one_gguf_model_is_that_file(tmp_path: Path, names: tuple[st
         assert (settings.engine.model, settings.model_name) == (str(tmp_path / names[-2:][0]), Path(names[-2:][0]).stem)
 
 
+def test_a_gguf_file_is_known_by_its_first_bytes(tmp_path: Path):
+    """Ollama names its files by their digests."""
+    file = tmp_path / "sha256-0f3c"
+    file.write_bytes(b"GGUF\3")
+    assert parse([str(file)]).engine.model == str(file)
+
+
 def test_a_hub_name_of_gguf_files_is_refused_with_an_alternative(tmp_path: Path):
     """The downloaded folder has none of the supported files."""
     with pytest.raises(SettingsError, match=r"'owner/model-GGUF' has no config\.json in .*: GGUF files of the hub"):
