@@ -128,3 +128,10 @@ def test_kernels_without_quantised_products_compute_with_the_values(demo: Path, 
     """Torch's kernels read the matrices in the requested dtype."""
     engine = make_engine(exported(demo, tmp_path, "mixed"), kernels="torch", dtype=dtype)
     assert engine.info.dtype == dtype and all(run(engine, streams[:2]).values())
+
+
+@requirements.a_compiler
+def test_an_embedding_beside_quantised_weights_is_in_bfloat16(demo: Path, tmp_path: Path):
+    """It is what the server reports, and takes half of float32's memory."""
+    cpu_kernels()
+    assert make_engine(exported(demo, tmp_path, "Q8_0"), dtype="auto").info.dtype == "bfloat16"

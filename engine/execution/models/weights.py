@@ -136,10 +136,11 @@ class _Reader:
     def embedding(self, name: str, *shape: int) -> tuple[Tensor, LinearWeight]:
         """Read a table of embeddings. Return its rows, and the weight of an output projection that is tied to it."""
         self.source.check(name, shape)
+        dtype = self.stored_dtype(name)
         if (stored := self._stored(name)) is None:
             table = self.matrix(name, *shape)
             return table, table
-        rows = mmap_zeros(shape, self.stored_dtype(name))
+        rows = mmap_zeros(shape, dtype)
         stored.dequantize_into(rows)
         return rows, [stored]
 
