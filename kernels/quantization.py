@@ -6,13 +6,14 @@ make a `StoredMatrix`, without rounding; kernels pack it, and `dequantize` is th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-PIECE_WEIGHTS = 1 << 20  # dequantised at a time
+PIECE_WEIGHTS = 1 << 20  # of the rows that are unpacked at a time; temporary tensors have some bytes a weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +22,8 @@ class QuantScheme:
 
     bits: of a code, 4 to 8. group: consecutive inputs that share a scale; 0: all of a row. shared: inputs that share a
     float scale, by which the integer scales of their groups are multiplied (K-quants of llama.cpp); 0: each group has a
-    float scale. offset: number that is subtracted from every code; `zeros` of a matrix have one for each group instead.
-    table: values of the codes, before the offset; empty: a code is its own value.
+    float scale. offset: number that is subtracted from every code; with has_zeros, each group has one instead. table:
+    values of the codes, before the offset; empty: a code is its own value. scale_dtype: float16 or float32.
     """
 
     name: str  # as the file's format has it, such as Q4_K
@@ -31,15 +32,33 @@ class QuantScheme:
     shared: int = 0
     offset: int = 0
     table: tuple[int, ...] = ()
+    scale_dtype: torch.dtype = torch.float16
+    has_minimums: bool = False
+    has_zeros: bool = False
+
+
+class QuantizedMatrix(Protocol):
+    """Quantised matrix of N outputs and K inputs, whose rows are read or unpacked when they are asked for."""
+
+    @property
+    def scheme(self) -> QuantScheme: ...
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return (N, K)."""
+
+    def rows(self, first: int, last: int) -> StoredMatrix:
+        """Return the rows first..last-1. Each row is asked for once."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredMatrix:
-    """Matrix of N outputs and K inputs, G groups in a row and S shared scales in a row.
+    """Rows of a quantised matrix in memory: N outputs, K inputs, G groups in a row and S shared scales in a row.
 
-    codes: uint8 [N, K], one code a byte. scales: float16 or float32 [N, G], or [N, S] under integer scales. minimums:
-    the same as `scales`, subtracted after scaling; None: none. group_scales: int8 [N, G], by which a shared scale is
-    multiplied. group_minimums: uint8 [N, G], by which a shared minimum is. zeros: uint8 [N, G], offsets of codes.
+    codes: uint8 [N, K], one code a byte. scales: [N, G], or [N, S] under integer scales. minimums: the same as
+    `scales`, subtracted after scaling. group_scales: int8 [N, G], by which a shared scale is multiplied.
+    group_minimums: uint8 [N, G], by which a shared minimum is. zeros: uint8 [N, G], offsets of codes. The planes are
+    those of the scheme; raises ValueError otherwise.
     """
 
     scheme: QuantScheme
@@ -49,6 +68,18 @@ class StoredMatrix:
     group_scales: Tensor | None = None
     group_minimums: Tensor | None = None
     zeros: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        scheme = self.scheme
+        expected = {
+            "minimums": scheme.has_minimums,
+            "group_scales": scheme.shared > 0,
+            "group_minimums": scheme.shared > 0 and scheme.has_minimums,
+            "zeros": scheme.has_zeros,
+        }
+        wrong = [name for name, exists in expected.items() if (getattr(self, name) is not None) != exists]
+        if wrong or self.scales.dtype != scheme.scale_dtype:
+            raise ValueError(f"{', '.join(wrong) or self.scales.dtype} does not belong to scheme {scheme}")
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -84,15 +115,13 @@ class StoredMatrix:
         minimums = self.effective_minimums()
         return weights if minimums is None else weights - self._spread(minimums)
 
-    def dequantize_into(self, out: Tensor) -> None:
-        """Write the weights into out[N, K] of any dtype, some rows at a time."""
-        step = max(1, PIECE_WEIGHTS // self.shape[1])
-        for first in range(0, self.shape[0], step):
-            out[first : first + step] = self._rows(first, first + step).dequantize()
+    def rows(self, first: int, last: int) -> StoredMatrix:
+        """Return the rows first..last-1, in the same memory."""
+        return StoredMatrix(self.scheme, **{name: plane[first:last] for name, plane in self.planes().items()})
 
-    def _rows(self, first: int, last: int) -> StoredMatrix:
-        planes = (self.codes, self.scales, self.minimums, self.group_scales, self.group_minimums, self.zeros)
-        return StoredMatrix(self.scheme, *(None if plane is None else plane[first:last] for plane in planes))  # type: ignore[arg-type]
+    def planes(self) -> dict[str, Tensor]:
+        """Return the tensors that are present, by field."""
+        return {name: plane for name in PLANES if (plane := getattr(self, name)) is not None}
 
     def _effective(self, floats: Tensor, integers: Tensor | None) -> Tensor:
         if integers is None:
@@ -104,40 +133,75 @@ class StoredMatrix:
         return groups.repeat_interleave(self.group, 1)[:, : self.shape[1]]
 
 
+PLANES = tuple(field.name for field in fields(StoredMatrix) if field.name != "scheme")
+
+
+@dataclass(frozen=True, slots=True)
+class StackedMatrix:
+    """Matrices of one scheme, stacked by outputs."""
+
+    parts: Sequence[QuantizedMatrix]
+
+    @property
+    def scheme(self) -> QuantScheme:
+        return self.parts[0].scheme
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return sum(part.shape[0] for part in self.parts), self.parts[0].shape[1]
+
+    def rows(self, first: int, last: int) -> StoredMatrix:
+        """Return the rows first..last-1 of all parts that these are in."""
+        found: list[StoredMatrix] = []
+        begin = 0
+        for part in self.parts:
+            end = begin + part.shape[0]
+            if first < end and last > begin:
+                found.append(part.rows(max(first, begin) - begin, min(last, end) - begin))
+            begin = end
+        if len(found) == 1:
+            return found[0]
+        planes = [rows.planes() for rows in found]
+        return StoredMatrix(self.scheme, **{name: torch.cat([of[name] for of in planes]) for name in planes[0]})
+
+
+def row_ranges(matrix: QuantizedMatrix, multiple: int = 1) -> Iterator[tuple[int, int]]:
+    """Yield ranges of about a million weights that cover all rows, each but the last a multiple of `multiple` rows."""
+    outputs, inputs = matrix.shape
+    step = max(1, PIECE_WEIGHTS // (inputs * multiple)) * multiple
+    for first in range(0, outputs, step):
+        yield first, min(first + step, outputs)
+
+
+def dequantize_into(matrix: QuantizedMatrix, out: Tensor) -> None:
+    """Write the weights of a matrix into out[N, K] of any dtype and device, some rows at a time."""
+    for first, last in row_ranges(matrix):
+        out[first:last] = matrix.rows(first, last).dequantize()
+
+
 # Weight of a layer: a matrix, or several that are stacked by outputs.
-LinearWeight = Tensor | Sequence[Tensor | StoredMatrix]
+LinearWeight = Tensor | Sequence[Tensor | QuantizedMatrix]
 
 
 def dense_weight(weight: LinearWeight) -> Tensor:
     """Return a weight as one matrix. Stacked matrices are converted to float32."""
     if isinstance(weight, Tensor):
         return weight
-    return torch.cat([part.float() if isinstance(part, Tensor) else part.dequantize() for part in weight])
+    dense = torch.empty((sum(part.shape[0] for part in weight), weight[0].shape[1]))
+    begin = 0
+    for part in weight:
+        rows = dense[begin : begin + part.shape[0]]
+        rows.copy_(part) if isinstance(part, Tensor) else dequantize_into(part, rows)
+        begin += part.shape[0]
+    return dense
 
 
-def join_equal_schemes(matrices: Sequence[StoredMatrix]) -> list[StoredMatrix]:
+def join_equal_schemes(matrices: Sequence[QuantizedMatrix]) -> list[QuantizedMatrix]:
     """Return stacked matrices, those of one scheme that follow each other as one."""
-    joined: list[StoredMatrix] = []
+    runs: list[list[QuantizedMatrix]] = []
     for matrix in matrices:
-        if joined and joined[-1].scheme == matrix.scheme and joined[-1].scales.dtype == matrix.scales.dtype:
-            joined[-1] = _stack(joined[-1], matrix)
+        if runs and runs[-1][0].scheme == matrix.scheme:
+            runs[-1].append(matrix)
         else:
-            joined.append(matrix)
-    return joined
-
-
-def _stack(first: StoredMatrix, second: StoredMatrix) -> StoredMatrix:
-    """Stack two matrices of one scheme by outputs."""
-
-    def stacked(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-        return None if one is None or other is None else torch.cat((one, other))
-
-    return StoredMatrix(
-        first.scheme,
-        torch.cat((first.codes, second.codes)),
-        torch.cat((first.scales, second.scales)),
-        stacked(first.minimums, second.minimums),
-        stacked(first.group_scales, second.group_scales),
-        stacked(first.group_minimums, second.group_minimums),
-        stacked(first.zeros, second.zeros),
-    )
+            runs.append([matrix])
+    return [run[0] if len(run) == 1 else StackedMatrix(run) for run in runs]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -16,12 +16,10 @@ from torch import Tensor
 
 from engine.model_files.gguf import read_rows
 from engine.model_files.gguf_header import TensorInfo
-from kernels.quantization import QuantScheme, StoredMatrix
+from kernels.quantization import PLANES, QuantScheme, StoredMatrix, dequantize_into
 
-PIECE_ELEMENTS = 1 << 20  # of the rows that are unpacked at a time; temporary tensors have some bytes an element
 IQ4_TABLE = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 MXFP4_TABLE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice the values, with half the scale
-PLANES = tuple(field.name for field in fields(StoredMatrix) if field.name != "scheme")
 PLAIN_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -48,8 +46,41 @@ class _Format:
     unpack: Callable[[Tensor], _Blocks]
 
 
-def stored_matrix(info: TensorInfo) -> StoredMatrix:
-    """Read a quantised matrix. Holds its bytes one piece at a time.
+@dataclass(frozen=True, slots=True)
+class GGUFMatrix:
+    """Quantised matrix in a file. heads: number of heads whose rows are put in halves; 0: rows are as in the file."""
+
+    info: TensorInfo
+    format: _Format
+    heads: int = 0
+
+    @property
+    def scheme(self) -> QuantScheme:
+        return self.format.scheme
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return the numbers of outputs and inputs."""
+        return self.info.rows, self.info.shape[-1]
+
+    def rows(self, first: int, last: int) -> StoredMatrix:
+        """Read the rows first..last-1. Raises ModelFileError if the file was changed."""
+        if not self.heads:
+            return self._stored(first, last)
+        size = self.info.rows // self.heads
+        begin, end = first // size, -(-last // size)  # heads
+        heads = self._stored(begin * size, end * size)
+        planes = {name: in_halves(plane, end - begin) for name, plane in heads.planes().items()}
+        return StoredMatrix(self.scheme, **planes).rows(first - begin * size, last - begin * size)
+
+    def _stored(self, first: int, last: int) -> StoredMatrix:
+        blocks = self.format.unpack(_read(self.info, first, last).view(-1, self.info.type.size))
+        planes = {name: plane.reshape(last - first, -1) for name, plane in blocks.planes().items()}
+        return StoredMatrix(self.scheme, **planes)
+
+
+def quantized_matrix(info: TensorInfo, heads: int | None = None) -> GGUFMatrix:
+    """Return a quantised matrix. heads: number of heads whose rows are put in halves, see `in_halves`.
 
     Raises ModelFileError for a tensor that is not a matrix, or of a type whose codes have no scheme.
     """
@@ -58,15 +89,7 @@ def stored_matrix(info: TensorInfo) -> StoredMatrix:
         raise info.error(_unsupported(info))
     if len(info.shape) != 2:
         raise info.error(f"has shape {info.shape}, but a quantised tensor must be a matrix; convert the model again")
-    planes: dict[str, Tensor] = {}
-    for first, last in _pieces(info):
-        blocks = known.unpack(_read(info, first, last).view(-1, info.type.size))
-        for name, plane in blocks.planes().items():
-            rows = plane.reshape(last - first, -1)
-            if name not in planes:
-                planes[name] = rows.new_empty(info.rows, rows.shape[1])
-            planes[name][first:last] = rows
-    return StoredMatrix(known.scheme, **planes)
+    return GGUFMatrix(info, known, heads or 0)
 
 
 def plain_tensor(info: TensorInfo) -> Tensor:
@@ -85,15 +108,12 @@ def dequantized(info: TensorInfo) -> Tensor:
     if known is None:
         raise info.error(_unsupported(info))
     out = torch.empty(info.shape, dtype=torch.bfloat16)
-    flat = out.view(info.rows, -1)
-    for first, last in _pieces(info):
-        blocks = known.unpack(_read(info, first, last).view(-1, info.type.size))
-        flat[first:last] = StoredMatrix(known.scheme, **blocks.planes()).dequantize().view(last - first, -1)
+    dequantize_into(GGUFMatrix(info, known), out.view(info.rows, -1))
     return out
 
 
 def has_codes(info: TensorInfo) -> bool:
-    """Return whether `stored_matrix` reads the type of this tensor."""
+    """Return whether `quantized_matrix` knows the type of this tensor."""
     return info.type.name in FORMATS
 
 
@@ -103,12 +123,6 @@ def in_halves(rows: Tensor, num_heads: int) -> Tensor:
     The rotation of GGUF's Llama is over neighbouring dimensions of a head, that of a checkpoint over its two halves.
     """
     return rows.reshape(num_heads, -1, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
-
-
-def matrix_in_halves(matrix: StoredMatrix, num_heads: int) -> StoredMatrix:
-    """Return `matrix` with its rows in the order of `in_halves`. Codes and scales of a row move together."""
-    planes = {name: plane for name in PLANES if (plane := getattr(matrix, name)) is not None}
-    return StoredMatrix(matrix.scheme, **{name: in_halves(plane, num_heads) for name, plane in planes.items()})
 
 
 def magnitude_bound(weights: StoredMatrix | Tensor) -> float:
@@ -137,11 +151,6 @@ def _unsupported(info: TensorInfo) -> str:
     return f"has type {info.type.name}, but the supported types are {names}; fetch the model in one of these"
 
 
-def _pieces(info: TensorInfo) -> list[tuple[int, int]]:
-    step = max(1, PIECE_ELEMENTS // info.shape[-1])
-    return [(first, min(first + step, info.rows)) for first in range(0, info.rows, step)]
-
-
 def _read(info: TensorInfo, first: int, last: int) -> Tensor:
     return torch.frombuffer(read_rows(info, first, last), dtype=torch.uint8)
 
@@ -156,9 +165,9 @@ def _fields(packed: Tensor, run: int, bits: int) -> Tensor:
 
     Of each run of `run` bytes, the lowest fields of all bytes come first, then the next ones.
     """
-    shifts = torch.arange(0, 8, bits, dtype=torch.uint8).view(1, 1, -1, 1)
-    found = (packed.reshape(len(packed), -1, 1, run) >> shifts) & ((1 << bits) - 1)
-    return found.view(len(packed), -1)
+    runs = packed.contiguous().view(len(packed), -1, run)  # operations on whole tensors are the fastest
+    found = [(runs >> shift) & ((1 << bits) - 1) for shift in range(0, 8, bits)]
+    return torch.stack(found, 2).view(len(packed), -1)
 
 
 def _bit_plane(packed: Tensor) -> Tensor:
@@ -244,18 +253,18 @@ def _q3_k(blocks: Tensor) -> _Blocks:
 # By the name of the type: those that kernels can multiply with, and those of fewer bits than they support.
 FORMATS = {
     "Q4_0": _Format(QuantScheme("Q4_0", 4, 32, offset=8), partial(_q4, has_minimum=False)),
-    "Q4_1": _Format(QuantScheme("Q4_1", 4, 32), partial(_q4, has_minimum=True)),
+    "Q4_1": _Format(QuantScheme("Q4_1", 4, 32, has_minimums=True), partial(_q4, has_minimum=True)),
     "Q5_0": _Format(QuantScheme("Q5_0", 5, 32, offset=16), partial(_q5, has_minimum=False)),
-    "Q5_1": _Format(QuantScheme("Q5_1", 5, 32), partial(_q5, has_minimum=True)),
+    "Q5_1": _Format(QuantScheme("Q5_1", 5, 32, has_minimums=True), partial(_q5, has_minimum=True)),
     "Q8_0": _Format(QuantScheme("Q8_0", 8, 32, offset=128), _q8_0),
-    "Q4_K": _Format(QuantScheme("Q4_K", 4, 32, shared=256), _q4_k),
-    "Q5_K": _Format(QuantScheme("Q5_K", 5, 32, shared=256), _q5_k),
+    "Q4_K": _Format(QuantScheme("Q4_K", 4, 32, shared=256, has_minimums=True), _q4_k),
+    "Q5_K": _Format(QuantScheme("Q5_K", 5, 32, shared=256, has_minimums=True), _q5_k),
     "Q6_K": _Format(QuantScheme("Q6_K", 6, 16, shared=256, offset=32), _q6_k),
     "IQ4_NL": _Format(QuantScheme("IQ4_NL", 4, 32, table=IQ4_TABLE), partial(_q4, has_minimum=False)),
     "IQ4_XS": _Format(QuantScheme("IQ4_XS", 4, 32, shared=256, table=IQ4_TABLE), _iq4_xs),
-    "MXFP4": _Format(QuantScheme("MXFP4", 4, 32, table=MXFP4_TABLE), _mxfp4),
+    "MXFP4": _Format(QuantScheme("MXFP4", 4, 32, table=MXFP4_TABLE, scale_dtype=torch.float32), _mxfp4),
 }
 DEQUANTIZED_FORMATS = {
-    "Q2_K": _Format(QuantScheme("Q2_K", 2, 16, shared=256), _q2_k),
+    "Q2_K": _Format(QuantScheme("Q2_K", 2, 16, shared=256, has_minimums=True), _q2_k),
     "Q3_K": _Format(QuantScheme("Q3_K", 3, 16, shared=256, offset=4), _q3_k),
 }

@@ -13,7 +13,7 @@ from kernels.cpu.library import load
 from kernels.cpu.quantized import packed_segments
 from kernels.cpu.structs import Layout, address
 from kernels.huge_pages import Arena
-from kernels.quantization import StoredMatrix
+from kernels.quantization import QuantizedMatrix
 
 ALL_PARTS = 3  # bfloat16 values that represent a float32 exactly
 QUANTIZED_PARTS = 2  # 8-bit values that represent a float32 within 15 bits of the largest of a block
@@ -39,7 +39,7 @@ class CpuLinear:
 
     def __init__(
         self,
-        weight: Tensor | Sequence[StoredMatrix],
+        weight: Tensor | Sequence[QuantizedMatrix],
         bias: Tensor | None,
         layout: Layout | None = None,
         allow_bf16_activations: bool = False,
@@ -73,7 +73,7 @@ class CpuLinear:
         parts = 1 if allow_bf16_activations else ALL_PARTS
         return structs.Linear(address(self._packed[0]), address(self._bias), outputs, inputs, layout, parts)
 
-    def _pack_quantized(self, matrices: Sequence[StoredMatrix], allow_bf16_activations: bool) -> structs.Linear:
+    def _pack_quantized(self, matrices: Sequence[QuantizedMatrix], allow_bf16_activations: bool) -> structs.Linear:
         self._segments, self._packed = packed_segments(matrices, WEIGHTS)
         outputs, inputs = sum(matrix.shape[0] for matrix in matrices), matrices[0].shape[1]
         parts = 1 if allow_bf16_activations else QUANTIZED_PARTS

@@ -15,7 +15,7 @@ Bits = Literal[4, 8]
 
 GROUP = 32  # inputs that share a scale
 SCHEMES: dict[Bits, QuantScheme] = {
-    4: QuantScheme("int4", 4, group=GROUP),
+    4: QuantScheme("int4", 4, group=GROUP, has_minimums=True),
     8: QuantScheme("int8", 8, group=GROUP, offset=128),
 }
 MAX_WEIGHTS_AT_ONCE = 1 << 24  # bounds the float32 copy

@@ -12,7 +12,7 @@ from kernels.cpu import structs
 from kernels.cpu.library import load
 from kernels.cpu.structs import address
 from kernels.huge_pages import Arena
-from kernels.quantization import StoredMatrix, join_equal_schemes
+from kernels.quantization import QuantizedMatrix, join_equal_schemes, row_ranges
 
 BLOCK = 32  # inputs that share a scale of the rows (source/block.h)
 PANEL = 32  # outputs (source/panel.h)
@@ -22,7 +22,7 @@ TABLE_SIZE = 16
 TABLE_SHIFT = 128  # makes the values of a table unsigned
 
 
-def can_pack(matrix: StoredMatrix) -> bool:
+def can_pack(matrix: QuantizedMatrix) -> bool:
     """Return whether the kernels compute with a matrix as it is stored.
 
     Groups must be halves or whole blocks. Minimums exclude halves, offsets and zero points. Tables must have 4-bit
@@ -31,17 +31,17 @@ def can_pack(matrix: StoredMatrix) -> bool:
     scheme = matrix.scheme
     group = _group(matrix)
     has_blocks = group == HALF or group % BLOCK == 0
-    if matrix.minimums is not None:
-        has_blocks = group % BLOCK == 0 and not scheme.offset and not scheme.table and matrix.zeros is None
+    if scheme.has_minimums:
+        has_blocks = group % BLOCK == 0 and not scheme.offset and not scheme.table and not scheme.has_zeros
     shared_fits = not scheme.shared or scheme.shared % group == 0
     is_byte_table = bool(scheme.table) and min(scheme.table) >= -TABLE_SHIFT and max(scheme.table) < TABLE_SHIFT
-    table_fits = not scheme.table or (scheme.bits == 4 and is_byte_table and matrix.zeros is None)
-    return has_blocks and shared_fits and table_fits and matrix.scales.dtype in (torch.float16, torch.float32)
+    table_fits = not scheme.table or (scheme.bits == 4 and is_byte_table and not scheme.has_zeros)
+    return has_blocks and shared_fits and table_fits and scheme.scale_dtype in (torch.float16, torch.float32)
 
 
-def packable(parts: Sequence[Tensor | StoredMatrix]) -> list[StoredMatrix] | None:
+def packable(parts: Sequence[Tensor | QuantizedMatrix]) -> list[QuantizedMatrix] | None:
     """Return parts of a layer as matrices for `packed_segments`; None if the kernels cannot compute with them."""
-    stored = [part for part in parts if isinstance(part, StoredMatrix)]
+    stored = [part for part in parts if not isinstance(part, Tensor)]
     if len(stored) < len(parts) or not all(map(can_pack, stored)):
         return None
     matrices = join_equal_schemes(stored)
@@ -49,7 +49,7 @@ def packable(parts: Sequence[Tensor | StoredMatrix]) -> list[StoredMatrix] | Non
 
 
 def packed_segments(
-    matrices: Sequence[StoredMatrix], arena: Arena
+    matrices: Sequence[QuantizedMatrix], arena: Arena
 ) -> tuple[ctypes.Array[structs.QuantSegment], list[Tensor]]:
     """Pack matrices that are stacked by outputs. All but the last have whole panels of outputs.
 
@@ -66,28 +66,21 @@ def packed_segments(
     return segments, memory
 
 
-def _pack(segment: structs.QuantSegment, matrix: StoredMatrix, arena: Arena) -> Tensor:
-    """Pack one matrix, and set the segment's address to the result, which is returned."""
+def _pack(segment: structs.QuantSegment, matrix: QuantizedMatrix, arena: Arena) -> Tensor:
+    """Pack one matrix some rows at a time, and set the segment's address to the result, which is returned."""
     library = load()
     outputs, inputs = matrix.shape
-    planes = [
-        None if plane is None else plane.contiguous()
-        for plane in (
-            matrix.codes,
-            matrix.scales,
-            matrix.minimums,
-            matrix.group_scales,
-            matrix.group_minimums,
-            matrix.zeros,
-        )
-    ]
     packed = arena.allocate((library.carousel_quantized_bytes(segment, outputs, inputs),), torch.uint8)
     segment.packed = address(packed)
-    library.carousel_pack_quantized(segment, structs.Planes(*map(address, planes)), outputs, inputs, address(packed))
+    for first, last in row_ranges(matrix, PANEL):
+        planes = {name: plane.contiguous() for name, plane in matrix.rows(first, last).planes().items()}
+        begin = packed[library.carousel_quantized_bytes(segment, first, inputs) :]
+        addresses = structs.Planes(**{name: address(plane) for name, plane in planes.items()})
+        library.carousel_pack_quantized(segment, addresses, last - first, inputs, address(begin))
     return packed
 
 
-def _describe(segment: structs.QuantSegment, matrix: StoredMatrix, end: int) -> None:
+def _describe(segment: structs.QuantSegment, matrix: QuantizedMatrix, end: int) -> None:
     scheme = matrix.scheme
     assert can_pack(matrix), scheme
     segment.end = end
@@ -95,15 +88,15 @@ def _describe(segment: structs.QuantSegment, matrix: StoredMatrix, end: int) -> 
     segment.offset = scheme.offset + (TABLE_SHIFT if scheme.table else 0)
     segment.group = _group(matrix)
     segment.shared = scheme.shared or segment.group
-    segment.is_float16 = matrix.scales.dtype == torch.float16
-    segment.has_minimums = matrix.minimums is not None
-    segment.has_integer_scales = matrix.group_scales is not None
-    segment.has_zeros = matrix.zeros is not None
+    segment.is_float16 = scheme.scale_dtype == torch.float16
+    segment.has_minimums = scheme.has_minimums
+    segment.has_integer_scales = scheme.shared > 0
+    segment.has_zeros = scheme.has_zeros
     segment.has_table = bool(scheme.table)
     table = [value + TABLE_SHIFT for value in scheme.table]
     segment.table[:] = bytes(table + [0] * (TABLE_SIZE - len(table)))
 
 
-def _group(matrix: StoredMatrix) -> int:
+def _group(matrix: QuantizedMatrix) -> int:
     """Return the inputs of a group; a group of a whole row ends with its last block."""
     return matrix.scheme.group or -(-matrix.shape[1] // BLOCK) * BLOCK

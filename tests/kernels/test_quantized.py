@@ -139,7 +139,7 @@ def test_a_packed_matrix_is_hardly_larger_than_in_its_file(name: str):
 def test_matrices_that_have_no_layout_are_refused():
     """Groups that are not whole halves of blocks, and combinations that no file has."""
     group = make_matrix(QuantScheme("odd", 4, group=24), 32, 96)
-    both = make_matrix(QuantScheme("Q4_1", 4, group=32, offset=8), 32, 96)
+    both = make_matrix(QuantScheme("Q4_1", 4, group=32, offset=8, has_minimums=True), 32, 96)
     wide = make_matrix(QuantScheme("wide", 4, group=32, table=(-500, 500)), 32, 96)
     assert not any(map(quantized.can_pack, (group, both, wide)))
     assert quantized.can_pack(make_matrix(SCHEMES["8 bits"], 32, 96))

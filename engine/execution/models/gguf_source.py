@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,15 +19,15 @@ from engine.model_files.gguf_files import GGUFFiles
 from engine.model_files.gguf_header import TensorInfo
 from engine.model_files.gguf_tensors import (
     PLAIN_DTYPES,
+    GGUFMatrix,
     dequantized,
     has_codes,
     in_halves,
     magnitude_bound,
-    matrix_in_halves,
     plain_tensor,
-    stored_matrix,
+    quantized_matrix,
 )
-from kernels.quantization import StoredMatrix
+from kernels.quantization import QuantizedMatrix, QuantScheme, StoredMatrix, dequantize_into
 
 Read = TypeVar("Read")
 
@@ -78,25 +79,25 @@ class GGUFSource:
                 f"{info.file}: tensor {info.name} has shape {info.shape}, but the architecture requires {shape}"
             )
 
-    def stored(self, name: str) -> StoredMatrix | None:
+    def stored(self, name: str) -> QuantizedMatrix | None:
         info = self._infos.get(name)
         if info is None or not has_codes(info):
             return None
-        matrix = _checked(lambda: stored_matrix(info))
-        heads = self._heads(name)
-        self._count(name, info, matrix)
-        return matrix if heads is None else matrix_in_halves(matrix, heads)
+        del self._infos[name]
+        matrix = _checked(lambda: quantized_matrix(info, self._heads(name)))
+        return _CheckedMatrix(matrix, self._check_rows)
 
     def read_into(self, name: str, out: Tensor) -> None:
         self.check(name, tuple(out.shape))
         if (matrix := self.stored(name)) is not None:
-            matrix.dequantize_into(out)
+            dequantize_into(matrix, out)
             return
         info = self._infos[name]
         read = plain_tensor if info.type.name in PLAIN_DTYPES else dequantized
         values = _checked(lambda: read(info))
+        del self._infos[name]
+        self._check_rows(info, info.rows, values)
         heads = self._heads(name)
-        self._count(name, info, values)
         out.copy_(values if heads is None else in_halves(values, heads))
 
     def finish(self, ignored: Callable[[str], bool]) -> None:
@@ -106,11 +107,32 @@ class GGUFSource:
             raise WeightsError(f"{self._file}: {len(unread)} tensors are not part of this model: {some}")
         self._progress(self._total, self._total)
 
-    def _count(self, name: str, info: TensorInfo, weights: StoredMatrix | Tensor) -> None:
+    def _check_rows(self, info: TensorInfo, rows: int, weights: StoredMatrix | Tensor) -> None:
+        """Check the values of some rows of a tensor, and report that they are read."""
         check_magnitude(info.file, info.name, magnitude_bound(weights), self._max_magnitude)
-        del self._infos[name]
-        self._done += info.size
+        self._done += info.size // info.rows * rows
         self._progress(self._done, self._total)
+
+
+@dataclass(frozen=True)
+class _CheckedMatrix:
+    """Matrix in a file whose rows are checked as they are read. Raises WeightsError."""
+
+    matrix: GGUFMatrix
+    check: Callable[[TensorInfo, int, StoredMatrix], None]
+
+    @property
+    def scheme(self) -> QuantScheme:
+        return self.matrix.scheme
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.matrix.shape
+
+    def rows(self, first: int, last: int) -> StoredMatrix:
+        rows = _checked(lambda: self.matrix.rows(first, last))
+        self.check(self.matrix.info, last - first, rows)
+        return rows
 
 
 def _checked(read: Callable[[], Read]) -> Read:

@@ -14,7 +14,7 @@ from torch import Tensor
 from engine.execution.models.errors import WeightsError
 from engine.execution.models.safetensors_files import check_magnitude, have_same_values, list_tensors
 from engine.host import free_memory_bytes
-from kernels.quantization import StoredMatrix
+from kernels.quantization import QuantizedMatrix
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in total
 
@@ -36,10 +36,10 @@ class WeightSource(Protocol):
         Called before memory is allocated.
         """
 
-    def stored(self, name: str) -> StoredMatrix | None:
-        """Read the matrix `name` as it is quantised; None, without reading it, if it is not quantised.
+    def stored(self, name: str) -> QuantizedMatrix | None:
+        """Return the matrix `name` as it is quantised, which counts as reading it; None if it is not quantised.
 
-        Raises WeightsError if it is damaged.
+        Its `rows` raise WeightsError if they are damaged.
         """
 
     def read_into(self, name: str, out: Tensor) -> None:
@@ -80,7 +80,7 @@ class CheckpointSource:
         if entry.shape != shape:
             raise WeightsError(f"{entry.file}: tensor {name} has shape {entry.shape}, but config.json requires {shape}")
 
-    def stored(self, name: str) -> StoredMatrix | None:
+    def stored(self, name: str) -> QuantizedMatrix | None:
         return None
 
     def read_into(self, name: str, out: Tensor) -> None:
@@ -122,7 +122,7 @@ class DummySource:
         if needed > free:
             raise WeightsError(f"config.json: {name} of shape {shape} needs {needed} bytes, but only {free} are free")
 
-    def stored(self, name: str) -> StoredMatrix | None:
+    def stored(self, name: str) -> QuantizedMatrix | None:
         return None
 
     def read_into(self, name: str, out: Tensor) -> None:

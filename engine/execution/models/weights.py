@@ -7,6 +7,7 @@ is faster at every step, and its bits do not depend on the batch.
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +19,7 @@ from engine.execution.models.sources import WeightSource
 from kernels.decoder import DecoderLayer, DecoderWeights, EmbeddingTable, Linear
 from kernels.huge_pages import mmap_zeros
 from kernels.interface import Kernels
-from kernels.quantization import LinearWeight, StoredMatrix
+from kernels.quantization import LinearWeight, QuantizedMatrix, dequantize_into
 
 log = logging.getLogger("carousel.engine")
 
@@ -141,7 +142,7 @@ class _Reader:
             table = self.matrix(name, *shape)
             return table, table
         rows = mmap_zeros(shape, dtype)
-        stored.dequantize_into(rows)
+        dequantize_into(stored, rows)
         return rows, [stored]
 
     def head(self, name: str, *shape: int) -> Linear:
@@ -159,12 +160,12 @@ class _Reader:
             start += size
         return biases
 
-    def _stored(self, name: str) -> StoredMatrix | None:
+    def _stored(self, name: str) -> QuantizedMatrix | None:
         """Read a matrix as it is quantised; None if it is not, or if the kernels do not multiply such ones."""
         if not self.kernels.multiplies_quantized:
             return None
         stored = self.source.stored(name)
-        self.num_parameters += 0 if stored is None else stored.codes.numel()
+        self.num_parameters += 0 if stored is None else math.prod(stored.shape)
         return stored
 
     def stored_dtype(self, name: str) -> torch.dtype:

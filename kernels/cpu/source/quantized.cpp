@@ -170,18 +170,24 @@ class QuantPanel {
     const uint8_t* strips_;
 };
 
-// Store the codes of one output in a block.
+// Store the codes of one output in a block of zeros.
 void pack_codes(const uint8_t* codes, int64_t count, int64_t bits, int64_t lane, uint8_t* block) {
-    for (int64_t i = 0; i < count; i++) {
-        const int64_t word = i / 4, byte = 4 * lane + i % 4, width = sizeof(StripCodes);
-        if (bits == 8) {
-            block[word * width + byte] = codes[i];
-            continue;
-        }
-        block[word / 2 * width + byte] |= (codes[i] & 15) << (word % 2 ? 4 : 0);
-        if (bits == 4) continue;
-        const int64_t upper = bits - 4, in_plane = 8 / upper;
-        block[(WORDS / 2 + word / in_plane) * width + byte] |= codes[i] >> 4 << word % in_plane * upper;
+    uint32_t words[WORDS] = {};  // four codes each
+    std::memcpy(words, codes, count);
+    const auto store = [&](int64_t index, uint32_t word) {
+        std::memcpy(block + index * sizeof(StripCodes) + 4 * lane, &word, sizeof word);
+    };
+    if (bits == 8) {
+        for (int64_t i = 0; i < WORDS; i++) store(i, words[i]);
+        return;
+    }
+    for (int64_t i = 0; i < WORDS / 2; i++)
+        store(i, (words[2 * i] & 0x0f0f0f0f) | (words[2 * i + 1] & 0x0f0f0f0f) << 4);
+    const int64_t upper = bits - 4;
+    for (int64_t first = 0, plane = WORDS / 2; upper && first < WORDS; first += 8 / upper, plane++) {
+        uint32_t word = 0;
+        for (int64_t i = 0; i < 8 / upper; i++) word |= (words[first + i] >> 4 & 0x0f0f0f0f) << i * upper;
+        store(plane, word);
     }
 }
 

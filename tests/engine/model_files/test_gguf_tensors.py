@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import gguf
@@ -11,7 +10,6 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
 
-from engine.model_files import gguf_tensors
 from engine.model_files.errors import ModelFileError
 from engine.model_files.gguf import open_gguf
 from engine.model_files.gguf_header import TensorInfo
@@ -21,10 +19,10 @@ from engine.model_files.gguf_tensors import (
     has_codes,
     in_halves,
     magnitude_bound,
-    matrix_in_halves,
     plain_tensor,
-    stored_matrix,
+    quantized_matrix,
 )
+from kernels import quantization
 from kernels.quantization import StoredMatrix
 from tests.engine.model_files.gguf_files import write_all
 
@@ -57,6 +55,11 @@ def written(path: Path, **tensors: tuple[np.ndarray, str | None]) -> dict[str, T
         writer.add_tensor(name, values, raw_dtype=None if kind is None else Type[kind])
     write_all(writer)
     return open_gguf(path).tensors
+
+
+def stored_matrix(info: TensorInfo, heads: int | None = None) -> StoredMatrix:
+    """Read all rows of a quantised matrix."""
+    return quantized_matrix(info, heads).rows(0, info.rows)
 
 
 def same_bits(first: torch.Tensor, second: np.ndarray) -> bool:
@@ -120,13 +123,10 @@ def test_every_exponent_of_mxfp4_is_exact(path: Path):
 @pytest.mark.parametrize("name", ("Q4_K", "Q3_K"))
 def test_pieces_of_rows_give_the_same_as_one(path: Path, name: str, monkeypatch: pytest.MonkeyPatch):
     """A matrix is unpacked in pieces of some rows, the last of which may be shorter."""
-    blocks = random_blocks(name)
-    info = written(path, w=(blocks, name))["w"]
+    info = written(path, w=(random_blocks(name), name))["w"]
     whole = dequantized(info)
-    monkeypatch.setattr(gguf_tensors, "PIECE_ELEMENTS", 4 * info.shape[1] + 1)
+    monkeypatch.setattr(quantization, "PIECE_WEIGHTS", 4 * info.shape[1] + 1)
     assert torch.equal(dequantized(info), whole)
-    if has_codes(info):
-        assert same_bits(stored_matrix(info).dequantize(), gguf.dequantize(blocks, Type[name]))
 
 
 def test_plain_tensors_keep_their_type(path: Path):
@@ -182,13 +182,12 @@ def test_rows_of_queries_return_to_the_order_of_a_checkpoint():
 
 @pytest.mark.parametrize("name", ("Q4_1", "Q6_K", "Q4_K"))
 def test_rows_of_a_quantised_matrix_move_with_their_scales(path: Path, name: str):
-    """Codes, scales and minimums of a row stay together; zero points of other formats too."""
-    matrix = stored_matrix(written(path, w=(random_blocks(name)[:4], name))["w"])
-    expected = in_halves(matrix.dequantize(), 1)
-    assert torch.equal(matrix_in_halves(matrix, 1).dequantize(), expected)
-    zeros = torch.arange(matrix.codes.numel() // matrix.group, dtype=torch.uint8).view(4, -1)
-    with_zeros = dataclasses.replace(matrix, zeros=zeros)
-    assert torch.equal(matrix_in_halves(with_zeros, 1).dequantize(), in_halves(with_zeros.dequantize(), 1))
+    """Codes, scales and minimums of a row stay together, also where a range of rows begins or ends in a head."""
+    info = written(path, w=(np.concatenate([random_blocks(name)] * 4)[:24], name))["w"]
+    expected = in_halves(stored_matrix(info).dequantize(), 3)
+    matrix = quantized_matrix(info, 3)
+    for first, last in ((0, 24), (0, 8), (3, 5), (7, 17), (16, 24)):
+        assert torch.equal(matrix.rows(first, last).dequantize(), expected[first:last])
 
 
 @pytest.mark.parametrize("name", CODED)
