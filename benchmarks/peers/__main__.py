@@ -8,6 +8,8 @@ streams at once. Peers that are not being measured are frozen. The bound is the 
     python -m benchmarks.peers --setup              # set up missing peers only
     python -m benchmarks.peers --model qwen3-0.6b   # at 1 and 8 streams
     python -m benchmarks.peers --prompt 1024 --streams 1,4,8
+    python -m benchmarks.peers --gguf FILE          # the same file on this server and llama-server
+    python -m benchmarks.peers --gguf FILE --quantize Q8_0
     python -m benchmarks.peers --workload lognormal # closed loop, 32 clients, lengths like ShareGPT's
     python -m benchmarks.peers --workload poisson   # the same lengths, open loop at 20 to 120 % of the capacity
 """
@@ -25,12 +27,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.arrivals import CLIENTS, MAX_OUTPUT, MAX_PROMPT, PERCENT_OF_CAPACITY, LognormalLoad, PoissonLoad
-from benchmarks.peers.environments import SetupFailed, set_up
+from benchmarks.peers.environments import SetupFailed, quantize, set_up, write_gguf
 from benchmarks.peers.load import LONGEST, PROMPT, SHORTEST, Load
 from benchmarks.peers.model import SHAPES, make_model
 from benchmarks.peers.plot import draw
 from benchmarks.peers.servers import PEERS, Peer, PeerFailed, Watch, context
 from benchmarks.results import FOLDER, save, spread
+from engine.model_files.open_model import open_model
 
 STREAMS = {"llama-115m": "1,4,8,16,32", "qwen3-0.6b": "1,8"}
 FIRST = 8  # number of first tokens that are compared between peers
@@ -38,6 +41,7 @@ LATENCIES = ("ttft_p50_ms", "ttft_p99_ms", "itl_p50_ms", "itl_p99_ms", "largest_
 FIGURES = ("tokens_per_s", "requests_per_s", *LATENCIES, "tokens_per_event", "other_cores")
 REST = 0.5  # seconds between thawing and the run, so that a server is not measured right after it was stopped
 DISTURBED = 0.1  # cores used by unrelated processes above which a warning is printed
+GGUF = ("carousel", "llama-server")
 HTTP = ("carousel", "vllm", "llama-server", "transformers serve")
 WORKLOADS = ("together", "lognormal", "poisson")
 
@@ -206,6 +210,8 @@ def arguments() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=list(SHAPES), default="llama-115m")
+    parser.add_argument("--gguf", type=Path, metavar="FILE", help="serve this file, by carousel and llama-server")
+    parser.add_argument("--quantize", metavar="TYPE", help="quantise the file, or --model, by llama-quantize: Q4_K_M")
     parser.add_argument("--workload", choices=WORKLOADS, default="together", help="default: %(default)s")
     parser.add_argument(
         "--streams",
@@ -235,7 +241,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--pool", nargs="+", type=Path, metavar="FILE", help="combine result files without measuring")
     options = parser.parse_args()
     is_together = options.workload == "together"
-    options.peers = options.peers.split(",") if options.peers else list(PEERS if is_together else HTTP)
+    is_file = options.gguf is not None or options.quantize is not None
+    default = GGUF if is_file else PEERS if is_together else HTTP
+    options.peers = options.peers.split(",") if options.peers else list(default)
+    if is_file and (others := set(options.peers) - set(GGUF)):
+        parser.error(f"--gguf and --quantize allow {', '.join(GGUF)}, got {', '.join(sorted(others))}")
     options.streams = [int(number) for number in (options.streams or _default_streams(options)).split(",")]
     if not is_together and (others := set(options.peers) - set(HTTP)):
         parser.error(f"--workload {options.workload} requires peers with HTTP, got {', '.join(sorted(others))}")
@@ -255,7 +265,9 @@ def arguments() -> argparse.Namespace:
 def _default_streams(options: argparse.Namespace) -> str:
     if options.workload == "poisson":
         return ",".join(map(str, PERCENT_OF_CAPACITY))
-    return str(CLIENTS) if options.workload == "lognormal" else STREAMS[options.model]
+    if options.workload == "lognormal":
+        return str(CLIENTS)
+    return STREAMS["llama-115m" if options.gguf else options.model]
 
 
 def main() -> None:
@@ -266,14 +278,15 @@ def main() -> None:
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that SIGTERM stops the peers too
     versions, failed = set_up(options.home, {PEERS[name][0] or "" for name in options.peers})
-    comparison = Comparison(SHAPES[options.model]["vocab_size"], options.prompt, options.workload, options.capacity)
+    if options.setup:
+        for name, reason in failed.items():
+            print(f"!!! {name}: {reason}")
+        return
+    model, about = _model(options)
+    comparison = Comparison(about["vocab_size"], options.prompt, options.workload, options.capacity)
     for name in options.peers:
         if PEERS[name][0] in failed:
             comparison.drop(name, failed[PEERS[name][0] or ""])
-    if options.setup:
-        return
-    model = options.home / "models" / options.model
-    make_model(model, options.model)
     extra = {name: shlex.split(text) for name, text in options.options}
     try:
         names = [name for name in options.peers if name not in comparison.dropped]
@@ -283,11 +296,30 @@ def main() -> None:
             comparison.measure(streams, options.runs)
     finally:
         comparison.stop()
-    report(options, extra, comparison, versions)
+    report(options, about, extra, comparison, versions)
+
+
+def _model(options: argparse.Namespace) -> tuple[Path, dict[str, Any]]:
+    """Return the folder or file that the peers serve, and its description with vocab_size."""
+    home, file = options.home, options.gguf
+    about = {"name": options.model, **SHAPES[options.model]}
+    if file is None:
+        folder = home / "models" / options.model
+        make_model(folder, options.model)
+        if options.quantize is None:
+            return folder, about
+        file = write_gguf(home, folder)
+    else:
+        about = {"name": file.stem, "vocab_size": open_model(file).config().content["vocab_size"]}
+    if options.quantize is not None:
+        file = quantize(home, file, options.quantize)
+        about["name"] = f"{about['name']}-{options.quantize}"
+    return file, about
 
 
 def report(
     options: argparse.Namespace,
+    about: dict[str, Any],
     extra: dict[str, list[str]],
     comparison: Comparison,
     versions: dict[str, dict[str, str]],
@@ -296,7 +328,7 @@ def report(
     summary = comparison.summary()
     agreement = {name: statistics.mean(values) for name, values in comparison.agreement.items()}
     settings = {
-        "model": {"name": options.model, **SHAPES[options.model]},
+        "model": about,
         "workload": options.workload,
         "capacity": comparison.capacity,
         **({"prompt": options.prompt, "output": [SHORTEST, LONGEST]} if options.workload == "together" else {}),
@@ -310,14 +342,14 @@ def report(
     print(f"mean number of first {FIRST} tokens equal to carousel's:", json.dumps(agreement))
     for name, reason in comparison.dropped.items():
         print(f"!!! {name} was excluded: {reason}")
-    name = "peers" if options.model == "llama-115m" else f"peers_{options.model}"
+    name = "peers" if about["name"] == "llama-115m" else f"peers_{about['name'].lower()}"
     if options.prompt != PROMPT:
         name += f"_prompts_of_{options.prompt}"
     if options.workload != "together":
         print("Saved to", save(f"{name}_{options.workload}", settings, comparison.rows, summary))
         return
     print("Saved to", save(name, settings, comparison.rows, summary))
-    print("Plot saved to", draw(summary, options.model, FOLDER / f"{name}.svg"))
+    print("Plot saved to", draw(summary, about["name"], FOLDER / f"{name}.svg"))
 
 
 if __name__ == "__main__":

