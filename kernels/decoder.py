@@ -24,10 +24,6 @@ class Embedding(Protocol):
     def shape(self) -> tuple[int, ...]:
         """Return (V, H)."""
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Return the dtype of looked-up rows."""
-
     def lookup(self, token_ids: Tensor) -> Tensor:
         """Return rows [T, H] for token_ids[T] int64."""
 
@@ -41,10 +37,6 @@ class EmbeddingTable:
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(self.table.shape)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.table.dtype
 
     def lookup(self, token_ids: Tensor) -> Tensor:
         return self.table.index_select(0, token_ids)
@@ -68,7 +60,7 @@ class DecoderLayer:
 class DecoderWeights:
     """All parameters of a decoder.
 
-    embedding: in the model's dtype or the checkpoint's. cos_sin: [max position, D] float32. head: H -> V.
+    cos_sin: [max position, D] float32. head: H -> V.
     checkpoint_dtype: of the checkpoint's values, or that of the computation where the kernels cannot hold these.
     """
 

@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from kernels.decoder import DecoderShape, DecoderWeights, ForwardPass, Linear, StepPass
+from kernels.decoder import DecoderShape, DecoderWeights, Embedding, ForwardPass, Linear, StepPass
 from kernels.paging import PagedKV
 from kernels.plans import DecodePlan, RopeInputs, RopePlan
 from kernels.quantization import LinearWeight
@@ -75,6 +75,12 @@ class Kernels(Protocol):
 
     def pack_head(self, weight: LinearWeight, bias: Tensor | None) -> Linear:
         """Return `pack_linear` of the output projection, which quantisation at load leaves at 8 bits or more."""
+
+    def pack_embedding(self, weight: LinearWeight) -> Embedding:
+        """Return a lookup of the rows of weight[V, H], quantised ones if this back end computes with such ones."""
+
+    def pack_tied_embedding(self, weight: LinearWeight) -> tuple[Embedding, Linear]:
+        """Return `pack_embedding` and `pack_head` of one weight, in the same memory if the back end can."""
 
     def prepare_decoder(self, shape: DecoderShape, weights: DecoderWeights) -> ForwardPass | None:
         """Return a function that computes all layers in one call, bitwise equal to the single operations.

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kernels.decoder import DecoderShape, DecoderWeights, ForwardPass, Linear, StepPass
-from kernels.quantization import LinearWeight
+from kernels.decoder import DecoderShape, DecoderWeights, Embedding, EmbeddingTable, ForwardPass, Linear, StepPass
+from kernels.quantization import LinearWeight, dense_weight
 from kernels.slots import SlotMasks, StepState
 
 if TYPE_CHECKING:
@@ -29,6 +29,13 @@ class UnfusedKernels:
 
     def pack_head(self: Kernels, weight: LinearWeight, bias: Tensor | None) -> Linear:
         return self.pack_linear(weight, bias)
+
+    def pack_embedding(self, weight: LinearWeight) -> Embedding:
+        return EmbeddingTable(dense_weight(weight))
+
+    def pack_tied_embedding(self: Kernels, weight: LinearWeight) -> tuple[Embedding, Linear]:
+        table = dense_weight(weight)
+        return EmbeddingTable(table), self.pack_head(table, None)
 
     def norm_linear(self: Kernels, x: Tensor, norm: Tensor, eps: float, layer: Linear) -> Tensor:
         return layer(self.rms_norm(x, norm, eps))

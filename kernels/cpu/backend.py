@@ -14,10 +14,10 @@ from torch import Tensor
 from kernels.cpu import quantized, structs
 from kernels.cpu.decoder import KV_DTYPES, CpuForward, CpuStep, supports_decoder
 from kernels.cpu.library import load
-from kernels.cpu.linear import CpuLinear
+from kernels.cpu.linear import CpuLinear, PackedEmbedding
 from kernels.cpu.quantize import Bits, quantize
 from kernels.cpu.structs import address
-from kernels.decoder import DecoderShape, DecoderWeights, ForwardPass, Linear, StepPass
+from kernels.decoder import DecoderShape, DecoderWeights, Embedding, EmbeddingTable, ForwardPass, Linear, StepPass
 from kernels.paging import PagedKV
 from kernels.plans import DecodePlan, RopeInputs, RopePlan
 from kernels.quantization import LinearWeight, dense_weight
@@ -71,8 +71,17 @@ class CpuKernels(ReferenceKernels):
     def pack_linear(self, weight: LinearWeight, bias: Tensor | None) -> Linear:
         return self._pack(weight, bias, self._weight_bits)
 
-    def pack_head(self, weight: LinearWeight, bias: Tensor | None) -> Linear:
+    def pack_head(self, weight: LinearWeight, bias: Tensor | None) -> CpuLinear:
         return self._pack(weight, bias, self._weight_bits and HEAD_BITS)
+
+    def pack_embedding(self, weight: LinearWeight) -> Embedding:
+        if isinstance(weight, Tensor) and not self._weight_bits:
+            return EmbeddingTable(weight)
+        return PackedEmbedding(self.pack_head(weight, None))
+
+    def pack_tied_embedding(self, weight: LinearWeight) -> tuple[Embedding, Linear]:
+        head = self.pack_head(weight, None)
+        return PackedEmbedding(head), head
 
     def _pack(self, weight: LinearWeight, bias: Tensor | None, bits: Bits | None) -> CpuLinear:
         if bits and isinstance(weight, Tensor):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,12 +12,13 @@ from torch import Tensor
 
 from kernels.cpu import structs
 from kernels.cpu.library import load
-from kernels.cpu.linear import CpuLinear
+from kernels.cpu.linear import CpuLinear, PackedEmbedding
 from kernels.cpu.structs import address
 from kernels.decoder import (
     DecoderLayer,
     DecoderShape,
     DecoderWeights,
+    Embedding,
     EmbeddingTable,
     Linear,
     RowMasks,
@@ -34,9 +36,17 @@ def supports_decoder(shape: DecoderShape, weights: DecoderWeights) -> bool:
     """Return whether C++ supports every part of this decoder."""
     linears = [one for layer in weights.layers for one in (layer.qkv, layer.out, layer.gate_up, layer.down)]
     fits = load().carousel_supports_attention(shape.head_dim, shape.num_heads // shape.num_kv_heads)
-    table = weights.embedding
-    is_readable = isinstance(table, EmbeddingTable) and table.dtype in (torch.float32, torch.bfloat16)
-    return bool(fits) and is_readable and all(isinstance(linear, CpuLinear) for linear in (*linears, weights.head))
+    return (
+        bool(fits)
+        and _is_readable(weights.embedding)
+        and all(isinstance(linear, CpuLinear) for linear in (*linears, weights.head))
+    )
+
+
+def _is_readable(embedding: Embedding) -> bool:
+    if isinstance(embedding, EmbeddingTable):
+        return embedding.table.dtype in (torch.float32, torch.bfloat16)
+    return isinstance(embedding, PackedEmbedding)
 
 
 class CpuForward:
@@ -186,14 +196,18 @@ def _check(state: StepState) -> None:
 
 def _decoder(shape: DecoderShape, weights: DecoderWeights, allow_bf16_activations: bool) -> structs.Decoder:
     """Return the C++ description of a decoder, valid as long as the weights live."""
-    assert isinstance(weights.embedding, EmbeddingTable)
+    embedding = weights.embedding
+    tokens: dict[str, Any]
+    if isinstance(embedding, EmbeddingTable):
+        tokens = {"embedding": address(embedding.table), "embedding_is_bf16": embedding.table.dtype == torch.bfloat16}
+    else:
+        assert isinstance(embedding, PackedEmbedding)
+        tokens = {"packed_embedding": embedding.layer.struct}
     layers = (_layer(layer, window) for layer, window in zip(weights.layers, shape.windows, strict=True))
     return structs.Decoder(
         layers=(structs.Layer * len(weights.layers))(*layers),
         num_layers=len(weights.layers),
-        embedding=address(weights.embedding.table),
-        embedding_is_bf16=weights.embedding.dtype == torch.bfloat16,
-        hidden=weights.embedding.shape[1],
+        hidden=embedding.shape[1],
         final_norm=address(weights.final_norm),
         cos_sin=address(weights.cos_sin),
         query_heads=shape.num_heads,
@@ -202,6 +216,7 @@ def _decoder(shape: DecoderShape, weights: DecoderWeights, allow_bf16_activation
         eps=shape.norm_eps,
         scale=shape.scale,
         allow_bf16_activations=allow_bf16_activations,
+        **tokens,
     )
 
 

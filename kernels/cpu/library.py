@@ -29,6 +29,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "count_progress": (_pointer,),
     "pack": (_pointer, _int, _int, _int, _pointer),
     "pack_quantized": (_struct(structs.QuantSegment), _struct(structs.Planes), _int, _int, _pointer),
+    "unpack_rows": (_struct(structs.Linear), _pointer, _int, _pointer),
     "quantize": (_pointer, _int, _int, _int, _pointer, _pointer, _pointer),
     "linear": (_struct(structs.Linear), _pointer, _int, _pointer),
     "norm_linear": (_struct(structs.Linear), _pointer, _pointer, _float, _int, _pointer),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -92,8 +93,29 @@ class CpuLinear:
         self._multiply(self.struct, floats.data_ptr(), x.shape[0], out.data_ptr())
         return out.to(x.dtype)
 
+    def weights_of(self, outputs: Tensor) -> Tensor:
+        """Return the weights of outputs[T] int64, [T, K] float32."""
+        outputs = outputs.contiguous()
+        found = torch.empty((outputs.shape[0], self.struct.inputs))
+        load().carousel_unpack_rows(self.struct, address(outputs), outputs.shape[0], address(found))
+        return found
+
     def multiply_normed(self, x: Tensor, norm: Tensor, eps: float) -> Tensor:
         """Compute the layer of rms_norm(x): x[T, K] float32, norm[K] float32 -> [T, N]; see source/norm.h."""
         out = torch.empty((x.shape[0], self._outputs))
         self._norm_and_multiply(self.struct, address(x), address(norm), eps, x.shape[0], address(out))
         return out
+
+
+@dataclass(frozen=True)
+class PackedEmbedding:
+    """Embedding that is the weight of a layer, whose outputs are the tokens; `kernels.decoder.Embedding`."""
+
+    layer: CpuLinear
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.layer.struct.outputs, self.layer.struct.inputs
+
+    def lookup(self, token_ids: Tensor) -> Tensor:
+        return self.layer.weights_of(token_ids)

@@ -115,6 +115,7 @@ class Decoder(ctypes.Structure):
         ("num_layers", _int),
         ("embedding", _pointer),
         ("embedding_is_bf16", _int),
+        ("packed_embedding", Linear),
         ("hidden", _int),
         ("final_norm", _pointer),
         ("cos_sin", _pointer),

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import gguf
 import pytest
+import torch
 
 from app.text.text_model import TextModel
 from engine.engine import Engine
+from engine.execution.models import load_model
 from engine.execution.models.errors import ModelError
 from engine.types import PreemptionMode
+from kernels.cpu.linear import PackedEmbedding
 from tests import requirements
 from tests.engine.same import alone, make_engine, requests, run
 from tests.gguf_export import Type, export_gguf
@@ -131,7 +134,10 @@ def test_kernels_without_quantised_products_compute_with_the_values(demo: Path, 
 
 
 @requirements.a_compiler
-def test_an_embedding_beside_quantised_weights_is_in_bfloat16(demo: Path, tmp_path: Path):
-    """It is what the server reports, and takes half of float32's memory."""
+def test_a_tied_embedding_is_looked_up_in_the_packed_projection(demo: Path, tmp_path: Path):
+    """Neither a quantised table nor a plain one is in memory twice."""
     cpu_kernels()
-    assert make_engine(exported(demo, tmp_path, "Q8_0"), dtype="auto").info.dtype == "bfloat16"
+    for model in (exported(demo, tmp_path, "Q8_0"), demo):
+        loaded = load_model(model, torch.float32, torch.device("cpu"), lambda *_: None)
+        embedding = loaded._weights.embedding
+        assert isinstance(embedding, PackedEmbedding) and embedding.layer is loaded._weights.head

@@ -92,6 +92,14 @@ def test_a_row_has_the_same_bits_in_every_batch(inputs: int, outputs: int, kind:
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_the_weights_of_an_output_are_those_that_were_packed(inputs: int, outputs: int, kind: Kind):
+    """A packed output projection is an embedding too."""
+    weight = torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(0)).to(kind.dtype)
+    chosen = torch.tensor([outputs - 1, 0, outputs // 2, outputs - 1])
+    assert torch.equal(kind.make(weight, None).weights_of(chosen), weight[chosen].float())
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
 def test_a_normed_row_has_the_same_bits_in_every_batch(inputs: int, outputs: int, kind: Kind):
     """With a fused norm before the layer, rows of all magnitudes are correct and independent."""
     generator = torch.Generator().manual_seed(0)

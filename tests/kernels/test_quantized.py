@@ -103,6 +103,25 @@ def test_segments_of_several_schemes_are_one_layer():
         load().carousel_set_threads(1)
 
 
+@pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
+def test_the_weights_of_an_output_are_dequantised(outputs: int, inputs: int, scheme: QuantScheme):
+    """A packed output projection is an embedding too. A minimum is subtracted before rounding, not after it."""
+    matrix = make_matrix(scheme, outputs, inputs)
+    chosen = torch.tensor([outputs - 1, 0, outputs // 2])
+    found, expected = make_layer(matrix).weights_of(chosen), matrix.dequantize()[chosen]
+    if scheme.has_minimums:
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-6 * float(expected.abs().max()))
+    else:
+        assert torch.equal(found, expected)
+
+
+def test_the_weights_of_an_output_are_found_in_any_segment():
+    """Tokens of one embedding may be in matrices of several schemes."""
+    matrices = [make_matrix(scheme, 64, 512, seed) for seed, scheme in enumerate(SCHEMES.values())]
+    found = CpuLinear(matrices, None).weights_of(torch.arange(64 * len(matrices)))
+    torch.testing.assert_close(found, torch.cat([matrix.dequantize() for matrix in matrices]), rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 def test_a_row_that_is_not_finite_yields_nan_and_no_other_does(value: float):
     """A broken row is found after the last layer, so that its request fails."""
@@ -153,6 +172,9 @@ int64_t carousel_quantized_bytes(const QuantSegment* s, int64_t n, int64_t k) { 
 void carousel_pack_quantized(const QuantSegment* s, const Planes* p, int64_t n, int64_t k, void* to) {
     pack_quantized(*s, *p, n, k, to);
 }
+void carousel_unpack_rows(const Linear* layer, const int64_t* outputs, int64_t count, float* to) {
+    for (int64_t i = 0; i < count; i++) unpack_quantized(*layer, outputs[i], to + i * layer->inputs);
+}
 void carousel_linear(const Linear* layer, const float* x, int64_t rows, float* y) {
     quantized_linear(*layer, Operand::put(*layer, x, rows), rows, Result{y});
 }
@@ -174,7 +196,12 @@ def plain_library(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     assert run.returncode == 0, f"{shlex.join(command)}\n{run.stderr}"
     library = ctypes.CDLL(str(built))
     functions = SimpleNamespace(carousel_norm_linear=None)
-    for name, result in (("quantized_bytes", ctypes.c_int64), ("pack_quantized", None), ("linear", None)):
+    for name, result in (
+        ("quantized_bytes", ctypes.c_int64),
+        ("pack_quantized", None),
+        ("linear", None),
+        ("unpack_rows", None),
+    ):
         function = getattr(library, f"carousel_{name}")
         function.argtypes, function.restype = (SIGNATURES | INT_SIGNATURES)[name], result
         setattr(functions, f"carousel_{name}", function)
@@ -186,11 +213,13 @@ def test_plain_code_has_the_same_bits(
     rounded: bool, scheme: QuantScheme, plain_library: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ):
     """Results do not depend on the instructions of the processor."""
-    matrix, x = make_matrix(scheme, 70, 2560), random_rows(7, 2560)
-    expected = make_layer(matrix, rounded=rounded)(x)
+    matrix, x, chosen = make_matrix(scheme, 70, 2560), random_rows(7, 2560), torch.arange(0, 70, 9)
+    layer = make_layer(matrix, rounded=rounded)
+    expected = layer(x), layer.weights_of(chosen)
     for module in (linear, quantized):
         monkeypatch.setattr(module, "load", lambda: plain_library)
-    assert torch.equal(make_layer(matrix, rounded=rounded)(x), expected)
+    plain = make_layer(matrix, rounded=rounded)
+    assert torch.equal(plain(x), expected[0]) and torch.equal(plain.weights_of(chosen), expected[1])
 
 
 def test_parts_of_several_schemes_are_packed_as_one_layer():

@@ -61,7 +61,7 @@ class Decoder:
 
     @property
     def weights_dtype(self) -> torch.dtype:
-        return self._weights.embedding.dtype
+        return self._weights.checkpoint_dtype
 
     def cache_spec(self) -> CacheSpec:
         c = self.config

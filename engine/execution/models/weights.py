@@ -1,8 +1,4 @@
-"""Loading of the parameters of a `Decoder`, one fused matrix at a time, so that the weights are never held twice.
-
-One exception: a tied embedding is kept both as a lookup table and, repacked, as the output projection. The packed form
-is faster at every step, and its bits do not depend on the batch.
-"""
+"""Loading of the parameters of a `Decoder`, one fused matrix at a time, so that the weights are never held twice."""
 
 from __future__ import annotations
 
@@ -16,10 +12,10 @@ from torch import Tensor
 from engine.execution.models.config import DecoderConfig
 from engine.execution.models.rope import cos_sin_table
 from engine.execution.models.sources import WeightSource
-from kernels.decoder import DecoderLayer, DecoderWeights, EmbeddingTable, Linear
+from kernels.decoder import DecoderLayer, DecoderWeights, Linear
 from kernels.huge_pages import mmap_zeros
 from kernels.interface import Kernels
-from kernels.quantization import LinearWeight, QuantizedMatrix, dequantize_into
+from kernels.quantization import LinearWeight, QuantizedMatrix
 
 log = logging.getLogger("carousel.engine")
 
@@ -39,18 +35,18 @@ def load_weights(
     # Of a tied pair either tensor may be the one that was saved, as in transformers.
     table = LM_HEAD if is_tied and source.dtype(EMBEDDING) is None else EMBEDDING
     checkpoint_dtype = reader.stored_dtype(table)
-    embedding, head = reader.embedding(table, config.vocab_size, config.hidden_size)
+    tokens = reader.weight(table, config.vocab_size, config.hidden_size)
+    if is_tied:
+        embedding, tied_head = kernels.pack_tied_embedding(tokens)
+    else:
+        embedding, tied_head = kernels.pack_embedding(tokens), None
+    del tokens
     layers = tuple(_load_layer(config, reader, f"model.layers.{index}.") for index in range(config.num_layers))
     final_norm = reader.tensor("model.norm.weight", config.hidden_size)
-    if is_tied:
-        output = kernels.pack_head(head, None)
-    else:
-        output = reader.head(LM_HEAD, config.vocab_size, config.hidden_size)
+    head = tied_head or kernels.pack_head(reader.weight(LM_HEAD, config.vocab_size, config.hidden_size), None)
     source.finish(lambda name: _ignored(name, is_tied))
     cos_sin = cos_sin_table(config.rope, config.head_dim, config.max_position).to(device)
-    return DecoderWeights(
-        EmbeddingTable(embedding), layers, final_norm, output, cos_sin, reader.num_parameters, checkpoint_dtype
-    )
+    return DecoderWeights(embedding, layers, final_norm, head, cos_sin, reader.num_parameters, checkpoint_dtype)
 
 
 def _stores_another_head(source: WeightSource, dtype: torch.dtype) -> bool:
@@ -134,22 +130,11 @@ class _Reader:
             start += size
         return self.kernels.pack_linear(weight, biases)
 
-    def embedding(self, name: str, *shape: int) -> tuple[Tensor, LinearWeight]:
-        """Read a table of embeddings. Return its rows, and the weight of an output projection that is tied to it."""
-        self.source.check(name, shape)
-        dtype = self.stored_dtype(name)
-        if (stored := self._stored(name)) is None:
-            table = self.matrix(name, *shape)
-            return table, table
-        rows = mmap_zeros(shape, dtype)
-        dequantize_into(stored, rows)
-        return rows, [stored]
-
-    def head(self, name: str, *shape: int) -> Linear:
-        """Read an output projection of its own."""
+    def weight(self, name: str, *shape: int) -> LinearWeight:
+        """Read a matrix as it is quantised, or in the dtype in which the kernels store it."""
         self.source.check(name, shape)
         stored = self._stored(name)
-        return self.kernels.pack_head(self.matrix(name, *shape) if stored is None else [stored], None)
+        return self.matrix(name, *shape) if stored is None else [stored]
 
     def _biases(self, parts: tuple[tuple[str, int], ...]) -> Tensor:
         """Read the biases of stacked layers."""

@@ -7,6 +7,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cstring>
 #include <vector>
 
 #include "panel.h"
@@ -324,6 +325,17 @@ void pack_amx(const uint16_t* weight, int64_t outputs, int64_t inputs, uint32_t*
     });
 }
 
+void unpack_amx(const Linear& layer, int64_t output, float* out) {
+    const int64_t panel = output / PANEL, half = output % PANEL / LANES, lane = output % LANES;
+    const uint32_t* const words = static_cast<const uint32_t*>(layer.packed) +
+        panel * Operand::steps(layer.inputs) * STEP_WORDS + half * DEPTH / 2 * LANES + lane;
+    for (int64_t k = 0; k < layer.inputs; k++) {
+        const uint32_t word = words[k / DEPTH * STEP_WORDS + k % DEPTH / 2 * LANES];
+        const uint32_t bits = k % 2 ? word & 0xffff0000 : word << 16;
+        std::memcpy(out + k, &bits, sizeof bits);
+    }
+}
+
 #else
 
 #include <cstdlib>
@@ -332,6 +344,7 @@ void pack_amx(const uint16_t* weight, int64_t outputs, int64_t inputs, uint32_t*
 bool has_amx() { return false; }
 int64_t amx_words(int64_t, int64_t) { std::abort(); }
 void pack_amx(const uint16_t*, int64_t, int64_t, uint32_t*) { std::abort(); }
+void unpack_amx(const Linear&, int64_t, float*) { std::abort(); }
 void amx_linear(const Linear&, const Operand&, int64_t, const Result&) { std::abort(); }
 void amx_gated_linear(const Linear&, const Operand&, int64_t, const float*, const Operand&) { std::abort(); }
 

@@ -20,6 +20,7 @@ bool has_amx();  // whether the processor has the unit and the operating system 
 
 int64_t amx_words(int64_t outputs, int64_t inputs);
 void pack_amx(const uint16_t* weight, int64_t outputs, int64_t inputs, uint32_t* packed);
+void unpack_amx(const Linear& layer, int64_t output, float* out);
 
 // Like `linear` and `gated_linear`.
 void amx_linear(const Linear& layer, const Operand& x, int64_t rows, const Result& result);

@@ -28,6 +28,10 @@ void carousel_pack(const void* weight, int64_t outputs, int64_t inputs, int64_t 
     pack(weight, outputs, inputs, Layout(layout), packed);
 }
 
+void carousel_unpack_rows(const Linear* layer, const int64_t* outputs, int64_t count, float* to) {
+    Pool::instance().each(count, [=](int64_t i) { unpack_row(*layer, outputs[i], to + i * layer->inputs); });
+}
+
 int64_t carousel_quantized_bytes(const QuantSegment* segment, int64_t outputs, int64_t inputs) {
     return quantized_bytes(*segment, outputs, inputs);
 }

@@ -12,25 +12,28 @@
 
 namespace {
 
+// Write the vector of a token.
+void look_up(const Decoder& d, int64_t token, float* out) {
+    if (!d.embedding) return unpack_row(d.packed_embedding, token, out);
+    const int64_t first = token * d.hidden;
+    if (!d.embedding_is_bf16) {
+        std::memcpy(out, static_cast<const float*>(d.embedding) + first, d.hidden * sizeof(float));
+        return;
+    }
+    const uint16_t* const narrow = static_cast<const uint16_t*>(d.embedding) + first;
+    int64_t i = 0;
+    for (; i + LANES <= d.hidden; i += LANES) store(out + i, widen(narrow + i));
+    for (; i < d.hidden; i++) {
+        const uint32_t wide = uint32_t(narrow[i]) << 16;
+        std::memcpy(out + i, &wide, sizeof wide);
+    }
+}
+
 // Look up the tokens in the embedding, and feed the rows to the first norm.
 void embed(const Decoder& d, const Step& s, float* out, const Norm& norm) {
     Pool::instance().each(Operand::tiles(s.rows), [&](int64_t tile) {
         const int64_t begin = tile * Operand::ROWS, end = std::min(s.rows, begin + Operand::ROWS);
-        for (int64_t row = begin; row < end; row++) {
-            float* const line = out + row * d.hidden;
-            const int64_t first = s.tokens[row] * d.hidden;
-            if (!d.embedding_is_bf16) {
-                std::memcpy(line, static_cast<const float*>(d.embedding) + first, d.hidden * sizeof(float));
-                continue;
-            }
-            const uint16_t* const narrow = static_cast<const uint16_t*>(d.embedding) + first;
-            int64_t i = 0;
-            for (; i + LANES <= d.hidden; i += LANES) store(line + i, widen(narrow + i));
-            for (; i < d.hidden; i++) {
-                const uint32_t wide = uint32_t(narrow[i]) << 16;
-                std::memcpy(line + i, &wide, sizeof wide);
-            }
-        }
+        for (int64_t row = begin; row < end; row++) look_up(d, s.tokens[row], out + row * d.hidden);
         norm.put(out, begin, end);
     });
 }

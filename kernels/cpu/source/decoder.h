@@ -19,8 +19,10 @@ struct Layer {
 struct Decoder {
     const Layer* layers;
     int64_t num_layers;
-    const void* embedding;  // [vocabulary, hidden], float or bfloat16
-    int64_t embedding_is_bf16, hidden;
+    const void* embedding;  // [vocabulary, hidden], float or bfloat16; or null
+    int64_t embedding_is_bf16;
+    Linear packed_embedding;  // whose outputs are the tokens, if there is no table
+    int64_t hidden;
     const float *final_norm, *cos_sin;
     int64_t query_heads, kv_heads, dim;
     float eps, scale;

@@ -1,5 +1,7 @@
 #include "linear.h"
 
+#include <cstring>
+
 #include "operand.h"
 #include "panel.h"
 #include "pool.h"
@@ -123,6 +125,31 @@ void pack_f32(const float* weight, int64_t outputs, int64_t inputs, float* packe
     });
 }
 
+float widened(uint32_t word, bool is_high) {
+    const uint32_t bits = is_high ? word & 0xffff0000 : word << 16;
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+void unpack_bf16(const Linear& layer, int64_t output, float* out) {
+    const int64_t panel = output / PANEL, lane = output % PANEL;
+    const uint32_t* const words = static_cast<const uint32_t*>(layer.packed) + panel * layer.inputs * LANES + lane % LANES;
+    for (int64_t k = 0; k < layer.inputs; k++) out[k] = widened(words[k * LANES], lane >= LANES);
+}
+
+void unpack_pairs(const Linear& layer, int64_t output, float* out) {
+    const int64_t steps = (layer.inputs + 1) / 2;
+    const uint32_t* const words = static_cast<const uint32_t*>(layer.packed) + output / PANEL * steps * PANEL + output % PANEL;
+    for (int64_t k = 0; k < layer.inputs; k++) out[k] = widened(words[k / 2 * PANEL], k % 2);
+}
+
+void unpack_f32(const Linear& layer, int64_t output, float* out) {
+    const int64_t panel = output / PANEL, lane = output % PANEL;
+    const float* const values = static_cast<const float*>(layer.packed) + panel * layer.inputs * PANEL + lane;
+    for (int64_t k = 0; k < layer.inputs; k++) out[k] = values[k * PANEL];
+}
+
 // Pairs of bfloat16 products are twice as fast as float products on AMD processors, but only equally fast on Intel
 // processors that support the instruction.
 bool has_pairs() {
@@ -162,6 +189,16 @@ void pack(const void* weight, int64_t outputs, int64_t inputs, Layout layout, vo
         return pack_f32(static_cast<const float*>(weight), outputs, inputs, static_cast<float*>(packed));
     const auto how = layout == BFLOAT16_TILES ? pack_amx : layout == BFLOAT16_PAIRS ? pack_pairs : pack_bf16;
     how(static_cast<const uint16_t*>(weight), outputs, inputs, static_cast<uint32_t*>(packed));
+}
+
+void unpack_row(const Linear& layer, int64_t output, float* out) {
+    switch (layer.layout) {
+        case FLOAT_PANELS: return unpack_f32(layer, output, out);
+        case BFLOAT16_PANELS: return unpack_bf16(layer, output, out);
+        case BFLOAT16_TILES: return unpack_amx(layer, output, out);
+        case BFLOAT16_PAIRS: return unpack_pairs(layer, output, out);
+        case QUANTIZED: return unpack_quantized(layer, output, out);
+    }
 }
 
 // The threshold was measured for this layout only. With fewer rows, any other prefetch delays the weights.

@@ -32,6 +32,9 @@ bool has_layout(Layout layout);  // whether this processor supports it
 int64_t packed_words(int64_t outputs, int64_t inputs, Layout layout);
 void pack(const void* weight, int64_t outputs, int64_t inputs, Layout layout, void* packed);
 
+// Write the weights of one output, [inputs], exactly as they were packed.
+void unpack_row(const Linear& layer, int64_t output, float* out);
+
 struct Norm;
 struct Operand;
 

@@ -1,6 +1,7 @@
 #include "quantized.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "codes.h"
 #include "operand.h"
@@ -126,12 +127,46 @@ Tiles tiles_of(const QuantSegment& s) {
     }
 }
 
+// Return the code of one input in a block, as `pack_codes` stored it.
+int64_t code_at(const uint8_t* block, int64_t input, int64_t bits, int64_t lane) {
+    const int64_t word = input / 4, width = sizeof(StripCodes);
+    const uint8_t* const bytes = block + 4 * lane + input % 4;
+    if (bits == 8) return bytes[word * width];
+    const int64_t lower = bytes[word / 2 * width] >> word % 2 * 4 & 15, upper = bits - 4;
+    if (!upper) return lower;
+    const int64_t in_plane = 8 / upper, plane = WORDS / 2 + word / in_plane;
+    return lower | (bytes[plane * width] >> word % in_plane * upper & ((1 << upper) - 1)) << 4;
+}
+
 // One panel of a layer.
 class QuantPanel {
   public:
     QuantPanel(const Linear& layer, int64_t panel)
         : segment_(segment_of(layer, panel)), shape_(segment_, layer.inputs), tiles_(tiles_of(segment_)) {
         strips_ = static_cast<const uint8_t*>(segment_.packed) + panel * (PANEL / STRIP) * shape_.bytes;
+    }
+
+    // Write the weights of the output `lane`.
+    void unpack(int64_t lane, int64_t inputs, float* out) const {
+        const uint8_t* const strip = strips_ + lane / STRIP * shape_.bytes;
+        const QuantSegment& s = segment_;
+        const int64_t column = lane % STRIP, float_group = s.shared / s.group;
+        for (int64_t group = 0; group * s.group < inputs; group++) {
+            const int64_t at = group * STRIP + column;
+            float scale = float_at(strip, group / float_group, column), minimum = 0;
+            if (s.has_minimums) minimum = float_at(strip + shape_.minimums, group / float_group, column);
+            if (s.has_integer_scales) {
+                scale *= reinterpret_cast<const int8_t*>(strip)[shape_.group_scales + at];
+                if (s.has_minimums) minimum *= strip[shape_.group_minimums + at];
+            }
+            const int64_t offset = s.has_zeros ? strip[shape_.zeros + at] : s.offset;
+            for (int64_t k = group * s.group; k < std::min(inputs, (group + 1) * s.group); k++) {
+                const uint8_t* const block = strip + shape_.codes + k / Block::SIZE * shape_.block_bytes;
+                const int64_t code = code_at(block, k % Block::SIZE, s.bits, column);
+                const int64_t value = s.has_table ? s.table[code] : code;
+                out[k] = std::fma(scale, float(value - offset), -minimum);
+            }
+        }
     }
 
     // Multiply rows first..last-1.
@@ -162,6 +197,11 @@ class QuantPanel {
         for (; panel >= segment->end; segment++) begin = segment->end;
         panel -= begin;
         return *segment;
+    }
+
+    float float_at(const uint8_t* plane, int64_t index, int64_t column) const {
+        if (segment_.is_float16) return load_floats16(reinterpret_cast<const uint16_t*>(plane) + index * STRIP)[column];
+        return load_floats(reinterpret_cast<const float*>(plane) + index * STRIP)[column];
     }
 
     const QuantSegment& segment_;
@@ -224,6 +264,10 @@ void pack_quantized(const QuantSegment& segment, const Planes& planes, int64_t o
             }
         }
     });
+}
+
+void unpack_quantized(const Linear& layer, int64_t output, float* out) {
+    QuantPanel(layer, output / PANEL).unpack(output % PANEL, layer.inputs, out);
 }
 
 void quantized_linear(const Linear& layer, const Operand& x, int64_t rows, const Result& result) {

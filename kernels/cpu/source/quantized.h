@@ -37,6 +37,9 @@ struct Planes {
 int64_t quantized_bytes(const QuantSegment& segment, int64_t outputs, int64_t inputs);
 void pack_quantized(const QuantSegment& segment, const Planes& planes, int64_t outputs, int64_t inputs, void* packed);
 
+// Write the weights of one output, [inputs]: the scaled integers, less the minimum, rounded once.
+void unpack_quantized(const Linear& layer, int64_t output, float* out);
+
 // Like `linear` and `gated_linear`; `Linear::packed` is an array of segments.
 void quantized_linear(const Linear& layer, const Operand& x, int64_t rows, const Result& result);
 void quantized_gated_linear(const Linear& layer, const Operand& x, int64_t rows, const float* factors, const Operand& y);
