@@ -15,7 +15,7 @@ from app.cli.bench.options import add_arguments as add_bench_arguments
 from app.cli.build_kernels import build_kernels
 from app.options import add_arguments, reread_tenants, resolve
 from app.settings import Settings, SettingsError
-from app.text.model_folder import ModelNotFound, download_model, find_folder
+from app.text.model_folder import ModelNotFound, download_model, find_model
 from app.text.packaged_model import DEFAULT_MODEL
 from engine.errors import ConfigError
 from engine.log_queue import start_logging
@@ -107,11 +107,11 @@ def _serve(settings: Settings, flags: dict[str, Any]) -> int:
 
 def _fetch(model: str) -> int:
     try:
-        folder = find_folder(model, download_model)
+        path = find_model(model, download_model).path
     except ModelNotFound as error:
         print(f"carousel: {error}", file=sys.stderr)
         return 1
-    print_text(f"{model} is in {folder}")
+    print_text(f"{model} is in {path}")
     return 0
 
 

@@ -21,7 +21,7 @@ from hypothesis import is_hypothesis_test, settings
 
 from app.engine_client.engine_process import ENGINE_ENVIRONMENT_DEFAULTS
 from app.resources import demo_model
-from app.text.model_folder import ModelNotFound, download_model, find_folder
+from app.text.model_folder import ModelNotFound, download_model, find_model
 from app.text.packaged_model import DEFAULT_MODEL
 from tests import chromium, requirements
 from tests.profiles import DEFAULT_EXAMPLES, NIGHTLY, PROFILE, examples
@@ -192,7 +192,7 @@ def server() -> Iterator[Server]:
 def chat_model() -> Path:
     """Return the folder of the small chat model. The first test that needs it fetches it."""
     try:
-        return find_folder(DEFAULT_MODEL.name, download_model)
+        return find_model(DEFAULT_MODEL.name, download_model).path
     except ModelNotFound as error:
         if requirements.is_strict():
             pytest.fail(f"{error}, and CAROUSEL_STRICT forbids skipping tests")

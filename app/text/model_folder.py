@@ -5,65 +5,83 @@ name of the bundled or of the default model.
 from __future__ import annotations
 
 import contextlib
-import re
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from app.resources import demo_model
 from app.text.packaged_model import DEFAULT_MODEL
 from engine.model_files.folder import CONFIG_FILE, FolderFiles
-from engine.model_files.open_model import has_gguf_name, is_gguf
+from engine.model_files.gguf_names import model_files
+from engine.model_files.open_model import is_gguf, open_model
 
-DEMO = "demo"  # name of the bundled model
+DEMO, DEMO_NAME = "demo", "carousel-demo"  # names of the bundled model: on the command line, and for clients
 HUB_ADVICE = "GGUF files of the hub must be downloaded first; serve the downloaded file"
 FOLDER_ADVICE = "a GGUF file, a folder with config.json and safetensors files, or a hub name (owner/name), is needed"
-PROJECTOR = "mmproj"  # begins the names of files of image encoders, which are no models of text
-LATER_SHARD = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
+
+Download = Callable[[str], Path]
 
 
 class ModelNotFound(Exception):
     """No model can be served under the given name; the message names it and a remedy."""
 
 
-def find_folder(model: str, download: Callable[[str], Path] | None) -> Path:
+@dataclass(frozen=True)
+class FoundModel:
+    """Files of a model. path: a folder, or a GGUF file. name: for clients."""
+
+    path: Path
+    name: str
+
+
+def find_model(model: str, download: Download | None) -> FoundModel:
     """Return the folder or the GGUF file of `model`. `download(name)` fetches a model and returns its folder; it is
     called for hub names that are not a local folder, and for the default model if it has not been fetched. The
     names of the bundled and of the default model take precedence over folders. Raises `ModelNotFound`.
     """
     if model == DEMO:
-        return demo_model()
+        return FoundModel(demo_model(), DEMO_NAME)
     if model == DEFAULT_MODEL.name:
-        return _default_folder(download)
-    folder = Path(model)
-    if folder.is_file():
-        if not is_gguf(folder):
+        return _find_default(download)
+    path = Path(model)
+    if path.is_file():
+        if not is_gguf(path):
             raise ModelNotFound(f"model {model!r} is a file: {FOLDER_ADVICE}")
-        return folder
-    if not folder.is_dir():
-        if folder.exists() or download is None or model.count("/") != 1 or model.startswith((".", "/")):
-            raise ModelNotFound(f"model {model!r}: no such folder, and not a hub name (owner/name)")
-        folder = download(model)
-    return folder if FolderFiles(folder).has_config else _gguf_in(folder, model)
+        return FoundModel(path, open_model(path).name)
+    if path.is_dir():
+        return _in_folder(path, model)
+    if path.exists() or download is None or model.count("/") != 1 or model.startswith((".", "/")):
+        raise ModelNotFound(f"model {model!r}: no such folder, and not a hub name (owner/name)")
+    return FoundModel(_in_folder(download(model), model).path, model)
 
 
-def find_default(download: Callable[[str], Path] | None) -> tuple[Path, str]:
-    """Return the folder of the default model and an empty text. If it cannot be fetched, return the folder of the
-    bundled model and a warning with the reason.
+def find_default(download: Download | None) -> tuple[FoundModel, str]:
+    """Return the default model and an empty text. If it cannot be fetched, return the bundled model and a warning with
+    the reason.
     """
     try:
-        return _default_folder(download), ""
+        return _find_default(download), ""
     except ModelNotFound as error:
         advice = "`carousel fetch`, in a checkout also `make model`, tries again"
-        return demo_model(), f"the small bundled demo model is served instead of the default one: {error}; {advice}"
+        warning = f"the small bundled demo model is served instead of the default one: {error}; {advice}"
+        return FoundModel(demo_model(), DEMO_NAME), warning
 
 
-def _default_folder(download: Callable[[str], Path] | None) -> Path:
+def _find_default(download: Download | None) -> FoundModel:
     if DEFAULT_MODEL.is_fetched:
-        return DEFAULT_MODEL.folder
+        return FoundModel(DEFAULT_MODEL.folder, DEFAULT_MODEL.name)
     if download is None:
         raise ModelNotFound(f"model {DEFAULT_MODEL.name!r} has not been fetched")
-    return download(DEFAULT_MODEL.name)
+    return FoundModel(download(DEFAULT_MODEL.name), DEFAULT_MODEL.name)
+
+
+def _in_folder(folder: Path, model: str) -> FoundModel:
+    """Return the model in a folder: the folder itself, or its only GGUF model. Raises `ModelNotFound`."""
+    if not FolderFiles(folder).has_config:
+        file = _gguf_in(folder, model)
+        return FoundModel(file, open_model(file).name)
+    return FoundModel(folder, DEMO_NAME if folder == demo_model() else folder.resolve().name)
 
 
 def download_model(name: str) -> Path:
@@ -103,13 +121,12 @@ def _download_from_hub(name: str) -> Path:
 
 def _gguf_in(folder: Path, model: str) -> Path:
     """Return the only GGUF model in a folder, of several shards the first. Raises `ModelNotFound`."""
-    files = sorted(file for file in folder.iterdir() if has_gguf_name(file) and not file.name.startswith(PROJECTOR))
-    models = [file for file in files if not LATER_SHARD.search(file.name)]
+    models = model_files(file.name for file in folder.iterdir())
     if len(models) > 1:
-        names = ", ".join(file.name for file in models[:8])
+        names = ", ".join(models[:8])
         raise ModelNotFound(f"model {model!r} has {len(models)} GGUF files; serve one of them: {names}")
     if not models:
         is_name = model.lower().endswith("-gguf")
         advice = HUB_ADVICE if is_name else FOLDER_ADVICE
         raise ModelNotFound(f"model {model!r} has no {CONFIG_FILE} in {folder}: {advice}")
-    return models[0]
+    return folder / models[0]
