@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from engine.model_files.folder import sample_file
+from engine.model_files.errors import ModelFileError
+from engine.model_files.folder import GENERATION_CONFIG_FILE, read_document, sample_file
 from engine.model_files.gguf import GGUFModel, open_gguf, shard_files
 from engine.model_files.gguf_config import gguf_config
+from engine.model_files.gguf_names import model_files
 from engine.model_files.gguf_vocabulary import GGUFVocabulary
 from engine.model_files.interface import Document, TokenizerSource
 
@@ -28,7 +30,12 @@ class GGUFFiles:
         return Document(self.path, gguf_config(self.model))
 
     def generation_config(self) -> Document:
-        return Document(self.path, {"eos_token_id": list(self.vocabulary.end_ids)})
+        """Return the end tokens of the file, under the entries of a generation_config.json beside it."""
+        own = {"eos_token_id": list(self.vocabulary.end_ids)}
+        beside = read_document(self.path.parent / GENERATION_CONFIG_FILE)
+        if not beside.exists or not self._is_alone():
+            return Document(self.path, own)
+        return Document(beside.file, {**own, **beside.content})
 
     def tokenizer_config(self) -> Document:
         return Document(self.path, self.vocabulary.special)
@@ -42,6 +49,15 @@ class GGUFFiles:
     def fingerprint_parts(self) -> Iterator[bytes]:
         for file in shard_files(self.path):
             yield from sample_file(file)
+
+    def _is_alone(self) -> bool:
+        """Return whether files beside this one are about no other GGUF model."""
+        folder = self.path.parent
+        try:
+            names = [file.name for file in folder.iterdir()]
+        except OSError as error:
+            raise ModelFileError(folder, f"cannot be listed: {error.strerror or error}") from error
+        return model_files(names) == [shard_files(self.path)[0].name]
 
     @cached_property
     def model(self) -> GGUFModel:
