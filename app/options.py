@@ -71,7 +71,7 @@ def resolve(
 ) -> Settings:
     """Return settings from parsed flags, the environment, and the file that they name. Raises `SettingsError`.
 
-    `download(name)` fetches a model and returns its folder; it is called only if there is no local folder.
+    `download(name)` fetches a model and returns its path; it is called only if there is no local folder.
     A subclass of `Settings` adds options.
     """
     options = options_of(settings)

@@ -190,13 +190,22 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def chat_model() -> Path:
-    """Return the folder of the small chat model. The first test that needs it fetches it."""
+    """Return the GGUF file of the small chat model. The first test that needs it fetches it."""
     try:
         return find_model(DEFAULT_MODEL.name, download_model).path
     except ModelNotFound as error:
         if requirements.is_strict():
             pytest.fail(f"{error}, and CAROUSEL_STRICT forbids skipping tests")
         pytest.skip(f"{error}: its tests are skipped")
+
+
+@pytest.fixture(scope="session")
+def chat_checkpoint(chat_model: Path) -> Iterator[Path]:
+    """Yield the folder of a checkpoint with the values of the small chat model, in float32 (540 MB)."""
+    from tests.packaged_models import write_checkpoint
+
+    with tempfile.TemporaryDirectory(prefix="carousel-checkpoint-") as folder:
+        yield write_checkpoint(chat_model, Path(folder))
 
 
 @pytest.fixture(scope="session")

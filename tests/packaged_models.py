@@ -1,18 +1,25 @@
-"""A packaged model of a few kilobytes: its weights, its GGUF file and its wheel."""
+"""A packaged model of a few kilobytes: its weights, its GGUF file and its wheel; and a GGUF file as a checkpoint."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
+import math
 import zipfile
 from pathlib import Path
 
 import gguf
 import numpy as np
 import torch
+from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from app.text.gguf_tokenizer import GGUFTokenizer
 from app.text.packaged_model import DEFAULT_MODEL, PackagedModel
+from engine.execution.models.gguf_source import GGUFCheckpoint
+from engine.model_files.gguf_config import gguf_weights
+from engine.model_files.gguf_files import GGUFFiles
 
 CONTROL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MERGES = ["Ġ Ġ", "h e", "l l"]
@@ -115,3 +122,29 @@ def write_wheel(folder: Path, content: bytes) -> PackagedModel:
         archive.writestr(f"{info}/RECORD", "")
     data = (folder / name).read_bytes()
     return dataclasses.replace(DEFAULT_MODEL, wheel_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+
+
+def write_checkpoint(file: Path, folder: Path) -> Path:
+    """Write the model of a GGUF file, with its exact values in float32, as transformers reads it, into the existing
+    `folder`, and return it.
+    """
+    files = GGUFFiles(file)
+    source = GGUFCheckpoint(files).source(lambda done, total: None, math.inf)
+    weights = {name: torch.empty(info.shape) for name, info in gguf_weights(files.model).items()}
+    for name, values in weights.items():
+        source.read_into(name, values)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    GGUFTokenizer(files.vocabulary).make().save(str(folder / "tokenizer.json"))
+    documents = {
+        "config.json": {**files.config().content, "dtype": "float32"},
+        "generation_config.json": files.generation_config().content,
+        "tokenizer_config.json": {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+            "chat_template": files.chat_template(),
+            **files.tokenizer_config().content,
+        },
+    }
+    for name, content in documents.items():
+        (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    return folder

@@ -36,7 +36,7 @@ class FoundModel:
 
 
 def find_model(model: str, download: Download | None) -> FoundModel:
-    """Return the folder or the GGUF file of `model`. `download(name)` fetches a model and returns its folder; it is
+    """Return the folder or the GGUF file of `model`. `download(name)` fetches a model and returns its path; it is
     called for hub names that are not a local folder, and for the default model if it has not been fetched. The
     names of the bundled and of the default model take precedence over folders. Raises `ModelNotFound`.
     """
@@ -70,7 +70,7 @@ def find_default(download: Download | None) -> tuple[FoundModel, str]:
 
 def _find_default(download: Download | None) -> FoundModel:
     if DEFAULT_MODEL.is_fetched:
-        return FoundModel(DEFAULT_MODEL.folder, DEFAULT_MODEL.name)
+        return FoundModel(DEFAULT_MODEL.file, DEFAULT_MODEL.name)
     if download is None:
         raise ModelNotFound(f"model {DEFAULT_MODEL.name!r} has not been fetched")
     return FoundModel(download(DEFAULT_MODEL.name), DEFAULT_MODEL.name)

