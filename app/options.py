@@ -53,8 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser, settings: type[Settings] = Se
     parser.add_argument(
         "model",
         nargs="?",
-        help="a folder in Hugging Face layout, a hub name, or demo, the small bundled model (a folder of that name is "
-        "./demo); default: smollm2-135m-instruct, which is fetched once [CAROUSEL_MODEL]",
+        help="a folder in Hugging Face layout, a GGUF file, a hub name (owner/name, owner/name:Q4_K_M or "
+        "owner/name:FILE.gguf), or demo, the small bundled model (a folder of that name is ./demo); default: "
+        "smollm2-135m-instruct, which is fetched once [CAROUSEL_MODEL]",
     )
     parser.add_argument(
         "--config", type=Path, help="TOML file with options, named as the flags with underscores [CAROUSEL_CONFIG]"
@@ -71,7 +72,7 @@ def resolve(
 ) -> Settings:
     """Return settings from parsed flags, the environment, and the file that they name. Raises `SettingsError`.
 
-    `download(name)` fetches a model and returns its path; it is called only if there is no local folder.
+    `download(name, revision)` fetches a model and returns its path; it is called only if there is no local one.
     A subclass of `Settings` adds options.
     """
     options = options_of(settings)
@@ -79,7 +80,10 @@ def resolve(
     model = str(values.pop("model", None) or "")
     check_values(options, values)
     try:
-        found, values["model_warning"] = (find_model(model, download), "") if model else find_default(download)
+        if model or values.get("revision") is not None:
+            found = find_model(model, download, values.get("revision"))
+        else:
+            found, values["model_warning"] = find_default(download)
     except ModelNotFound as error:
         raise SettingsError(str(error)) from None
     engine_keys = {option.key for option in options if option.engine}
