@@ -63,10 +63,12 @@ def interleaved(rows: torch.Tensor, heads: int) -> torch.Tensor:
     return rows.reshape(heads, 2, -1, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
 
 
-def write_gguf(path: Path, model: LlamaForCausalLM, *, architecture: str = "llama", splitting: str = "smollm") -> None:
+def write_gguf(path: Path, model: LlamaForCausalLM, *, file_type: int | None = None) -> None:
     """Write `model` and a tokenizer with the tokens of this module as llama.cpp's converter does."""
     config = model.config
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = gguf.GGUFWriter(path, "llama")
+    if file_type is not None:
+        writer.add_file_type(file_type)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -76,7 +78,7 @@ def write_gguf(path: Path, model: LlamaForCausalLM, *, architecture: str = "llam
     writer.add_rope_freq_base(100000.0)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(splitting)
+    writer.add_tokenizer_pre("smollm")
     writer.add_token_list(TOKENS)
     writer.add_token_types([3 if token in CONTROL_TOKENS else 1 for token in TOKENS])
     writer.add_token_merges(MERGES)

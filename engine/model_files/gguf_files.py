@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,8 +13,9 @@ from engine.model_files.folder import GENERATION_CONFIG_FILE, read_document, sam
 from engine.model_files.gguf import GGUFModel, open_gguf, shard_files
 from engine.model_files.gguf_config import gguf_config
 from engine.model_files.gguf_names import model_files
+from engine.model_files.gguf_types import FILE_TYPES, GUESSED_TYPE
 from engine.model_files.gguf_vocabulary import GGUFVocabulary
-from engine.model_files.interface import Document, TokenizerSource
+from engine.model_files.interface import Description, Document, TokenizerSource
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,21 @@ class GGUFFiles:
     @property
     def name(self) -> str:
         return self.path.stem
+
+    def description(self) -> Description:
+        """Return the architecture that the file names, and its file type, or that of most of its bytes."""
+        metadata, tensors = self.model.metadata, self.model.tensors.values()
+        bytes_by_type: Counter[str] = Counter()
+        for info in tensors:
+            bytes_by_type[info.type.name] += info.size
+        given = metadata.get("general.file_type")
+        named = FILE_TYPES.get(given & ~GUESSED_TYPE, "") if isinstance(given, int) else ""
+        return Description(
+            format="gguf",
+            family=str(metadata.get("general.architecture", "")),
+            file_bytes=sum(bytes_by_type.values()),
+            storage=named or max(bytes_by_type, key=bytes_by_type.__getitem__, default=""),
+        )
 
     def config(self) -> Document:
         return Document(self.path, gguf_config(self.model))

@@ -141,6 +141,8 @@ def test_without_a_model_the_chat_model_is_served_with_its_recommendations(chat_
     assert examples == EXAMPLES
     assert sampling == {"top_k": 0, "min_p": 0.0, **DEFAULT_MODEL.sampling}
     assert not [line for line in chat_server.log if line.startswith("WARNING")]
+    [ready] = [line for line in chat_server.log if line.startswith("Ready: ")]
+    assert "(134.5M parameters in Q4_1 on cpu, " in ready
 
 
 def test_the_bundled_model_is_served_if_the_chat_model_cannot_be_fetched(tmp_path: Path):

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import gguf
 import pytest
 
 from engine.model_files.errors import ModelFileError
 from engine.model_files.gguf_files import GGUFFiles
+from engine.model_files.gguf_types import FILE_TYPES
+from engine.model_files.interface import Description
 from tests.packaged_models import tiny_llama, write_gguf
 
 BESIDE = {"eos_token_id": [1], "temperature": 0.3}
@@ -57,3 +60,37 @@ def test_a_file_without_a_suffix_has_its_own_end_tokens(file: Path):
     """As Ollama names its files, in a folder of many models."""
     file.rename(file.with_name("sha256-0f3c"))
     assert GGUFFiles(file.with_name("sha256-0f3c")).generation_config().content == {"eos_token_id": [2, 0]}
+
+
+def test_file_types_are_those_of_llama_cpp():
+    """Under the same numbers."""
+    known = {kind.value: kind.name.partition("_")[2] for kind in gguf.LlamaFileType if kind.name != "GUESSED"}
+    assert {number: name for number, name in FILE_TYPES.items() if name} == known
+
+
+@pytest.mark.parametrize(
+    ("file_type", "storage"),
+    [(15, "Q4_K_M"), (15 + 1024, "Q4_K_M"), (1, "F16"), (None, "F32"), (4, "F32"), (999, "F32")],
+)
+def test_a_file_is_described_by_its_file_type_or_most_of_its_bytes(tmp_path: Path, file_type: int | None, storage: str):
+    """Most bytes of this one are float32; types that a converter guessed count, unknown ones do not."""
+    write_gguf(tmp_path / "a.gguf", tiny_llama(), file_type=file_type)
+    found = GGUFFiles(tmp_path / "a.gguf").description()
+    assert (found.format, found.family, found.storage) == ("gguf", "llama", storage)
+    assert 0 < found.file_bytes < (tmp_path / "a.gguf").stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("storage", "at_load", "expected"),
+    [
+        ("Q4_K_M", "none", "Q4_K_M"),
+        ("Q4_K_M", "int8", "Q4_K_M"),
+        ("F16", "none", "F16"),
+        ("BF16", "int8", "int8"),
+        ("", "int4", "int4"),
+        ("", "none", ""),
+    ],
+)
+def test_only_weights_that_are_not_quantised_are_so_at_load(storage: str, at_load: str, expected: str):
+    """As the loader does it."""
+    assert Description("gguf", "llama", 0, storage).quantization(at_load) == expected
