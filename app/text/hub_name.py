@@ -22,7 +22,7 @@ RECOMMENDED = "Q4_K_M"  # named as an example, as llama.cpp chooses it
 
 
 class NoSuchFile(Exception):
-    """A repository does not have the model. The message is a predicate: what it has, and what to type."""
+    """A repository does not have the model. The message is a predicate, which ends with a remedy."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def _shards(path: str, paths: Sequence[str]) -> list[str]:
 
 
 def _labels(models: Sequence[str]) -> list[str]:
-    """Return what chooses each model: its quantisation, or its path if that names none or that of several models."""
+    """Return the choice of each model: its quantisation, or its path if that names none or that of several models."""
     names = [quantization(path) for path in models]
     return [name if name and names.count(name) == 1 else path for name, path in zip(names, models, strict=True)]
 

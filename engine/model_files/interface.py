@@ -39,7 +39,7 @@ class TokenizerSource:
 
 @dataclass(frozen=True)
 class Description:
-    """Properties of a model's files for people and clients.
+    """Properties of a model's files, for logs and clients.
 
     format: gguf or safetensors. family: the architecture as the files name it, such as llama; empty if they name none.
     storage: type of most weights as llama.cpp names it, such as Q4_K_M; empty if the dtype of the weights says it.
