@@ -15,7 +15,7 @@ from app.cli.bench.options import add_arguments as add_bench_arguments
 from app.cli.build_kernels import build_kernels
 from app.options import add_arguments, reread_tenants, resolve
 from app.settings import Settings, SettingsError
-from app.text.model_folder import ModelNotFound, download_model, find_folder
+from app.text.model_folder import ModelNotFound, download_model, find_model
 from app.text.packaged_model import DEFAULT_MODEL
 from engine.errors import ConfigError
 from engine.log_queue import start_logging
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command == "bench":
             return _bench(check(vars(options)))
         if options.command == "fetch":
-            return _fetch(options.model)
+            return _fetch(options.model, options.revision)
         if options.command == "build-kernels":
             return build_kernels()
         if options.command == "explain":
@@ -61,7 +61,9 @@ def make_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"carousel {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     fetch = commands.add_parser("fetch", help="fetch a model, so that a later start needs no network")
-    fetch.add_argument("model", nargs="?", default=DEFAULT_MODEL.name, help="a hub name; default: %(default)s")
+    hub_names = "a hub name: owner/name, owner/name:Q4_K_M or owner/name:FILE.gguf; default: %(default)s"
+    fetch.add_argument("model", nargs="?", default=DEFAULT_MODEL.name, help=hub_names)
+    fetch.add_argument("--revision", help="branch, tag or commit of a hub name; default: the default branch")
     commands.add_parser("build-kernels", help="compile the CPU kernels, so that a later start needs no compiler")
     serve = commands.add_parser("serve", help="serve a model on HTTP and WebSocket, with a chat page")
     add_arguments(serve)
@@ -105,13 +107,13 @@ def _serve(settings: Settings, flags: dict[str, Any]) -> int:
     return status
 
 
-def _fetch(model: str) -> int:
+def _fetch(model: str, revision: str | None) -> int:
     try:
-        folder = find_folder(model, download_model)
+        path = find_model(model, download_model, revision).path
     except ModelNotFound as error:
         print(f"carousel: {error}", file=sys.stderr)
         return 1
-    print_text(f"{model} is in {folder}")
+    print_text(f"{model} is in {path}")
     return 0
 
 

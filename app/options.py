@@ -22,13 +22,11 @@ from app.admission.body_budget import MEMORY_PER_BYTE
 from app.admission.keys_file import KeysFileError, read_keys_file
 from app.admission.tenant_tables import TenantError, read_tables, tenants_of
 from app.admission.tenants import KEY_CHARACTERS, Tenant, is_valid_key, key_digest, tenant_of_key
-from app.resources import demo_model
 from app.settings import Settings, SettingsError
 from app.text.generation_config import AUTO_CONFIG, NO_CONFIG, config_file
-from app.text.model_folder import ModelNotFound, find_default, find_folder
+from app.text.model_folder import ModelNotFound, find_default, find_model
 from engine.config import EXPERIMENTS, EngineConfig
 from engine.model_files.folder import GENERATION_CONFIG_FILE
-from engine.model_files.open_model import is_gguf, open_model
 from engine.options import VARIABLE_PREFIX, DeclaredOption, declared_options
 
 Options = tuple[DeclaredOption, ...]
@@ -55,8 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser, settings: type[Settings] = Se
     parser.add_argument(
         "model",
         nargs="?",
-        help="a folder in Hugging Face layout, a hub name, or demo, the small bundled model (a folder of that name is "
-        "./demo); default: smollm2-135m-instruct, which is fetched once [CAROUSEL_MODEL]",
+        help="a folder in Hugging Face layout, a GGUF file, a hub name (owner/name, owner/name:Q4_K_M or "
+        "owner/name:FILE.gguf), or demo, the small bundled model (a folder of that name is ./demo); default: "
+        "smollm2-135m-instruct, which is fetched once [CAROUSEL_MODEL]",
     )
     parser.add_argument(
         "--config", type=Path, help="TOML file with options, named as the flags with underscores [CAROUSEL_CONFIG]"
@@ -73,7 +72,7 @@ def resolve(
 ) -> Settings:
     """Return settings from parsed flags, the environment, and the file that they name. Raises `SettingsError`.
 
-    `download(name)` fetches a model and returns its folder; it is called only if there is no local folder.
+    `download(name, revision)` fetches a model and returns its path; it is called only if there is no local one.
     A subclass of `Settings` adds options.
     """
     options = options_of(settings)
@@ -81,12 +80,15 @@ def resolve(
     model = str(values.pop("model", None) or "")
     check_values(options, values)
     try:
-        folder, values["model_warning"] = (find_folder(model, download), "") if model else find_default(download)
+        if model or values.get("revision") is not None:
+            found = find_model(model, download, values.get("revision"))
+        else:
+            found, values["model_warning"] = find_default(download)
     except ModelNotFound as error:
         raise SettingsError(str(error)) from None
     engine_keys = {option.key for option in options if option.engine}
-    engine = EngineConfig(model=str(folder), **{key: values.pop(key) for key in engine_keys & values.keys()})
-    name = values.pop("served_model_name", None) or _name(model, folder)
+    engine = EngineConfig(model=str(found.path), **{key: values.pop(key) for key in engine_keys & values.keys()})
+    name = values.pop("served_model_name", None) or found.name
     values["root_path"] = _root_path(values.get("root_path", ""))
     values["allowed_hosts"] = _read_list(values, "allowed_hosts", *HOST_ENTRY)
     values["allowed_origins"] = _read_list(values, "allowed_origins", *ORIGIN_ENTRY)
@@ -171,14 +173,6 @@ def _from_file(options: Options, path: Path) -> dict[str, Any]:
     if "model" in table:
         values["model"] = str(table.pop("model"))
     return values | read_table(options, table, path)
-
-
-def _name(model: str, folder: Path) -> str:
-    if folder == demo_model():
-        return "carousel-demo"
-    if is_gguf(folder):
-        return open_model(folder).name
-    return model if model.count("/") == 1 and not Path(model).is_dir() else folder.resolve().name
 
 
 def _read_template(path: str) -> str:

@@ -74,7 +74,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # dict: f
             kind=str,
         ),
     ] = ()
-    model_name: Annotated[str, Option(MODEL, "model name for clients", "name of the folder", key="served_model_name")]
+    model_name: Annotated[
+        str,
+        Option(MODEL, "model name for clients", "the hub name, or name of the folder or file", key="served_model_name"),
+    ]
+    revision: Annotated[str | None, Option(MODEL, "branch, tag or commit of a hub name", "the default branch")] = None
     model_warning: str = ""  # reason for which the bundled model is served instead of the default one
     chat_template: Annotated[  # text of the template; the option is its path
         str | None,

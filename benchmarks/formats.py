@@ -67,7 +67,7 @@ def make_engine(model: Path, text: TextModel, **options: Any) -> Engine:
 
 def cost(runs: int) -> None:
     """Measure tokens per second of 16 streams, of which none, one, half or all have a format."""
-    model = DEFAULT_MODEL.folder
+    model = DEFAULT_MODEL.file
     text = TextModel.load(model)
     engine = make_engine(model, text, max_num_seqs=STREAMS)
     prompt = chat_prompt(text, "List twenty animals with their names.")
@@ -139,7 +139,7 @@ def chat_prompt(text: TextModel, question: str) -> tuple[int, ...]:
 
 def valid(count: int) -> None:
     """Validate the answers of two models to generated schemas with jsonschema."""
-    model = DEFAULT_MODEL.folder
+    model = DEFAULT_MODEL.file
     text = TextModel.load(model)
     rows, summary = [], {}
     for kind, options in {"chat model": {}, "random weights": {"load_format": "dummy"}}.items():
@@ -186,7 +186,7 @@ def answers(engine: Engine, text: TextModel, count: int) -> dict[int, tuple[Any,
 
 def ends(count: int) -> None:
     """Generate forced calls and objects as the server does by default, and count those that end by themselves."""
-    model = DEFAULT_MODEL.folder
+    model = DEFAULT_MODEL.file
     text = TextModel.load(model)
     engine = make_engine(model, text, max_num_seqs=32)
     hermes = format_by_name("hermes")

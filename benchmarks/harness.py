@@ -1,5 +1,6 @@
 """An evaluation harness (lm-eval) on a server and on transformers: the same log-likelihoods.
 
+Both read a checkpoint with the values of the default model in float32, since the products of its GGUF file are rounded.
 Its `local-completions` model reads log-probabilities of echoed prompts; its `hf` model computes them in transformers.
 The task is made of local data. The harness is installed into a folder outside of the tree.
 
@@ -22,6 +23,7 @@ import torch
 from app.text.packaged_model import DEFAULT_MODEL
 from benchmarks.results import save
 from benchmarks.serving import Serving
+from tests.packaged_models import write_checkpoint
 
 PACKAGES = ("lm-eval[api]==0.4.13",)
 WITHOUT_DEPENDENCIES = ("accelerate==1.15.0",)  # which only its `hf` model imports; torch is this environment's
@@ -88,9 +90,12 @@ def run(python: Path, folder: Path, model: str, arguments: dict[str, Any]) -> li
 
 def main() -> None:
     """Run both, compare, print and save."""
-    python, folder = environment(), DEFAULT_MODEL.folder
+    python, options = environment(), ("--dtype", "float32", "--kv-cache-dtype", "float32")
     with tempfile.TemporaryDirectory() as temporary:
-        with Serving("--dtype", "float32", "--kv-cache-dtype", "float32", model=DEFAULT_MODEL.name) as server:
+        folder = Path(temporary, DEFAULT_MODEL.name)
+        folder.mkdir()
+        write_checkpoint(DEFAULT_MODEL.file, folder)
+        with Serving(*options, model=str(folder)) as server:
             served = {
                 "model": DEFAULT_MODEL.name,
                 "base_url": f"{server.url}/v1/completions",

@@ -343,20 +343,20 @@ CASES = {
     "masks": Case(
         "an answer with expensive masks",
         lambda: post_each(CHAT, expensive_masks(1), 1),
-        DEFAULT_MODEL.folder,
+        DEFAULT_MODEL.file,
         control="schema",
     ),
     "masks-many": Case(
         "32 answers with expensive masks",
         lambda: post_each(CHAT, expensive_masks(16), 2),
-        DEFAULT_MODEL.folder,
+        DEFAULT_MODEL.file,
         control="schema-many",
     ),
     "schema": Case(
-        "an answer with a schema", lambda: post_each(CHAT, endless_array(1), 1), DEFAULT_MODEL.folder, is_served=True
+        "an answer with a schema", lambda: post_each(CHAT, endless_array(1), 1), DEFAULT_MODEL.file, is_served=True
     ),
     "schema-many": Case(
-        "32 answers with a schema", lambda: post_each(CHAT, endless_array(16), 2), DEFAULT_MODEL.folder, is_served=True
+        "32 answers with a schema", lambda: post_each(CHAT, endless_array(16), 2), DEFAULT_MODEL.file, is_served=True
     ),
     "checker-killed": Case("formats, and kill -9 of their checking process", lambda: kill_checker(0.5)),
     "bodies": Case(

@@ -70,7 +70,7 @@ def request(name: str, tokens: int, rng: random.Random) -> Request:
 def measure(variant: str, streams: int, seconds: float) -> dict[str, Any]:
     """Return the figures of one variant with that many streams."""
     options = {"max_num_seqs": 16, "enable_prefix_caching": False, **VARIANTS[variant]}
-    engine = build_engine(EngineConfig(model=str(DEFAULT_MODEL.folder), device="cpu", **options))
+    engine = build_engine(EngineConfig(model=str(DEFAULT_MODEL.file), device="cpu", **options))
     rng, gaps = random.Random(streams), Gaps()
     for number in range(streams):
         engine.submit(request(f"s{number}", 20, rng))

@@ -106,6 +106,7 @@ def build_engine(
     _check_free_memory(config, device)
     policy = make_policy(config, costs)
     files = open_model(Path(config.model))
+    described = files.description()
     info = ModelInfo(
         name=files.name,
         vocab_size=model.vocab_size,
@@ -117,6 +118,10 @@ def build_engine(
         dtype=str(model.weights_dtype if config.dtype == "auto" else dtype).removeprefix("torch."),
         parameters=model.num_parameters,
         is_exact=_is_exact(config, model, kernels, device),
+        format=described.format,
+        family=described.family or "carousel",
+        quantization=described.quantization(config.quantization),
+        file_bytes=described.file_bytes,
         fingerprint=fingerprint(files, config, str(model.dtype), type(kernels).__name__),
     )
     sizes = {"num_pages": num_pages, "host_pages": host_pages, "max_len": max_len}

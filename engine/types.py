@@ -354,7 +354,16 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     parameters: int
     is_exact: bool = False  # the tokens of a request are the same in any batch, so those computed again are the same
+    format: str = "safetensors"  # of the files
+    family: str = "carousel"  # architecture as the files name it, such as llama
+    quantization: str = ""  # of most weights, such as Q4_K_M or int8; empty: they have `dtype`
+    file_bytes: int = 0  # of the stored weights
     fingerprint: str = ""  # of weights, dtype and kernels: answers of equal ones can be compared
+
+    @property
+    def storage(self) -> str:
+        """Return the quantisation of most weights, or their dtype."""
+        return self.quantization or self.dtype
 
     @property
     def max_sequence_tokens(self) -> int:

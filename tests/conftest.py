@@ -21,7 +21,7 @@ from hypothesis import is_hypothesis_test, settings
 
 from app.engine_client.engine_process import ENGINE_ENVIRONMENT_DEFAULTS
 from app.resources import demo_model
-from app.text.model_folder import ModelNotFound, download_model, find_folder
+from app.text.model_folder import ModelNotFound, download_model, find_model
 from app.text.packaged_model import DEFAULT_MODEL
 from tests import chromium, requirements
 from tests.profiles import DEFAULT_EXAMPLES, NIGHTLY, PROFILE, examples
@@ -190,13 +190,22 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def chat_model() -> Path:
-    """Return the folder of the small chat model. The first test that needs it fetches it."""
+    """Return the GGUF file of the small chat model. The first test that needs it fetches it."""
     try:
-        return find_folder(DEFAULT_MODEL.name, download_model)
+        return find_model(DEFAULT_MODEL.name, download_model).path
     except ModelNotFound as error:
         if requirements.is_strict():
             pytest.fail(f"{error}, and CAROUSEL_STRICT forbids skipping tests")
         pytest.skip(f"{error}: its tests are skipped")
+
+
+@pytest.fixture(scope="session")
+def chat_checkpoint(chat_model: Path) -> Iterator[Path]:
+    """Yield the folder of a checkpoint with the values of the small chat model, in float32 (540 MB)."""
+    from tests.packaged_models import write_checkpoint
+
+    with tempfile.TemporaryDirectory(prefix="carousel-checkpoint-") as folder:
+        yield write_checkpoint(chat_model, Path(folder))
 
 
 @pytest.fixture(scope="session")

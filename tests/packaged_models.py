@@ -1,18 +1,25 @@
-"""A packaged model of a few kilobytes: its weights, its GGUF file and its wheel."""
+"""A packaged model of a few kilobytes: its weights, its GGUF file and its wheel; and a GGUF file as a checkpoint."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
+import math
 import zipfile
 from pathlib import Path
 
 import gguf
 import numpy as np
 import torch
+from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from app.text.gguf_tokenizer import GGUFTokenizer
 from app.text.packaged_model import DEFAULT_MODEL, PackagedModel
+from engine.execution.models.gguf_source import GGUFCheckpoint
+from engine.model_files.gguf_config import gguf_weights
+from engine.model_files.gguf_files import GGUFFiles
 
 CONTROL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MERGES = ["Ġ Ġ", "h e", "l l"]
@@ -56,10 +63,12 @@ def interleaved(rows: torch.Tensor, heads: int) -> torch.Tensor:
     return rows.reshape(heads, 2, -1, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
 
 
-def write_gguf(path: Path, model: LlamaForCausalLM, *, architecture: str = "llama", splitting: str = "smollm") -> None:
+def write_gguf(path: Path, model: LlamaForCausalLM, *, file_type: int | None = None) -> None:
     """Write `model` and a tokenizer with the tokens of this module as llama.cpp's converter does."""
     config = model.config
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = gguf.GGUFWriter(path, "llama")
+    if file_type is not None:
+        writer.add_file_type(file_type)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -69,7 +78,7 @@ def write_gguf(path: Path, model: LlamaForCausalLM, *, architecture: str = "llam
     writer.add_rope_freq_base(100000.0)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(splitting)
+    writer.add_tokenizer_pre("smollm")
     writer.add_token_list(TOKENS)
     writer.add_token_types([3 if token in CONTROL_TOKENS else 1 for token in TOKENS])
     writer.add_token_merges(MERGES)
@@ -115,3 +124,29 @@ def write_wheel(folder: Path, content: bytes) -> PackagedModel:
         archive.writestr(f"{info}/RECORD", "")
     data = (folder / name).read_bytes()
     return dataclasses.replace(DEFAULT_MODEL, wheel_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+
+
+def write_checkpoint(file: Path, folder: Path) -> Path:
+    """Write the model of a GGUF file, with its exact values in float32, as transformers reads it, into the existing
+    `folder`, and return it.
+    """
+    files = GGUFFiles(file)
+    source = GGUFCheckpoint(files).source(lambda done, total: None, math.inf)
+    weights = {name: torch.empty(info.shape) for name, info in gguf_weights(files.model).items()}
+    for name, values in weights.items():
+        source.read_into(name, values)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    GGUFTokenizer(files.vocabulary).make().save(str(folder / "tokenizer.json"))
+    documents = {
+        "config.json": {**files.config().content, "dtype": "float32"},
+        "generation_config.json": files.generation_config().content,
+        "tokenizer_config.json": {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+            "chat_template": files.chat_template(),
+            **files.tokenizer_config().content,
+        },
+    }
+    for name, content in documents.items():
+        (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    return folder

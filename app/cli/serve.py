@@ -189,7 +189,7 @@ async def _show_loading(server: GracefulServer, manager: ServiceManager, url: st
     await server.accepts()
     tokens = info.num_pages * info.page_size
     description = (
-        f"{info.parameters / 1e6:.1f}M parameters in {info.dtype} on {info.device}, "
+        f"{info.parameters / 1e6:.1f}M parameters in {info.storage} on {info.device}, "
         f"{info.max_num_seqs} slots, KV for {tokens:,} tokens, context {info.max_model_len:,}"
     )
     logs.write_plain(f"Ready: {url}  ({description})")

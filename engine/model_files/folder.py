@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.model_files.errors import ModelFileError
-from engine.model_files.interface import Document, TokenizerSource
+from engine.model_files.interface import Description, Document, TokenizerSource
 
 CONFIG_FILE = "config.json"
 GENERATION_CONFIG_FILE = "generation_config.json"
@@ -44,6 +44,12 @@ class FolderFiles:
     def has_config(self) -> bool:
         """Return whether the folder is that of a model."""
         return (self.path / CONFIG_FILE).exists()
+
+    def description(self) -> Description:
+        """Return the model type in config.json, and the size of the safetensors files."""
+        family = self.config().content.get("model_type")
+        size = sum(file.stat().st_size for file in self.path.glob("*.safetensors"))
+        return Description("safetensors", family if isinstance(family, str) else "", size)
 
     def config(self) -> Document:
         return read_document(self.path / CONFIG_FILE)

@@ -1,4 +1,4 @@
-"""Types of GGUF tensors: their numbers, names and block sizes (ggml.h of llama.cpp)."""
+"""Types of GGUF tensors: their numbers, names and block sizes (ggml.h of llama.cpp); and types of whole files."""
 
 from __future__ import annotations
 
@@ -47,3 +47,17 @@ TENSOR_TYPES = {
     35: TensorType("TQ2_0", 256, 66),
     39: TensorType("MXFP4", 32, 17),
 }
+
+PLAIN_TYPES = ("F32", "F16", "BF16")  # without codes
+# Values of general.file_type, which name how most matrices of a file are quantised (llama_ftype in llama.h).
+FILE_TYPES = dict(
+    enumerate(
+        (
+            *("F32", "F16", "Q4_0", "Q4_1", "", "", "", "Q8_0", "Q5_0", "Q5_1", "Q2_K", "Q3_K_S", "Q3_K_M", "Q3_K_L"),
+            *("Q4_K_S", "Q4_K_M", "Q5_K_S", "Q5_K_M", "Q6_K", "IQ2_XXS", "IQ2_XS", "Q2_K_S", "IQ3_XS", "IQ3_XXS"),
+            *("IQ1_S", "IQ4_NL", "IQ3_S", "IQ3_M", "IQ2_S", "IQ2_M", "IQ4_XS", "IQ1_M", "BF16", "", "", "", "TQ1_0"),
+            *("TQ2_0", "MXFP4_MOE", "NVFP4", "Q1_0"),
+        )
+    )
+)
+GUESSED_TYPE = 1024  # added to a type that the converter guessed

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from engine.model_files.gguf_types import PLAIN_TYPES
 from engine.model_files.gguf_vocabulary import GGUFVocabulary
 
 
@@ -36,6 +37,28 @@ class TokenizerSource:
     vocabulary: GGUFVocabulary | None = None
 
 
+@dataclass(frozen=True)
+class Description:
+    """Properties of a model's files, for logs and clients.
+
+    format: gguf or safetensors. family: the architecture as the files name it, such as llama; empty if they name none.
+    storage: type of most weights as llama.cpp names it, such as Q4_K_M; empty if the dtype of the weights says it.
+    """
+
+    format: str
+    family: str
+    file_bytes: int
+    storage: str = ""
+
+    def quantization(self, at_load: str) -> str:
+        """Return the quantisation of most weights in the form of `storage`.
+
+        at_load: none, or the quantisation of weights that are not quantised in the file.
+        """
+        is_quantized = self.storage not in ("", *PLAIN_TYPES)
+        return self.storage if is_quantized or at_load == "none" else at_load
+
+
 class ModelFiles(Protocol):
     """Files of one model. Methods read them anew and raise `ModelFileError`, with the file, for a damaged one."""
 
@@ -46,6 +69,9 @@ class ModelFiles(Protocol):
     @property
     def name(self) -> str:
         """Return the display name."""
+
+    def description(self) -> Description:
+        """Return the format, family, size and quantisation."""
 
     def config(self) -> Document:
         """Return the architecture and sizes: config.json."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from engine.model_files.folder import FolderFiles
 from engine.model_files.gguf_files import GGUFFiles
 from engine.model_files.gguf_header import starts_as_gguf
+from engine.model_files.gguf_names import has_gguf_name
 from engine.model_files.interface import ModelFiles
 
 
@@ -17,9 +18,4 @@ def open_model(path: Path) -> ModelFiles:
 
 def is_gguf(path: Path) -> bool:
     """Return whether a file is a GGUF file: by its name, or by its first bytes, as Ollama's files have no such name."""
-    return has_gguf_name(path) or (path.is_file() and starts_as_gguf(path))
-
-
-def has_gguf_name(path: Path) -> bool:
-    """Return whether the name of a file is that of a GGUF file."""
-    return path.suffix.lower() == ".gguf"
+    return has_gguf_name(path.name) or (path.is_file() and starts_as_gguf(path))

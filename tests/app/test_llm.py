@@ -174,7 +174,7 @@ def test_without_the_default_model_the_log_names_the_reason(
 ):
     """The bundled model is loaded in its place."""
 
-    def unreachable(name: str) -> Path:
+    def unreachable(name: str, revision: str | None) -> Path:
         raise ModelNotFound(f"model {name!r} cannot be fetched: no network")
 
     monkeypatch.setattr(packaged_model, "fetched_models", lambda: tmp_path)

@@ -240,12 +240,6 @@ def test_a_gguf_file_is_known_by_its_first_bytes(tmp_path: Path):
     assert parse([str(file)]).engine.model == str(file)
 
 
-def test_a_hub_name_of_gguf_files_is_refused_with_an_alternative(tmp_path: Path):
-    """The downloaded folder has none of the supported files."""
-    with pytest.raises(SettingsError, match=r"'owner/model-GGUF' has no config\.json in .*: GGUF files of the hub"):
-        resolve({"model": "owner/model-GGUF"}, {}, download=lambda name: tmp_path)
-
-
 def test_a_program_may_give_paths_as_objects(tmp_path: Path):
     """A `Path` means the same as its text."""
     template = tmp_path / "chat.jinja"

@@ -33,9 +33,9 @@ sys.exit(main(["serve", "--port", "0", "--max-num-seqs", "2"]))
 
 
 @pytest.fixture(scope="module")
-def reference(chat_model: Path) -> PreTrainedModel:
+def reference(chat_checkpoint: Path) -> PreTrainedModel:
     """Return the model as transformers loads it, in float32."""
-    return AutoModelForCausalLM.from_pretrained(chat_model, dtype=torch.float32)
+    return AutoModelForCausalLM.from_pretrained(chat_checkpoint, dtype=torch.float32)
 
 
 # Between the largest logit and that of a chosen token. Where two are nearly equal, the order of sums decides, which
@@ -53,7 +53,7 @@ MAX_GAP = 0.05
     ],
 )
 def test_greedy_answers_are_sensible_and_those_of_transformers(
-    chat_server: Server, chat_model: Path, reference: PreTrainedModel, question: str, content: str
+    chat_server: Server, chat_checkpoint: Path, reference: PreTrainedModel, question: str, content: str
 ):
     """Each token of an answer, its end included, is the most probable one after the prompt of the chat template."""
     with OpenAI(base_url=f"{chat_server.url}/v1", api_key="none") as client:
@@ -66,7 +66,7 @@ def test_greedy_answers_are_sensible_and_those_of_transformers(
         )
     text, usage = answer.choices[0].message.content, answer.usage
     assert text is not None and usage is not None and content in text
-    tokenizer = AutoTokenizer.from_pretrained(chat_model)
+    tokenizer = AutoTokenizer.from_pretrained(chat_checkpoint)
     messages = [{"role": "user", "content": question}]
     prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
     ids = tokenizer.encode(text)
@@ -141,6 +141,8 @@ def test_without_a_model_the_chat_model_is_served_with_its_recommendations(chat_
     assert examples == EXAMPLES
     assert sampling == {"top_k": 0, "min_p": 0.0, **DEFAULT_MODEL.sampling}
     assert not [line for line in chat_server.log if line.startswith("WARNING")]
+    [ready] = [line for line in chat_server.log if line.startswith("Ready: ")]
+    assert "(134.5M parameters in Q4_1 on cpu, " in ready
 
 
 def test_the_bundled_model_is_served_if_the_chat_model_cannot_be_fetched(tmp_path: Path):

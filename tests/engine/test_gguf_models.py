@@ -69,6 +69,23 @@ def test_tokens_and_template_are_those_of_the_folder(demo: Path, tmp_path: Path,
     assert found.eos_token_ids >= text.eos_token_ids
 
 
+def test_the_engine_describes_the_files_and_the_quantisation_of_their_weights(demo: Path, tmp_path: Path):
+    """Of a folder it is the dtype, unless weights are quantised at load."""
+    file = exported(demo, tmp_path, "Q8_0")
+    infos = [make_engine(path).info for path in (file, demo)]
+    assert [(info.format, info.family, info.quantization, info.storage) for info in infos] == [
+        ("gguf", "llama", "Q8_0", "Q8_0"),
+        ("safetensors", "llama", "", infos[1].dtype),
+    ]
+    assert 0 < infos[0].file_bytes < infos[1].file_bytes == (demo / "model.safetensors").stat().st_size
+
+
+@requirements.a_compiler
+def test_the_engine_describes_weights_that_it_quantises(demo: Path):
+    """By the value of the option."""
+    assert make_engine(demo, dtype="auto", quantization="int8").info.quantization == "int8"
+
+
 @requirements.a_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Q4_1", "Q8_0", "mixed"])

@@ -23,15 +23,15 @@ def texts() -> list[str]:
 
 
 @pytest.mark.model
-def test_log_probabilities_equal_those_of_transformers(chat_model: Path):
+def test_log_probabilities_equal_those_of_transformers(chat_checkpoint: Path):
     """To a thousandth, in float32 with keys and values that are not rounded."""
     from transformers import AutoModelForCausalLM
 
-    text = TextModel.load(chat_model)
+    text = TextModel.load(chat_checkpoint)
     prompts = [text.encode(each) for each in texts()]
     prompts += [text.encode(f"{number} times {number} is {number * number}.") for number in range(TEXTS - len(prompts))]
     assert len(prompts) == TEXTS
-    engine = make_engine(chat_model, kv_cache_dtype="float32", max_num_seqs=8)
+    engine = make_engine(chat_checkpoint, kv_cache_dtype="float32", max_num_seqs=8)
     found: dict[str, list[float]] = {str(i): [0.0] * (len(prompt) - 1) for i, prompt in enumerate(prompts)}
     for i, prompt in enumerate(prompts):
         engine.submit(
@@ -42,7 +42,7 @@ def test_log_probabilities_equal_those_of_transformers(chat_model: Path):
             if isinstance(event, PromptEvent):
                 values = [token.logprob for token in event.tokens]
                 found[event.request_id][event.start - 1 : event.start - 1 + len(values)] = values
-    model = AutoModelForCausalLM.from_pretrained(chat_model, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(chat_checkpoint, dtype=torch.float32)
     for i, prompt in enumerate(prompts):
         with torch.no_grad():
             log_probs = model(torch.tensor([prompt])).logits[0].log_softmax(-1)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from app.errors import ApiError
 from app.generation.request import AnswerHead, ChatPrompt
@@ -231,6 +232,33 @@ def test_the_served_model_is_listed_and_described():
     assert listed["name"] == loaded["model"] == "fake"
     assert shown["capabilities"][0] == "completion"
     assert shown["model_info"]["general.parameter_count"] >= 0
+
+
+def test_the_quantisation_that_the_engine_reports_is_shown_everywhere():
+    """By Ollama's routes and by /v1/models; the engine's description is the only source."""
+    with make() as client:
+        ready(client)
+        engine = client.app.state.service.client
+        engine.info = replace(
+            engine.info, format="gguf", family="qwen3", quantization="Q4_K_M", file_bytes=7, parameters=8_190_000_000
+        )
+        [listed] = client.get("/api/tags").json()["models"]
+        [loaded] = client.get("/api/ps").json()["models"]
+        shown = client.post("/api/show", json={"model": "fake"}).json()
+        [model] = client.get("/v1/models").json()["data"]
+    assert listed["details"] == loaded["details"] == shown["details"]
+    assert shown["details"] == {
+        "parent_model": "",
+        "format": "gguf",
+        "family": "qwen3",
+        "families": ["qwen3"],
+        "parameter_size": "8.2B",
+        "quantization_level": "Q4_K_M",
+    }
+    assert listed["size"] == 7
+    assert shown["model_info"]["qwen3.context_length"] > 0 and shown["model_info"]["general.architecture"] == "qwen3"
+    given = {name: model[name] for name in ("format", "family", "parameters", "quantization")}
+    assert given == {"format": "gguf", "family": "qwen3", "parameters": 8_190_000_000, "quantization": "Q4_K_M"}
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))

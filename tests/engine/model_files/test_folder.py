@@ -10,6 +10,7 @@ import pytest
 
 from engine.model_files.errors import ModelFileError
 from engine.model_files.folder import SAMPLE_BYTES, FolderFiles
+from engine.model_files.interface import Description
 from engine.model_files.open_model import open_model
 
 
@@ -110,3 +111,12 @@ def test_fingerprint_parts_cover_configuration_and_weights(tmp_path: Path):
     assert len(seen | {parts}) == 4
     write(tmp_path, tokenizer={"a": 1})
     assert tuple(files.fingerprint_parts()) == parts
+
+
+def test_a_folder_is_described_by_its_model_type_and_the_size_of_its_weights(tmp_path: Path):
+    """The dtype says how the weights are stored."""
+    files = write(tmp_path, config={"model_type": "qwen3"})
+    for number in range(2):
+        (tmp_path / f"model-{number}.safetensors").write_bytes(bytes(100))
+    assert files.description() == Description("safetensors", "qwen3", 200)
+    assert write(tmp_path, config={"model_type": 3}).description().family == ""
