@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from tokenizers import Tokenizer
 
 from engine.model_files.gguf_config import SEPARATE, TOP_LEVEL
 from tests.engine.model_files.gguf_files import write_all
+from tests.k_quants import quantize_q4_k, quantize_q6_k
 
 Type = gguf.GGMLQuantizationType
+WRITERS = {Type.Q4_K: quantize_q4_k, Type.Q6_K: quantize_q6_k}
 
 
 def export_gguf(folder: Path, file: Path, type_of: Callable[[str], Type], architecture: str = "llama") -> Path:
@@ -41,7 +44,7 @@ def export_gguf(folder: Path, file: Path, type_of: Callable[[str], Type], archit
         heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
         rows = values.float() if heads is None else _in_pairs(values.float(), config[heads])
         kind = type_of(name) if rows.ndim == 2 else Type.F32
-        data = gguf.quants.quantize(rows.numpy(), kind)
+        data = WRITERS.get(kind, partial(gguf.quants.quantize, qtype=kind))(rows.numpy())
         writer.add_tensor(_gguf_name(name), data, raw_dtype=kind)
     write_all(writer)
     return file

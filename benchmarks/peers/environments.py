@@ -105,6 +105,7 @@ def quantize(home: Path, file: Path, kind: str) -> Path:
     """Return a GGUF file with its matrices quantised to `kind`, such as Q4_K_M, made by llama-quantize on first use."""
     out = home / "models" / f"{file.parent.name}-{file.stem}-{kind}.gguf"
     if not out.exists():
+        out.parent.mkdir(parents=True, exist_ok=True)
         part = out.with_suffix(".part")
         _run(str(home / "llama/build/bin/llama-quantize"), "--allow-requantize", str(file), str(part), kind)
         part.rename(out)

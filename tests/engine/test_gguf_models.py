@@ -31,7 +31,20 @@ def mixed(name: str) -> Type:
     return {"v_proj": Type.Q5_1, "down_proj": Type.Q5_0, "gate_proj": Type.Q4_0}.get(name.split(".")[-2], Type.Q4_1)
 
 
-KINDS = {"BF16": lambda name: Type.BF16, "Q4_1": lambda name: Type.Q4_1, "Q8_0": lambda name: Type.Q8_0, "mixed": mixed}
+def k_quants(name: str) -> Type:
+    """Return the types of a Q4_K_M file, in which matrices whose inputs are no whole super blocks have others."""
+    if "embed" in name or name.split(".")[-2] == "v_proj":
+        return Type.Q6_K
+    return Type.Q5_0 if name.split(".")[-2] == "down_proj" else Type.Q4_K
+
+
+KINDS = {
+    "BF16": lambda name: Type.BF16,
+    "Q4_1": lambda name: Type.Q4_1,
+    "Q8_0": lambda name: Type.Q8_0,
+    "mixed": mixed,
+    "K": k_quants,
+}
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +101,7 @@ def test_the_engine_describes_weights_that_it_quantises(demo: Path):
 
 @requirements.a_compiler
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0", "mixed"])
+@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0", "mixed", "K"])
 def test_64_streams_of_quantised_weights_generate_the_same_texts_as_alone(
     demo: Path, tmp_path: Path, streams, kind: str
 ):
