@@ -19,9 +19,9 @@ from torch import Tensor
 
 from engine.execution.cache import KVCache
 from engine.execution.inputs import ModelInputs
-from engine.execution.models.config import rope_entries, rope_kind, text_sections
 from engine.execution.models.errors import ModelConfigError, ModelError
 from engine.execution.models.fallback_lengths import longest_probe, named_lengths
+from engine.execution.models.rope_parameters import rope_entries, rope_kind, text_sections
 from engine.execution.models.transformers_model import STEP_ARGUMENT, AttentionShape, TransformersModel, run_body
 from kernels.load import load as load_kernels
 

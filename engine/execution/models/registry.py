@@ -11,9 +11,10 @@ import torch
 
 from engine.execution.models.checkpoint import Checkpoint, open_checkpoint
 from engine.execution.models.checksums import ChecksumCheck
-from engine.execution.models.config import FAMILIES, DecoderConfig
+from engine.execution.models.config import DecoderConfig
 from engine.execution.models.decoder import Decoder
 from engine.execution.models.errors import ModelConfigError, ModelError, WeightsError
+from engine.execution.models.families import FAMILIES
 from engine.execution.models.gguf_source import GGUFCheckpoint
 from engine.execution.models.interface import Model
 from engine.execution.models.rope import check_rope_table

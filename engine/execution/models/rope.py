@@ -12,8 +12,9 @@ import math
 import torch
 from torch import Tensor
 
-from engine.execution.models.config import DecoderConfig, RopeConfig
+from engine.execution.models.config import DecoderConfig
 from engine.execution.models.errors import ModelConfigError
+from engine.execution.models.rope_parameters import RopeConfig
 from engine.host import free_memory_bytes
 
 
