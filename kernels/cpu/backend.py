@@ -144,6 +144,7 @@ class CpuKernels(ReferenceKernels):
             query_heads=query_heads,
             kv_heads=k.shape[1],
             dim=dim,
+            rotary=rope.cos_sin.shape[1],
             page_size=kv.page_size,
             page_stride=kv.page_stride,
             is_bf16=kv.dtype == torch.bfloat16,

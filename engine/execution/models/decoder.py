@@ -81,7 +81,9 @@ class Decoder:
     @property
     def _shape(self) -> DecoderShape:
         c = self.config
-        return DecoderShape(c.num_heads, c.num_kv_heads, c.head_dim, c.norm_eps, self._scale, c.windows)
+        return DecoderShape(
+            c.num_heads, c.num_kv_heads, c.head_dim, c.norm_eps, self._scale, c.windows, (True,) * c.num_layers
+        )
 
     @torch.inference_mode()
     def forward(self, inputs: ModelInputs, cache: KVCache, kernels: Kernels) -> Tensor:

@@ -174,9 +174,9 @@ void forward(const Decoder& d, const Step& s) {
         linear(layer.qkv, before_qkv.rows, rows, {qkv, before_qkv.finish(d.eps, scratch.factors)}, ahead.part(layer.qkv));
         const float *k = qkv + d.query_heads * d.dim, *v = k + d.kv_heads * d.dim;
         const Rope rope{
-            qkv,          k,            v,     qkv_size,      qkv_size,   qkv_size, d.cos_sin,   s.k[index],    s.v[index],
-            layer.q_norm, layer.k_norm, d.eps, d.query_heads, d.kv_heads, d.dim,    s.page_size, s.page_stride,
-            s.cache_is_bf16};
+            qkv,           k,            v,            qkv_size, qkv_size,      qkv_size,   d.cos_sin, s.k[index],
+            s.v[index],    layer.q_norm, layer.k_norm, d.eps,    d.query_heads, d.kv_heads, d.dim,     layer.rotary,
+            s.page_size,   s.page_stride, s.cache_is_bf16};
         rope_and_cache(rope, s.positions, s.slot_mapping, rows, q);
         const Operand attended = attend(d, s, index, q, scratch.attended);
         ahead.begin(index + 1);

@@ -14,6 +14,7 @@ struct Layer {
     const float* mlp_norm;
     Linear gate_up, down;
     int64_t window;  // 0: none
+    int64_t rotary;  // as in `Rope`: all columns of cos_sin, or 0
 };
 
 struct Decoder {
