@@ -78,6 +78,8 @@ class DecoderShape:
     """Hyperparameters that the weights do not determine.
 
     windows: attention window per layer, 0 for full attention. rotated: per layer, whether it has rotary embedding.
+    embedding_multiplier: of looked-up vectors. residual_multiplier: of the outputs of attention and of the feed-forward
+    layer. logits_divisor: of the output projection's results.
     """
 
     num_heads: int
@@ -87,6 +89,9 @@ class DecoderShape:
     scale: float
     windows: tuple[int, ...]
     rotated: tuple[bool, ...]
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_divisor: float = 1.0
 
 
 class StepInputs(Protocol):

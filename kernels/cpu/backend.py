@@ -103,6 +103,12 @@ class CpuKernels(ReferenceKernels):
             return super().norm_linear(x, norm, eps, layer)
         return layer.multiply_normed(x, norm, eps)
 
+    def add_linear(self, x: Tensor, layer: Linear, residual: Tensor, multiplier: float = 1.0) -> None:
+        if residual.dtype != torch.float32 or not isinstance(layer, CpuLinear):
+            super().add_linear(x, layer, residual, multiplier)
+            return
+        layer.add_to(x, residual, multiplier)
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         if x.dtype != torch.float32:
             return super().rms_norm(x, weight, eps)

@@ -219,6 +219,9 @@ def _decoder(shape: DecoderShape, weights: DecoderWeights, allow_bf16_activation
         dim=shape.head_dim,
         eps=shape.norm_eps,
         scale=shape.scale,
+        embedding_multiplier=shape.embedding_multiplier,
+        residual_multiplier=shape.residual_multiplier,
+        logits_divisor=shape.logits_divisor,
         allow_bf16_activations=allow_bf16_activations,
         **tokens,
     )

@@ -122,8 +122,7 @@ class Decoder(ctypes.Structure):
         ("final_norm", _pointer),
         ("cos_sin", _pointer),
         *((name, _int) for name in ("query_heads", "kv_heads", "dim")),
-        ("eps", _float),
-        ("scale", _float),
+        *((name, _float) for name in ("eps", "scale", "embedding_multiplier", "residual_multiplier", "logits_divisor")),
         ("allow_bf16_activations", _int),
     )
 

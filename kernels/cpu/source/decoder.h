@@ -27,6 +27,8 @@ struct Decoder {
     const float *final_norm, *cos_sin;
     int64_t query_heads, kv_heads, dim;
     float eps, scale;
+    // 1 if unused: of looked-up embeddings; of what layers add to the residual; logits are divided by the last one.
+    float embedding_multiplier, residual_multiplier, logits_divisor;
     int64_t allow_bf16_activations;  // see attention.h
 };
 
