@@ -23,7 +23,12 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """Parameters of a `Decoder`. windows: per layer, 0 for full attention."""
+    """Parameters of a `Decoder`.
+
+    windows: per layer, 0 for full attention. rotated: per layer, whether it has rotary embedding. scale: of attention
+    scores. embedding_multiplier, residual_multiplier, logits_divisor: as in `kernels.decoder.DecoderShape`.
+    qkv_names, gate_up_names: names of the projections in a checkpoint, one if they are one matrix.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -40,14 +45,21 @@ class DecoderConfig:
     mlp_bias: bool
     qk_norm: bool
     windows: tuple[int, ...]
+    rotated: tuple[bool, ...]
     rope: RopeConfig
+    scale: float
+    embedding_multiplier: float
+    residual_multiplier: float
+    logits_divisor: float
+    qkv_names: tuple[str, ...]
+    gate_up_names: tuple[str, ...]
     dtype: torch.dtype
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, Any]) -> DecoderConfig:
+    def from_hf(cls, config: Mapping[str, Any], max_len: int | None = None) -> DecoderConfig:
         """Return the configuration in `config`, the contents of config.json.
 
-        Raises ModelConfigError with key and value.
+        max_len: longest sequence that is served; None: that of the model. Raises ModelConfigError with key and value.
         """
         for key in TEXT_LISTS:
             check_text_list(config, key)
@@ -57,6 +69,8 @@ class DecoderConfig:
         num_heads = positive(config, "num_attention_heads")
         num_kv_heads = _num_kv_heads(config, family, num_heads)
         num_layers = positive(config, "num_hidden_layers")
+        head_dim = _head_dim(config, family, num_heads)
+        rope = rope_config(config, family, head_dim, max_len)
         attention_bias = family.reads_attention_bias and bool(config.get("attention_bias", False))
         return cls(
             vocab_size=positive(config, "vocab_size"),
@@ -65,16 +79,23 @@ class DecoderConfig:
             num_layers=num_layers,
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
-            head_dim=_head_dim(config, family, num_heads),
-            max_position=max_position(config),
-            norm_eps=number(config, "rms_norm_eps", 1e-6),
-            tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+            head_dim=head_dim,
+            max_position=max_position(config, family, rope),
+            norm_eps=number(config, "rms_norm_eps", family.default_norm_eps),
+            tied_embeddings=bool(config.get("tie_word_embeddings", family.tied_by_default)),
             qkv_bias=attention_bias or family.always_qkv_bias,
             out_bias=attention_bias,
             mlp_bias=family.reads_mlp_bias and bool(config.get("mlp_bias", False)),
             qk_norm=family.qk_norm,
             windows=family.windows(config, num_layers),
-            rope=rope_config(config),
+            rotated=family.rotated(config, num_layers),
+            rope=rope,
+            scale=_multiplier(config, family, "attention_multiplier", head_dim**-0.5),
+            embedding_multiplier=_multiplier(config, family, "embedding_multiplier", 1.0),
+            residual_multiplier=_multiplier(config, family, "residual_multiplier", 1.0),
+            logits_divisor=_multiplier(config, family, "logits_scaling", 1.0),
+            qkv_names=family.qkv,
+            gate_up_names=family.gate_up,
             dtype=_dtype(config),
         )
 
@@ -112,6 +133,11 @@ def _head_dim(config: Mapping[str, Any], family: Family, num_heads: int) -> int:
     if head_dim % 2:
         raise ModelConfigError("head_dim", head_dim, "must be even for rotary embedding")
     return head_dim
+
+
+def _multiplier(config: Mapping[str, Any], family: Family, key: str, unread: float) -> float:
+    """Return a multiplier, which is 1 if its key is missing, or `unread` for families without these keys."""
+    return number(config, key, 1.0) if family.has_multipliers else unread
 
 
 def _dtype(config: Mapping[str, Any]) -> torch.dtype:

@@ -45,8 +45,9 @@ REFUSED_SETTINGS = {
 def cannot_serve(name: str, reason: str) -> ModelError:
     """Return the error for a model that transformers can run but this server cannot."""
     return ModelError(
-        f"{name} cannot be served: {reason}; choose a model of the Llama, Mistral, Qwen2 or Qwen3 families, or one "
-        "whose layers all attend through transformers' attention interface, such as Gemma 3, Phi-3 or OLMo 2"
+        f"{name} cannot be served: {reason}; choose a model of the Llama, Mistral, Qwen2, Qwen3, SmolLM3, Phi-3 or "
+        "Granite families, or one whose layers all attend through transformers' attention interface, such as Gemma 3 "
+        "or OLMo 2"
     )
 
 
