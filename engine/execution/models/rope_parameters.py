@@ -245,7 +245,7 @@ def _checked_number(key: str, value: Any) -> float:
 def _original_max_position(config: Mapping[str, Any], family: Family, rope: Mapping[str, Any]) -> int:
     """Return the context length before rope scaling; a top-level key has priority, as in transformers.
 
-    So has the default of a family whose configurations have that key.
+    So has the default of a family with that key.
     """
     name = "original_max_position_embeddings"
     otherwise = rope.get(name, config.get("max_position_embeddings", family.default_max_position))
