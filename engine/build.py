@@ -83,6 +83,7 @@ def build_engine(
         kernels=kernels,
         on_layer=heartbeat.beat if heartbeat else lambda: None,
         checksum_progress=lambda done, total: progress("checksums", done, total),
+        max_len=config.max_model_len,
     )
     if config.batch_invariant and not model.is_native:
         raise ConfigError(
@@ -122,7 +123,7 @@ def build_engine(
         family=described.family or "carousel",
         quantization=described.quantization(config.quantization),
         file_bytes=described.file_bytes,
-        fingerprint=fingerprint(files, config, str(model.dtype), type(kernels).__name__),
+        fingerprint=fingerprint(files, config, str(model.dtype), type(kernels).__name__, model.variant),
     )
     sizes = {"num_pages": num_pages, "host_pages": host_pages, "max_len": max_len}
     continuous = msgspec.structs.replace(config, batching="continuous", batch_size=None, batch_timeout=0.0)

@@ -60,7 +60,7 @@ class DecoderLayer:
 class DecoderWeights:
     """All parameters of a decoder.
 
-    cos_sin: [max position, D] float32. head: H -> V.
+    cos_sin: [max position, R] float32, for the first R dimensions of a head. head: H -> V.
     checkpoint_dtype: of the checkpoint's values, or that of the computation where the kernels cannot hold these.
     """
 
@@ -75,7 +75,12 @@ class DecoderWeights:
 
 @dataclass(frozen=True)
 class DecoderShape:
-    """Hyperparameters that the weights do not determine. windows: attention window per layer, 0 for full attention."""
+    """Hyperparameters that the weights do not determine.
+
+    windows: attention window per layer, 0 for full attention. rotated: per layer, whether it has rotary embedding.
+    embedding_multiplier: of looked-up vectors. residual_multiplier: of the outputs of attention and of the feed-forward
+    layer. logits_divisor: of the output projection's results.
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -83,6 +88,10 @@ class DecoderShape:
     norm_eps: float
     scale: float
     windows: tuple[int, ...]
+    rotated: tuple[bool, ...]
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_divisor: float = 1.0
 
 
 class StepInputs(Protocol):

@@ -106,8 +106,8 @@ class Kernels(Protocol):
     def norm_gated_linear(self, x: Tensor, norm: Tensor, eps: float, layer: Linear) -> Tensor:
         """Compute silu_mul(layer(rms_norm(x))): x[T, K], norm[K] -> [T, N / 2], half of the layer's outputs."""
 
-    def add_linear(self, x: Tensor, layer: Linear, residual: Tensor) -> None:
-        """Add layer(x) to residual: x[T, K], residual[T, N]."""
+    def add_linear(self, x: Tensor, layer: Linear, residual: Tensor, multiplier: float = 1.0) -> None:
+        """Add layer(x) * multiplier to residual: x[T, K], residual[T, N]."""
 
     def plan_rope(self, cos_sin: Tensor, positions: Tensor, slot_mapping: Tensor, kv: PagedKV) -> RopePlan | None:
         """Return the part of `rope_and_cache` that all layers share in a step. None if there is none."""

@@ -14,7 +14,7 @@ from torch import Tensor
 class RopePlan:
     """Rotations and cache rows of one step.
 
-    cos, sin: [T, 1, D] in the dtype of the cache, both halves filled, the first half of `sin` negated.
+    cos, sin: [T, 1, R] in the dtype of the cache, both halves filled, the first half of `sin` negated.
     rows: [T', Hkv] int64 into the cache viewed as [N * Hkv * S, D], for the tokens that are written.
     kept: [T'] int64, the tokens that are written; None if all are.
     """
@@ -29,9 +29,11 @@ class RopePlan:
 class RopeInputs:
     """Inputs of `rope_and_cache` besides the heads and the cache.
 
-    cos_sin: [max_pos, D] float32, first half cosines, second half sines, in the "rotate half" convention.
+    cos_sin: [max_pos, R] float32, first half cosines, second half sines, in the "rotate half" convention. The first R
+    dimensions of a head are rotated, the others are kept; R = 0 rotates none.
     positions: [T] int64. slot_mapping: [T] int64, positions in the cache, -1: do not write.
-    q_norm, k_norm: [D], RMSNorm weights applied to each head before the rotation (Qwen3), or None.
+    q_norm, k_norm: [D], RMSNorm weights applied to each head before the rotation (Qwen3), or None. The
+    Triton kernel has them for R = D only.
     plan: the result of `plan_rope` with the same inputs, or None.
     """
 

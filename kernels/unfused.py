@@ -43,8 +43,8 @@ class UnfusedKernels:
     def norm_gated_linear(self: Kernels, x: Tensor, norm: Tensor, eps: float, layer: Linear) -> Tensor:
         return self.silu_mul(self.norm_linear(x, norm, eps, layer))
 
-    def add_linear(self: Kernels, x: Tensor, layer: Linear, residual: Tensor) -> None:
-        residual.add_(layer(x))
+    def add_linear(self: Kernels, x: Tensor, layer: Linear, residual: Tensor, multiplier: float = 1.0) -> None:
+        residual.add_(layer(x) if multiplier == 1.0 else layer(x) * multiplier)
 
     def mask_logits(self, logits: Tensor, rows: Tensor, masks: Tensor) -> Tensor:
         masked = logits[rows].masked_fill_(~_allowed(masks, logits.shape[1]), -torch.inf)

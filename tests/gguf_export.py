@@ -21,13 +21,13 @@ Type = gguf.GGMLQuantizationType
 WRITERS = {Type.Q4_K: quantize_q4_k, Type.Q6_K: quantize_q6_k}
 
 
-def export_gguf(folder: Path, file: Path, type_of: Callable[[str], Type], architecture: str = "llama") -> Path:
+def export_gguf(folder: Path, file: Path, type_of: Callable[[str], Type]) -> Path:
     """Write the Llama model in a folder to `file`, and return it.
 
-    type_of: type of a matrix by its name in the checkpoint. Norms are float32. architecture: that the file names.
+    type_of: type of a matrix by its name in the checkpoint. Norms are float32.
     """
     config = json.loads((folder / "config.json").read_text())
-    writer = gguf.GGUFWriter(file, architecture)
+    writer = gguf.GGUFWriter(file, "llama")
     writer.add_name("demo")
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])

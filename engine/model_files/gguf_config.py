@@ -44,6 +44,13 @@ NEUTRAL: dict[str, int | float] = {
     "use_parallel_residual": False,
     "pooling_type": 0,
 }
+# Keys of Granite, which other architectures' files may not have with another value.
+MULTIPLIERS: dict[str, int | float] = {
+    "attention.scale": 0.0,
+    "embedding_scale": 1.0,
+    "residual_scale": 1.0,
+    "logit_scale": 1.0,
+}
 TOKEN_IDS = {"bos": "bos", "eos": "eos", "padding": "pad"}  # names in GGUF and in config.json
 
 
@@ -52,7 +59,8 @@ class GGUFFamily:
     """Models of one value of general.architecture.
 
     class_name, model_type: as in config.json. layer: parts of tensor names in a layer. is_permuted: the rows of queries
-    and keys are in the order of llama.cpp. extra: further entries of config.json.
+    and keys are in the order of llama.cpp. extra: further entries of config.json. has_multipliers: the keys of
+    MULTIPLIERS have an effect.
     """
 
     class_name: str
@@ -60,6 +68,7 @@ class GGUFFamily:
     layer: Mapping[str, str]
     is_permuted: bool
     extra: Callable[[Metadata], dict[str, Any]] = lambda metadata: {}
+    has_multipliers: bool = False
 
 
 def gguf_family(model: GGUFModel) -> GGUFFamily:
@@ -77,7 +86,7 @@ def gguf_config(model: GGUFModel) -> dict[str, Any]:
     """Return the content of config.json. Raises ModelFileError for keys that are missing, invalid or not supported."""
     family = gguf_family(model)
     metadata = Metadata(model, str(model.metadata["general.architecture"]))
-    _refuse_unsupported(metadata)
+    _refuse_unsupported(metadata, NEUTRAL if family.has_multipliers else NEUTRAL | MULTIPLIERS)
     heads, hidden = metadata.integer("attention.head_count"), metadata.integer("embedding_length")
     head_dim = metadata.integer("attention.key_length", hidden // heads)
     if metadata.integer("attention.value_length", head_dim) != head_dim:
@@ -131,8 +140,8 @@ def _checkpoint_name(info: TensorInfo, layer: Mapping[str, str]) -> str:
     raise info.error("is not part of this architecture; fetch the model in another conversion")
 
 
-def _refuse_unsupported(metadata: Metadata) -> None:
-    for name, neutral in NEUTRAL.items():
+def _refuse_unsupported(metadata: Metadata, neutral_values: Mapping[str, int | float]) -> None:
+    for name, neutral in neutral_values.items():
         if metadata.get(name, neutral) != neutral:
             raise metadata.error(name, f"must be {neutral}, because such models are not supported")
 
@@ -212,6 +221,6 @@ FAMILIES = {
     "qwen2": GGUFFamily("Qwen2ForCausalLM", "qwen2", SEPARATE, False, _qwen2),
     "qwen3": GGUFFamily("Qwen3ForCausalLM", "qwen3", {**SEPARATE, **QK_NORMS}, False, _qwen3),
     "phi3": GGUFFamily("Phi3ForCausalLM", "phi3", FUSED, False, _phi3),
-    "granite": GGUFFamily("GraniteForCausalLM", "granite", SEPARATE, True, _granite),
+    "granite": GGUFFamily("GraniteForCausalLM", "granite", SEPARATE, True, _granite, has_multipliers=True),
     "smollm3": GGUFFamily("SmolLM3ForCausalLM", "smollm3", SEPARATE, True, _smollm3),
 }

@@ -42,7 +42,9 @@ def rope_entries(metadata: Metadata, head_dim: int) -> dict[str, Any]:
         raise metadata.error("rope.dimension_count", f"must be even, and at most the size of a head, {most}")
     entries: dict[str, Any] = {"rope_theta": theta}
     if rotated != head_dim:
-        entries["partial_rotary_factor"] = rotated / head_dim
+        # The product of this factor and the size of a head is rounded down when config.json is read.
+        factor = rotated / head_dim
+        entries["partial_rotary_factor"] = factor if int(head_dim * factor) == rotated else math.nextafter(factor, 1.0)
     if (scaling := _scaling(metadata, theta, rotated)) is not None:
         entries["rope_scaling"] = scaling
     return entries

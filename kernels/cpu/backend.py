@@ -103,6 +103,12 @@ class CpuKernels(ReferenceKernels):
             return super().norm_linear(x, norm, eps, layer)
         return layer.multiply_normed(x, norm, eps)
 
+    def add_linear(self, x: Tensor, layer: Linear, residual: Tensor, multiplier: float = 1.0) -> None:
+        if residual.dtype != torch.float32 or not isinstance(layer, CpuLinear):
+            super().add_linear(x, layer, residual, multiplier)
+            return
+        layer.add_to(x, residual, multiplier)
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         if x.dtype != torch.float32:
             return super().rms_norm(x, weight, eps)
@@ -144,6 +150,7 @@ class CpuKernels(ReferenceKernels):
             query_heads=query_heads,
             kv_heads=k.shape[1],
             dim=dim,
+            rotary=rope.cos_sin.shape[1],
             page_size=kv.page_size,
             page_stride=kv.page_stride,
             is_bf16=kv.dtype == torch.bfloat16,

@@ -203,7 +203,11 @@ def _decoder(shape: DecoderShape, weights: DecoderWeights, allow_bf16_activation
     else:
         assert isinstance(embedding, PackedEmbedding)
         tokens = {"packed_embedding": embedding.layer.struct}
-    layers = (_layer(layer, window) for layer, window in zip(weights.layers, shape.windows, strict=True))
+    rotary = weights.cos_sin.shape[1]
+    layers = (
+        _layer(layer, window, rotary if is_rotated else 0)
+        for layer, window, is_rotated in zip(weights.layers, shape.windows, shape.rotated, strict=True)
+    )
     return structs.Decoder(
         layers=(structs.Layer * len(weights.layers))(*layers),
         num_layers=len(weights.layers),
@@ -215,6 +219,9 @@ def _decoder(shape: DecoderShape, weights: DecoderWeights, allow_bf16_activation
         dim=shape.head_dim,
         eps=shape.norm_eps,
         scale=shape.scale,
+        embedding_multiplier=shape.embedding_multiplier,
+        residual_multiplier=shape.residual_multiplier,
+        logits_divisor=shape.logits_divisor,
         allow_bf16_activations=allow_bf16_activations,
         **tokens,
     )
@@ -226,7 +233,7 @@ def _addresses(cache: tuple[PagedKV, ...]) -> tuple[ctypes.Array[ctypes.c_void_p
     return pointers(*(kv.k.data_ptr() for kv in cache)), pointers(*(kv.v.data_ptr() for kv in cache))
 
 
-def _layer(layer: DecoderLayer, window: int) -> structs.Layer:
+def _layer(layer: DecoderLayer, window: int, rotary: int) -> structs.Layer:
     return structs.Layer(
         input_norm=address(layer.input_norm),
         qkv=_linear(layer.qkv),
@@ -237,6 +244,7 @@ def _layer(layer: DecoderLayer, window: int) -> structs.Layer:
         gate_up=_linear(layer.gate_up),
         down=_linear(layer.down),
         window=window,
+        rotary=rotary,
     )
 
 

@@ -32,6 +32,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "unpack_rows": (_struct(structs.Linear), _pointer, _int, _pointer),
     "quantize": (_pointer, _int, _int, _int, _pointer, _pointer, _pointer),
     "linear": (_struct(structs.Linear), _pointer, _int, _pointer),
+    "add_linear": (_struct(structs.Linear), _pointer, _int, _float, _pointer),
     "norm_linear": (_struct(structs.Linear), _pointer, _pointer, _float, _int, _pointer),
     "rms_norm": (_pointer, _pointer, _int, _int, _float, _pointer),
     "silu_mul": (_pointer, _int, _int, _pointer),

@@ -100,6 +100,12 @@ class CpuLinear:
         load().carousel_unpack_rows(self.struct, address(outputs), outputs.shape[0], address(found))
         return found
 
+    def add_to(self, x: Tensor, residual: Tensor, multiplier: float) -> None:
+        """Add the layer of x[T, K], times `multiplier`, to residual[T, N] float32, contiguous; see source/result.h."""
+        assert residual.is_contiguous()
+        floats = x.float().contiguous()
+        load().carousel_add_linear(self.struct, address(floats), x.shape[0], multiplier, address(residual))
+
     def multiply_normed(self, x: Tensor, norm: Tensor, eps: float) -> Tensor:
         """Compute the layer of rms_norm(x): x[T, K] float32, norm[K] float32 -> [T, N]; see source/norm.h."""
         out = torch.empty((x.shape[0], self._outputs))

@@ -55,7 +55,8 @@ class Rope(ctypes.Structure):
         *((name, _int) for name in ("q_stride", "k_stride", "v_stride")),
         *((name, _pointer) for name in ("cos_sin", "k_cache", "v_cache", "q_norm", "k_norm")),
         ("eps", _float),
-        *((name, _int) for name in ("query_heads", "kv_heads", "dim", "page_size", "page_stride", "is_bf16")),
+        *((name, _int) for name in ("query_heads", "kv_heads", "dim", "rotary")),
+        *((name, _int) for name in ("page_size", "page_stride", "is_bf16")),
     )
 
 
@@ -104,6 +105,7 @@ class Layer(ctypes.Structure):
         ("gate_up", Linear),
         ("down", Linear),
         ("window", _int),
+        ("rotary", _int),
     )
 
 
@@ -120,8 +122,7 @@ class Decoder(ctypes.Structure):
         ("final_norm", _pointer),
         ("cos_sin", _pointer),
         *((name, _int) for name in ("query_heads", "kv_heads", "dim")),
-        ("eps", _float),
-        ("scale", _float),
+        *((name, _float) for name in ("eps", "scale", "embedding_multiplier", "residual_multiplier", "logits_divisor")),
         ("allow_bf16_activations", _int),
     )
 

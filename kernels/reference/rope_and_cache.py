@@ -58,7 +58,12 @@ def _cache_rows(slot_mapping: Tensor, kv: PagedKV) -> tuple[Tensor, Tensor | Non
 
 
 def _rotate(x: Tensor, plan: RopePlan) -> Tensor:
-    """Compute x * cos + rotate_half(x) * sin for x[T, heads, D]."""
+    """Compute x * cos + rotate_half(x) * sin for the first dimensions of x[T, heads, D] that the plan covers."""
+    size = plan.cos.shape[-1]
+    if size == 0:
+        return x
+    if size < x.shape[-1]:
+        return torch.cat((_rotate(x[..., :size], plan), x[..., size:]), dim=-1)
     # Rolling by half a head swaps its halves; plan.sin already includes the sign of "rotate half".
     return (x * plan.cos).addcmul_(x.roll(x.shape[-1] // 2, -1), plan.sin)
 

@@ -66,11 +66,11 @@ class TritonKernels(UnfusedKernels):
             return layer.multiply_skinny(x, norm, eps, gated=True)
         return super().norm_gated_linear(x, norm, eps, layer)
 
-    def add_linear(self, x: Tensor, layer: Linear, residual: Tensor) -> None:
-        if isinstance(layer, DenseLinear):
+    def add_linear(self, x: Tensor, layer: Linear, residual: Tensor, multiplier: float = 1.0) -> None:
+        if isinstance(layer, DenseLinear) and multiplier == 1.0:
             layer.add_to(x, residual)
         else:
-            super().add_linear(x, layer, residual)
+            super().add_linear(x, layer, residual, multiplier)
 
     @property
     def multiplies_quantized(self) -> bool:

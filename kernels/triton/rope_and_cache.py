@@ -59,11 +59,26 @@ def _rotated(
 
 
 @triton.jit
+def _copy_kept(
+    source,  # [heads] pointers to the first value of each head
+    target,  # like `source`
+    inside,  # [heads] bool
+    HEAD_DIM: tl.constexpr,
+    ROTARY_DIM: tl.constexpr,
+    KEPT_BLOCK: tl.constexpr,
+):
+    """Copy the dimensions of heads that are not rotated."""
+    kept = ROTARY_DIM + tl.arange(0, KEPT_BLOCK)
+    mask = inside[:, None] & (kept < HEAD_DIM)[None, :]
+    tl.store(target[:, None] + kept[None, :], tl.load(source[:, None] + kept[None, :], mask=mask), mask=mask)
+
+
+@triton.jit
 def _rope_and_cache_kernel(
     q,  # [T, Hq, D] any float, strided over T
     k,  # [T, Hkv, D], strided over T
     v,  # [T, Hkv, D], strided over T
-    cos_sin,  # [max_pos, D] float32
+    cos_sin,  # [max_pos, R] float32
     positions,  # [T] int64
     slot_mapping,  # [T] int64
     k_cache,  # [N, Hkv, S, D]
@@ -81,7 +96,9 @@ def _rope_and_cache_kernel(
     KV_HEADS: tl.constexpr,
     KV_BLOCK: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    HALF_BLOCK: tl.constexpr,  # D / 2 rounded up to a power of two
+    ROTARY_DIM: tl.constexpr,  # R, equal to D with a norm
+    HALF_BLOCK: tl.constexpr,  # R / 2 rounded up to a power of two
+    KEPT_BLOCK: tl.constexpr,  # D - R rounded up to a power of two
     PAGE_SIZE: tl.constexpr,
     Q_NORM: tl.constexpr,
     K_NORM: tl.constexpr,
@@ -92,12 +109,12 @@ def _rope_and_cache_kernel(
     A single program cannot hide latency behind others. So it reads the step's inputs before its turn (early launch),
     and loads everything of the token before it stores anything.
     """
-    HALF: tl.constexpr = HEAD_DIM // 2
+    HALF: tl.constexpr = ROTARY_DIM // 2
     token = tl.program_id(0).to(tl.int64)
     if USE_PDL:
         tl.extra.cuda.gdc_launch_dependents()
     slot = tl.load(slot_mapping + token)
-    cos, sin = _halves(cos_sin + tl.load(positions + token) * HEAD_DIM, HEAD_DIM, HALF_BLOCK)
+    cos, sin = _halves(cos_sin + tl.load(positions + token) * ROTARY_DIM, ROTARY_DIM, HALF_BLOCK)
     q_gain, q_second_gain = cos, sin  # placeholders, unused without a norm
     k_gain, k_second_gain = cos, sin
     if Q_NORM:
@@ -133,6 +150,16 @@ def _rope_and_cache_kernel(
         tl.store(k_cache + cached + HALF, key_second_out.to(k_cache.dtype.element_ty), mask=inside)
         tl.store(v_cache + cached, value_first, mask=inside)
         tl.store(v_cache + cached + HALF, value_second, mask=inside)
+    if ROTARY_DIM < HEAD_DIM:
+        target = q_out + (token * QUERY_HEADS + heads) * HEAD_DIM
+        source = q + token * q_stride + heads * HEAD_DIM
+        _copy_kept(source, target, heads < QUERY_HEADS, HEAD_DIM, ROTARY_DIM, KEPT_BLOCK)
+        if slot >= 0:
+            heads_inside = kv_heads < KV_HEADS
+            row = (slot // PAGE_SIZE * page_rows + kv_heads * PAGE_SIZE + slot % PAGE_SIZE) * HEAD_DIM
+            key, value = k + token * k_stride + kv_heads * HEAD_DIM, v + token * v_stride + kv_heads * HEAD_DIM
+            _copy_kept(key, k_cache + row, heads_inside, HEAD_DIM, ROTARY_DIM, KEPT_BLOCK)
+            _copy_kept(value, v_cache + row, heads_inside, HEAD_DIM, ROTARY_DIM, KEPT_BLOCK)
 
 
 @triton.jit
@@ -170,7 +197,12 @@ def rope_and_cache(q: Tensor, k: Tensor, v: Tensor, kv: PagedKV, rope: RopeInput
     """
     T, query_heads, head_dim = q.shape
     kv_heads = k.shape[1]
+    rotary_dim = rope.cos_sin.shape[1]
     assert all(x.stride(2) == 1 and x.stride(1) == head_dim for x in (q, k, v))
+    assert rotary_dim == head_dim or rope.q_norm is rope.k_norm is None
+    if rotary_dim == 0:
+        write_cache(k, v, rope.slot_mapping, kv)
+        return q.contiguous()
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     _rope_and_cache_kernel[(T,)](
         q,
@@ -194,7 +226,9 @@ def rope_and_cache(q: Tensor, k: Tensor, v: Tensor, kv: PagedKV, rope: RopeInput
         KV_HEADS=kv_heads,
         KV_BLOCK=triton.next_power_of_2(kv_heads),
         HEAD_DIM=head_dim,
-        HALF_BLOCK=triton.next_power_of_2(head_dim // 2),
+        ROTARY_DIM=rotary_dim,
+        HALF_BLOCK=triton.next_power_of_2(rotary_dim // 2),
+        KEPT_BLOCK=triton.next_power_of_2(max(1, head_dim - rotary_dim)),
         PAGE_SIZE=kv.page_size,
         Q_NORM=rope.q_norm is not None,
         K_NORM=rope.k_norm is not None,

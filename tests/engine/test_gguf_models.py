@@ -147,15 +147,6 @@ def test_a_damaged_scale_is_named(demo: Path, tmp_path: Path):
         make_engine(file)
 
 
-def test_an_architecture_that_only_folders_may_have_is_refused_by_name(demo: Path, tmp_path: Path):
-    """The message lists those that are supported."""
-    file = export_gguf(demo, tmp_path / "granite.gguf", KINDS["Q8_0"], architecture="granite")
-    with pytest.raises(
-        ModelError, match=r"granite\.gguf: GGUF files of Llama.* not yet of GraniteForCausalLM; serve the"
-    ):
-        make_engine(file)
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_kernels_without_quantised_products_compute_with_the_values(demo: Path, tmp_path: Path, streams, dtype: str):
     """Torch's kernels read the matrices in the requested dtype."""

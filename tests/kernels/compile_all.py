@@ -170,6 +170,7 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
             | STRIDES,
             pages
             | {"QUERY_HEADS": 32, "QUERY_BLOCK": 32, "KV_HEADS": 8, "KV_BLOCK": 8, "HALF_BLOCK": dim // 2}
+            | {"ROTARY_DIM": dim, "KEPT_BLOCK": 1}
             | {"Q_NORM": True, "K_NORM": True, "USE_PDL": True},
             _launch_options(rope_and_cache.NUM_WARPS),
         ),

@@ -74,6 +74,31 @@ def test_rotation_norm_and_write(
         torch.testing.assert_close(cache.cpu().double(), expected_cache, atol=5e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("fused", [True, False], ids=["views of one projection", "separate tensors"])
+@pytest.mark.parametrize(("head_dim", "rotary"), [(80, 40), (64, 48), (96, 72), (16, 2), (32, 0)])
+def test_a_part_of_each_head_is_rotated(
+    kernels: Kernels, device: torch.device, head_dim: int, rotary: int, fused: bool
+) -> None:
+    """The first dimensions are rotated among themselves; the others of q and k keep their bits, as v does."""
+    torch.manual_seed(0)
+    qkv = torch.randn(7, 10, head_dim)
+    qkv[1, :, rotary] = -0.0
+    q, k, v = (part if fused else part.clone() for part in qkv.to(device).split((6, 2, 2), dim=1))
+    positions, slots = torch.randint(0, 50, (7,)), torch.tensor([3, 9, -1, 0, 31, 12, 7])
+    caches = [torch.full((4, 2, 8, head_dim), 7.0, device=device) for _ in range(2)]
+    given = (table(50, rotary).to(device), positions.to(device), slots.to(device))
+    out = kernels.rope_and_cache(q, k, v, PagedKV(*caches), RopeInputs(*given, None, None, EPS))
+    written = slots >= 0
+    stored_k, stored_v = (cache.cpu()[slots[written] // 8, :, slots[written] % 8] for cache in caches)
+    for got, source in ((out.cpu(), q.cpu()), (stored_k, k.cpu()[written])):
+        where = positions if got.shape[0] == 7 else positions[written]
+        rotated = naive_rotation(source[..., :rotary], where)
+        torch.testing.assert_close(got[..., :rotary].double(), rotated, atol=5e-6, rtol=1e-5)
+        assert torch.equal(got[..., rotary:].view(torch.int32), source[..., rotary:].view(torch.int32))
+    assert torch.equal(stored_v, v.cpu()[written])
+    assert int((caches[0] != 7.0).sum()) == int(written.sum()) * 2 * head_dim
+
+
 def test_a_plan_changes_nothing(reference_kernels: Kernels) -> None:
     """A plan computed for all layers ahead gives bitwise the same results as the operation without it."""
     torch.manual_seed(0)

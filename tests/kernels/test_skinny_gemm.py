@@ -65,9 +65,10 @@ def test_fused_operations_equal_separate_ones(
     close(kernels.norm_linear(x, norm, EPS, layer), expected, torch.float32)
     close(kernels.norm_gated_linear(x, norm, EPS, layer), gate(expected), torch.float32)
     residual = torch.randn(rows, outputs, device=device)
-    sum_of_both = residual.double() + product(x, weight, given)
-    kernels.add_linear(x, layer, residual)
-    close(residual, sum_of_both, torch.float32)
+    for multiplier in (1.0, 0.22):
+        total = residual.clone()
+        kernels.add_linear(x, layer, total, multiplier)
+        close(total, residual.double() + multiplier * product(x, weight, given), torch.float32)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])

@@ -1,4 +1,4 @@
-"""Decoder of the Llama, Mistral, Qwen2 and Qwen3 families: one forward pass over a flat batch, controlled by a config.
+"""Decoder of all families of `families.py`: one forward pass over a flat batch, controlled by a config.
 
 Interprets these checkpoints like transformers. The query, key and value projections are fused into one matrix, and the
 two input projections of the feed-forward layer into another.
@@ -31,13 +31,19 @@ class Decoder:
         self.config = config
         self._on_layer = on_layer
         self._weights = weights
-        self._scale = config.head_dim**-0.5
+        # By whether a layer has rotary embedding; one without columns rotates nothing.
+        self._tables = {True: weights.cos_sin, False: weights.cos_sin[:, :0]}
         self._kernels: Kernels | None = None  # the kernels that prepared `_fused_forward`
         self._fused_forward: ForwardPass | None = None
 
     @property
     def is_native(self) -> bool:
         return True
+
+    @property
+    def variant(self) -> str:
+        rope = self.config.rope
+        return ("long factors" if rope.is_long else "short factors") if rope.kind == "longrope" else ""
 
     @property
     def num_parameters(self) -> int:
@@ -81,7 +87,18 @@ class Decoder:
     @property
     def _shape(self) -> DecoderShape:
         c = self.config
-        return DecoderShape(c.num_heads, c.num_kv_heads, c.head_dim, c.norm_eps, self._scale, c.windows)
+        return DecoderShape(
+            num_heads=c.num_heads,
+            num_kv_heads=c.num_kv_heads,
+            head_dim=c.head_dim,
+            norm_eps=c.norm_eps,
+            scale=c.scale,
+            windows=c.windows,
+            rotated=c.rotated,
+            embedding_multiplier=c.embedding_multiplier,
+            residual_multiplier=c.residual_multiplier,
+            logits_divisor=c.logits_divisor,
+        )
 
     @torch.inference_mode()
     def forward(self, inputs: ModelInputs, cache: KVCache, kernels: Kernels) -> Tensor:
@@ -92,20 +109,29 @@ class Decoder:
         if self._fused_forward is not None and inputs.tiles is None:  # does not support tiles, which recordings have
             return self._fused_forward(inputs, cache.layers)
         attention = StepAttention.begin(inputs, cache, kernels, config.num_heads, config.windows)
-        rope = kernels.plan_rope(weights.cos_sin, inputs.positions, inputs.slot_mapping, cache.layers[0])
+        ropes = {
+            is_rotated: kernels.plan_rope(
+                self._tables[is_rotated], inputs.positions, inputs.slot_mapping, cache.layers[0]
+            )
+            for is_rotated in set(config.rotated)
+        }
         residual = weights.embedding.lookup(inputs.token_ids).to(self.dtype)
+        if config.embedding_multiplier != 1.0:
+            residual = residual * config.embedding_multiplier
         for index, layer in enumerate(weights.layers):
             qkv = kernels.norm_linear(residual, layer.input_norm, config.norm_eps, layer.qkv)
-            kernels.add_linear(self._attend(index, layer, qkv, attention, rope), layer.out, residual)
+            attended = self._attend(index, layer, qkv, attention, ropes[config.rotated[index]])
+            kernels.add_linear(attended, layer.out, residual, config.residual_multiplier)
             gated = kernels.norm_gated_linear(residual, layer.mlp_norm, config.norm_eps, layer.gate_up)
-            kernels.add_linear(gated, layer.down, residual)
+            kernels.add_linear(gated, layer.down, residual, config.residual_multiplier)
             self._on_layer()
         return kernels.rms_norm(residual, weights.final_norm, config.norm_eps)
 
     @torch.inference_mode()
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return logits [R, V] for hidden[R, H], in the same dtype."""
-        return self._weights.head(hidden)
+        logits = self._weights.head(hidden)
+        return logits if self.config.logits_divisor == 1.0 else logits / self.config.logits_divisor
 
     def prepare_step(self, state: StepState, kernels: Kernels) -> StepPass | None:
         return kernels.prepare_step(self._shape, self._weights, state)
@@ -119,7 +145,7 @@ class Decoder:
         """
         config, inputs, cache = self.config, attention.inputs, attention.cache
         q_end, k_end = config.num_heads, config.num_heads + config.num_kv_heads
-        tokens = (self._weights.cos_sin, inputs.positions, inputs.slot_mapping)
+        tokens = (self._tables[config.rotated[index]], inputs.positions, inputs.slot_mapping)
         rope = RopeInputs(*tokens, layer.q_norm, layer.k_norm, config.norm_eps, plan)
         qkv = qkv.view(qkv.shape[0], -1, config.head_dim)
         q = attention.kernels.rope_and_cache(
@@ -129,4 +155,4 @@ class Decoder:
             cache.layers[index],
             rope,
         )
-        return attention(index, q, self._scale, config.windows[index]).view(q.shape[0], -1)
+        return attention(index, q, config.scale, config.windows[index]).view(q.shape[0], -1)

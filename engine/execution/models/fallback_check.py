@@ -19,9 +19,9 @@ from torch import Tensor
 
 from engine.execution.cache import KVCache
 from engine.execution.inputs import ModelInputs
-from engine.execution.models.config import rope_entries, rope_kind, text_sections
 from engine.execution.models.errors import ModelConfigError, ModelError
 from engine.execution.models.fallback_lengths import longest_probe, named_lengths
+from engine.execution.models.rope_parameters import rope_entries, rope_kind, text_sections
 from engine.execution.models.transformers_model import STEP_ARGUMENT, AttentionShape, TransformersModel, run_body
 from kernels.load import load as load_kernels
 
@@ -45,8 +45,9 @@ REFUSED_SETTINGS = {
 def cannot_serve(name: str, reason: str) -> ModelError:
     """Return the error for a model that transformers can run but this server cannot."""
     return ModelError(
-        f"{name} cannot be served: {reason}; choose a model of the Llama, Mistral, Qwen2 or Qwen3 families, or one "
-        "whose layers all attend through transformers' attention interface, such as Gemma 3, Phi-3 or OLMo 2"
+        f"{name} cannot be served: {reason}; choose a model of the Llama, Mistral, Qwen2, Qwen3, SmolLM3, Phi-3 or "
+        "Granite families, or one whose layers all attend through transformers' attention interface, such as Gemma 3 "
+        "or OLMo 2"
     )
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from engine.execution.models.config import rope_entries, text_sections
+from engine.execution.models.rope_parameters import rope_entries, text_sections
 
 LENGTH_KEY = re.compile("window|local|context|length|seq|chunk|span|block_size|original_max")
 # The longest comparison computes four tokens for each one of its length. Its cost is bounded in parameters x tokens:

@@ -25,6 +25,10 @@ class Model(Protocol):
         """Return whether this project's kernels compute the whole model."""
 
     @property
+    def variant(self) -> str:
+        """Return the choice that options made among the numbers of the checkpoint; empty if it has no such choice."""
+
+    @property
     def num_heads(self) -> int:
         """Return the number of query heads."""
 

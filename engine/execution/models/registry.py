@@ -11,10 +11,10 @@ import torch
 
 from engine.execution.models.checkpoint import Checkpoint, open_checkpoint
 from engine.execution.models.checksums import ChecksumCheck
-from engine.execution.models.config import FAMILIES, DecoderConfig
+from engine.execution.models.config import DecoderConfig
 from engine.execution.models.decoder import Decoder
 from engine.execution.models.errors import ModelConfigError, ModelError, WeightsError
-from engine.execution.models.gguf_source import GGUFCheckpoint
+from engine.execution.models.families import FAMILIES
 from engine.execution.models.interface import Model
 from engine.execution.models.rope import check_rope_table
 from engine.execution.models.sources import DummySource, Progress, WeightSource
@@ -39,14 +39,15 @@ def load_model(
     kernels: Kernels | None = None,
     on_layer: Callable[[], None] = lambda: None,
     checksum_progress: Progress = lambda done, total: None,
+    max_len: int | None = None,
 ) -> Model:
     """Load the model at `path`, in any form that `open_model` reads, and check its weights.
 
     dtype: None for the checkpoint's own. progress: called with (bytes done, bytes in total). load_format: "safetensors"
     reads the safetensors files; "dummy" fills the shapes of config.json with seeded random numbers. kernels: provide
     the linear layers; None for those of `device`. on_layer: called for each layer of a forward pass that is computed
-    operation by operation. checksum_progress: as `progress`, for digests that take longer than loading. Raises
-    ModelError.
+    operation by operation. checksum_progress: as `progress`, for digests that take longer than loading. max_len:
+    longest sequence that is served; None: the model's positions. Raises ModelError.
     """
     if load_format not in LOAD_FORMATS:
         raise ModelError(f"load_format must be one of {', '.join(LOAD_FORMATS)}, got {load_format!r}")
@@ -56,15 +57,10 @@ def load_model(
     if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
         raise ModelConfigError("architectures", architectures, "must be a list of class names")
     is_native = bool(set(architectures) & set(FAMILIES))
-    if not is_native and isinstance(checkpoint, GGUFCheckpoint):
-        raise ModelError(
-            f"{path}: GGUF files of {', '.join(FAMILIES)} are supported, not yet of {', '.join(architectures)}; serve "
-            "the folder or hub name from which the file was made"
-        )
     with ChecksumCheck(_weight_files(checkpoint, load_format)) as checksums:
         if is_native:
             model: Model = _load_native(
-                checkpoint, config, dtype, device, progress, load_format, kernels, on_layer, checksums
+                checkpoint, config, dtype, device, progress, load_format, kernels, on_layer, checksums, max_len
             )
         else:
             from engine.execution.models.fallback import load_fallback
@@ -97,9 +93,12 @@ def _load_native(
     kernels: Kernels | None,
     on_layer: Callable[[], None],
     checksums: ChecksumCheck,
+    max_len: int | None,
 ) -> Decoder:
-    decoder_config = DecoderConfig.from_hf(config)
+    decoder_config = DecoderConfig.from_hf(config, max_len)
     check_rope_table(decoder_config)
+    if decoder_config.rope.kind == "longrope":
+        log.info("%s", _longrope_choice(decoder_config, max_len))
     dtype = dtype or decoder_config.dtype
     source: WeightSource = (
         DummySource(0, decoder_config.dtype)
@@ -109,6 +108,19 @@ def _load_native(
     with torch.inference_mode():
         weights = load_weights(decoder_config, source, dtype, device, kernels or load_kernels(device, dtype))
     return Decoder(decoder_config, weights, on_layer)
+
+
+def _longrope_choice(config: DecoderConfig, max_len: int | None) -> str:
+    """Return one sentence on the factors of longrope that all sequences use, and on the option that chooses them."""
+    original, served = config.rope.original_max_position, max_len or config.max_position
+    if not config.rope.is_long:
+        return (
+            f"longrope: short factors, as --max-model-len {served} is within the model's original context, {original}"
+        )
+    return (
+        f"longrope: long factors for texts of every length, as the server accepts {served} tokens and the model's "
+        f"original context is {original}; --max-model-len {original} chooses the short factors"
+    )
 
 
 def _weight_files(checkpoint: Checkpoint, load_format: str) -> set[Path]:

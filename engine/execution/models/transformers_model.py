@@ -96,10 +96,11 @@ class TransformersModel:
         self._body = causal_lm.get_decoder()
         self._head = causal_lm.get_output_embeddings()
         self._shape = shape
-        self._logit_divisor = float(getattr(config, "logits_scaling", None) or 1.0)  # Granite
+        self._logit_divisor = float(getattr(config, "logits_scaling", None) or 1.0)  # Granite's mixtures of experts
         self._factor = float(getattr(config, "logit_scale", None) or 1.0)  # Cohere
         self._cap = float(getattr(config, "final_logit_softcapping", None) or 0.0)  # NanoChat
         self.is_native = False
+        self.variant = ""
         self.num_parameters = num_parameters
         self.vocab_size = int(config.vocab_size)
         self.max_position = _max_position(config)

@@ -45,7 +45,7 @@ def load_weights(
     final_norm = reader.tensor("model.norm.weight", config.hidden_size)
     head = tied_head or kernels.pack_head(reader.weight(LM_HEAD, config.vocab_size, config.hidden_size), None)
     source.finish(lambda name: _ignored(name, is_tied))
-    cos_sin = cos_sin_table(config.rope, config.head_dim, config.max_position).to(device)
+    cos_sin = cos_sin_table(config.rope, config.max_position).to(device)
     return DecoderWeights(embedding, layers, final_norm, head, cos_sin, reader.num_parameters, checkpoint_dtype)
 
 
@@ -68,7 +68,8 @@ def _load_layer(config: DecoderConfig, reader: _Reader, prefix: str) -> DecoderL
     hidden, intermediate, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
     q_size, kv_size = config.num_heads * head_dim, config.num_kv_heads * head_dim
     attention, mlp = prefix + "self_attn.", prefix + "mlp."
-    qkv = ((attention + "q_proj", q_size), (attention + "k_proj", kv_size), (attention + "v_proj", kv_size))
+    qkv = _parts(attention, config.qkv_names, (q_size, kv_size, kv_size))
+    gate_up = _parts(mlp, config.gate_up_names, (intermediate, intermediate))
     return DecoderLayer(
         input_norm=reader.tensor(prefix + "input_layernorm.weight", hidden),
         qkv=reader.linear(qkv, hidden, config.qkv_bias),
@@ -76,11 +77,15 @@ def _load_layer(config: DecoderConfig, reader: _Reader, prefix: str) -> DecoderL
         k_norm=reader.tensor(attention + "k_norm.weight", head_dim) if config.qk_norm else None,
         out=reader.linear(((attention + "o_proj", hidden),), q_size, config.out_bias),
         mlp_norm=reader.tensor(prefix + "post_attention_layernorm.weight", hidden),
-        gate_up=reader.linear(
-            ((mlp + "gate_proj", intermediate), (mlp + "up_proj", intermediate)), hidden, config.mlp_bias
-        ),
+        gate_up=reader.linear(gate_up, hidden, config.mlp_bias),
         down=reader.linear(((mlp + "down_proj", hidden),), intermediate, config.mlp_bias),
     )
+
+
+def _parts(prefix: str, names: tuple[str, ...], sizes: tuple[int, ...]) -> tuple[tuple[str, int], ...]:
+    """Return names and outputs of the matrices that are stacked; a single one is stored with all outputs."""
+    outputs = (sum(sizes),) if len(names) == 1 else sizes
+    return tuple((prefix + name, size) for name, size in zip(names, outputs, strict=True))
 
 
 def _ignored(name: str, is_tied: bool) -> bool:

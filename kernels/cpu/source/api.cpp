@@ -52,6 +52,10 @@ void carousel_linear(const Linear* layer, const float* x, int64_t rows, float* y
     linear(*layer, Operand::put(*layer, x, rows), rows, Result{y});
 }
 
+void carousel_add_linear(const Linear* layer, const float* x, int64_t rows, float multiplier, float* residual) {
+    linear(*layer, Operand::put(*layer, x, rows), rows, {residual, nullptr, residual, nullptr, multiplier});
+}
+
 void carousel_norm_linear(const Linear* layer, const float* x, const float* norm, float eps, int64_t rows, float* y) {
     norm_linear(*layer, x, norm, eps, rows, y);
 }

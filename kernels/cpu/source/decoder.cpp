@@ -34,6 +34,8 @@ void embed(const Decoder& d, const Step& s, float* out, const Norm& norm) {
     Pool::instance().each(Operand::tiles(s.rows), [&](int64_t tile) {
         const int64_t begin = tile * Operand::ROWS, end = std::min(s.rows, begin + Operand::ROWS);
         for (int64_t row = begin; row < end; row++) look_up(d, s.tokens[row], out + row * d.hidden);
+        if (d.embedding_multiplier != 1.0f)
+            for (int64_t i = begin * d.hidden; i < end * d.hidden; i++) out[i] *= d.embedding_multiplier;
         norm.put(out, begin, end);
     });
 }
@@ -174,14 +176,15 @@ void forward(const Decoder& d, const Step& s) {
         linear(layer.qkv, before_qkv.rows, rows, {qkv, before_qkv.finish(d.eps, scratch.factors)}, ahead.part(layer.qkv));
         const float *k = qkv + d.query_heads * d.dim, *v = k + d.kv_heads * d.dim;
         const Rope rope{
-            qkv,          k,            v,     qkv_size,      qkv_size,   qkv_size, d.cos_sin,   s.k[index],    s.v[index],
-            layer.q_norm, layer.k_norm, d.eps, d.query_heads, d.kv_heads, d.dim,    s.page_size, s.page_stride,
-            s.cache_is_bf16};
+            qkv,           k,            v,            qkv_size, qkv_size,      qkv_size,   d.cos_sin, s.k[index],
+            s.v[index],    layer.q_norm, layer.k_norm, d.eps,    d.query_heads, d.kv_heads, d.dim,     layer.rotary,
+            s.page_size,   s.page_stride, s.cache_is_bf16};
         rope_and_cache(rope, s.positions, s.slot_mapping, rows, q);
         const Operand attended = attend(d, s, index, q, scratch.attended);
         ahead.begin(index + 1);
         const Norm before_mlp = norm(layer.mlp_norm, layer.gate_up);
-        linear(layer.out, attended, rows, {residual, nullptr, residual, &before_mlp}, ahead.part(layer.out));
+        const Result to_mlp{residual, nullptr, residual, &before_mlp, d.residual_multiplier};
+        linear(layer.out, attended, rows, to_mlp, ahead.part(layer.out));
         const float* factors = before_mlp.finish(d.eps, scratch.factors);
         const Operand gated = Operand::of(layer.down, scratch.gated);
         if (supports_gated(layer.gate_up)) {
@@ -191,8 +194,8 @@ void forward(const Decoder& d, const Step& s) {
             silu_mul(scratch.gate_up, rows, inner, gated);
         }
         if (!is_last) before_qkv = norm(d.layers[index + 1].input_norm, d.layers[index + 1].qkv);
-        const Norm* const next = is_last ? nullptr : &before_qkv;
-        linear(layer.down, gated, rows, {residual, nullptr, residual, next}, ahead.part(layer.down));
+        const Result to_next{residual, nullptr, residual, is_last ? nullptr : &before_qkv, d.residual_multiplier};
+        linear(layer.down, gated, rows, to_next, ahead.part(layer.down));
     }
     rms_norm(residual, d.final_norm, rows, d.hidden, d.eps, s.out);
 }

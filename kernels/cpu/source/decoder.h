@@ -14,6 +14,7 @@ struct Layer {
     const float* mlp_norm;
     Linear gate_up, down;
     int64_t window;  // 0: none
+    int64_t rotary;  // as in `Rope`: all columns of cos_sin, or 0
 };
 
 struct Decoder {
@@ -26,6 +27,8 @@ struct Decoder {
     const float *final_norm, *cos_sin;
     int64_t query_heads, kv_heads, dim;
     float eps, scale;
+    // 1 if unused: of looked-up embeddings; of what layers add to the residual; logits are divided by the last one.
+    float embedding_multiplier, residual_multiplier, logits_divisor;
     int64_t allow_bf16_activations;  // see attention.h
 };
 

@@ -86,7 +86,7 @@ inline void keep_token(const Rope& r, int64_t slot, const float* k, const float*
 }  // namespace
 
 void rope_and_cache(const Rope& r, const int64_t* positions, const int64_t* slot_mapping, int64_t rows, float* q_out) {
-    const int64_t half = r.dim / 2;
+    const int64_t half = r.rotary / 2, kept = r.dim - r.rotary;
     const auto turn = [&](const float* from, const float* norm, const float* angles, float* to) {
         float normed[MAX_HEAD_DIM];
         if (norm) {
@@ -104,9 +104,10 @@ void rope_and_cache(const Rope& r, const int64_t* positions, const int64_t* slot
             to[i] = low * c - high * s;
             to[i + half] = high * c + low * s;
         }
+        if (kept) std::memcpy(to + r.rotary, from + r.rotary, kept * sizeof(float));
     };
     each_row(rows, 2 * (r.query_heads + 2 * r.kv_heads) * r.dim, [&](int64_t row) {
-        const float* angles = r.cos_sin + positions[row] * r.dim;
+        const float* angles = r.cos_sin + positions[row] * r.rotary;
         for (int64_t head = 0; head < r.query_heads; head++)
             turn(r.q + row * r.q_stride + head * r.dim, r.q_norm, angles, q_out + (row * r.query_heads + head) * r.dim);
         thread_local std::vector<float> keys;

@@ -14,11 +14,13 @@ void silu_mul(const float* gate_up, int64_t rows, int64_t size, const Operand& o
 struct Rope {
     const float *q, *k, *v;  // heads of `dim` floats, tokens `q_stride`, `k_stride`, `v_stride` floats apart
     int64_t q_stride, k_stride, v_stride;
-    const float* cos_sin;  // [positions, dim]
+    const float* cos_sin;  // [positions, rotary]
     void *k_cache, *v_cache;  // [N, kv heads, page size, dim], pages `page_stride` apart; float or bfloat16
     const float *q_norm, *k_norm;  // or null
     float eps;
-    int64_t query_heads, kv_heads, dim, page_size, page_stride, is_bf16;  // is_bf16: dtype of the caches
+    int64_t query_heads, kv_heads, dim;
+    int64_t rotary;  // first dimensions of a head that are rotated, 0 to dim
+    int64_t page_size, page_stride, is_bf16;  // is_bf16: dtype of the caches
 };
 
 // Write rotated queries to q_out[rows, query heads, dim], and keys and values to their cache positions `slot_mapping`; -1

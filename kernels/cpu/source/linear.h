@@ -38,12 +38,13 @@ void unpack_row(const Linear& layer, int64_t output, float* out);
 struct Norm;
 struct Operand;
 
-// Destination of rows: y[rows, outputs] = factors[row] * (x @ weight.T) + bias + residual.
+// Destination of rows: y[rows, outputs] = multiplier * (factors[row] * (x @ weight.T) + bias) + residual.
 struct Result {
     float* y;
     const float* factors = nullptr;   // row factors of the Norm applied to x; or null
     const float* residual = nullptr;  // [rows, outputs], may be y; or null
     const Norm* norm = nullptr;       // norm that y is fed to; or null
+    float multiplier = 1.0f;          // 1 without a residual
 };
 
 // Return whether multiplying this many rows takes longer than loading the weights, so that memory has time for `prefetcher`.

@@ -11,7 +11,7 @@ inline F16 factor_of(const float* factors, int64_t row) { return splat(factors ?
 class PanelResult {
   public:
     PanelResult(const Linear& layer, int64_t panel, const Result& to)
-        : to_(to), bias_(layer, panel), outputs_(layer.outputs), column_(panel * PANEL) {
+        : to_(to), bias_(layer, panel), outputs_(layer.outputs), column_(panel * PANEL), multiplier_(splat(to.multiplier)) {
         if (to.norm) norm_ = NormPanel(*to.norm, panel);
     }
 
@@ -22,8 +22,9 @@ class PanelResult {
         high = high * factor + bias_.high;
         if (width >= PANEL) {
             if (to_.residual) {
-                low += load(to_.residual + at);
-                high += load(to_.residual + at + LANES);
+                // One fused multiply-add, which is the plain sum for a multiplier of 1.
+                low = low * multiplier_ + load(to_.residual + at);
+                high = high * multiplier_ + load(to_.residual + at + LANES);
             }
             store(to_.y + at, low);
             store(to_.y + at + LANES, high);
@@ -31,7 +32,10 @@ class PanelResult {
             float line[PANEL];
             store(line, low);
             store(line + LANES, high);
-            for (int64_t i = 0; i < width; i++) to_.y[at + i] = line[i] += to_.residual ? to_.residual[at + i] : 0.0f;
+            for (int64_t i = 0; i < width; i++) {
+                line[i] = line[i] * to_.multiplier + (to_.residual ? to_.residual[at + i] : 0.0f);
+                to_.y[at + i] = line[i];
+            }
             low = load(line);
             high = load(line + LANES);
         }
@@ -42,6 +46,7 @@ class PanelResult {
     const Result to_;
     const PanelBias bias_;
     const int64_t outputs_, column_;
+    const F16 multiplier_;
     NormPanel norm_;
 };
 

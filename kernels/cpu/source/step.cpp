@@ -132,6 +132,12 @@ std::vector<int64_t> withheld_last(int64_t sampled, const Work& work) {
     return order;
 }
 
+void divide(float* logits, int64_t rows, int64_t vocabulary, float divisor) {
+    Pool::instance().each(rows, [=](int64_t row) {
+        for (int64_t i = row * vocabulary; i < (row + 1) * vocabulary; i++) logits[i] /= divisor;
+    });
+}
+
 // Forbid tokens of the masked rows. order: indices of the rows of logits.
 void apply_masks(const Work& work, const std::vector<int64_t>& order, float* logits, int64_t vocabulary) {
     Pool::instance().each(work.num_masked, [&](int64_t i) {
@@ -179,6 +185,7 @@ void step(const Decoder& d, const Linear& head, const Slots& slots, const Work& 
         chosen = scratch.chosen;
     }
     linear(head, Operand::put(head, chosen, sampled), sampled, Result{scratch.logits});
+    if (d.logits_divisor != 1.0f) divide(scratch.logits, sampled, head.outputs, d.logits_divisor);
     apply_masks(work, order, scratch.logits, head.outputs);
     const int64_t own = sampled - work.num_withheld;
     const std::vector<int64_t> own_slots = of(rows.sampled_slots.data(), {order.begin(), order.begin() + own});

@@ -54,7 +54,7 @@ def test_a_model_computes_as_before_its_conversion(tmp_path: Path, name: str):
     torch.testing.assert_close(copy(tokens).logits, original(tokens).logits, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if MODELS[name][0] in ("llama", "qwen2", "qwen3")])
+@pytest.mark.parametrize("name", MODELS)
 def test_decoder_models_are_configured_as_from_their_folder(tmp_path: Path, name: str):
     """The engine's own configuration is that of the original's config.json, in bfloat16."""
     architecture, config = MODELS[name]
@@ -112,6 +112,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "huge heads": ({"attention__key_length": 1 << 62, "attention__value_length": 1 << 62}, "at most the size of a"),
     "old scaling": ({"rope__scale_linear": 2.0}, "key 'llama.rope.scale_linear' must be replaced"),
     "scaling": ({"rope__scaling__type": "dynamic"}, "key 'llama.rope.scaling.type' must be none, linear or yarn"),
+    "multiplier": ({"residual_scale": 0.5}, "key 'llama.residual_scale' must be 1.0, because such models are not"),
+    "attention scale": ({"attention__scale": 0.5}, "key 'llama.attention.scale' must be 0.0, because such models"),
     "no factor": ({"rope__scaling__type": "linear"}, "key 'llama.rope.scaling.factor' must be a finite number"),
     "yarn": (
         {"rope__scaling__type": "yarn", "rope__scaling__yarn_attn_factor": 2.0},
@@ -158,6 +160,21 @@ def test_the_scaling_of_llama_3_is_found_from_its_table(tmp_path: Path, factor: 
     ]
     assert scaling["factor"] == pytest.approx(factor)
     assert scaling["original_max_position_embeddings"] == original
+
+
+def test_a_part_of_a_head_is_the_number_of_dimensions_in_the_file(tmp_path: Path):
+    """config.json has a fraction, which is multiplied and rounded down; no dimension is lost."""
+    sizes = {"attention__key_length": 176, "attention__value_length": 176, "rope__dimension_count": 30}
+    entries = gguf_config(open_changed(tmp_path / "m.gguf", architecture="phi3", **sizes))
+    assert int(176 * (30 / 176)) == 29
+    assert DecoderConfig.from_hf(entries).rope.dim == 30
+
+
+def test_the_files_factor_on_cosines_and_sines_is_used(tmp_path: Path):
+    """llama.cpp's converter computes it from the extension of the context."""
+    tensors = {f"rope_factors_{kind}.weight": np.ones(4, np.float32) for kind in ("long", "short")}
+    model = open_changed(tmp_path / "m.gguf", architecture="phi3", tensors=tensors, rope__scaling__attn_factor=1.25)
+    assert DecoderConfig.from_hf(gguf_config(model)).rope.attention_factor == 1.25
 
 
 def test_a_table_of_ones_is_no_scaling(tmp_path: Path):

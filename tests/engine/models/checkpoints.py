@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,19 @@ SMALL = {
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 128}
 LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "long_factor": [2.0] * 8, "short_factor": [1.0] * 8}
+FACTORS = [1.0 + 0.25 * pair for pair in range(8)]
+PHI3_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": FACTORS,
+    "long_factor": [4.0 * factor for factor in FACTORS],
+}
+GRANITE = {
+    "attention_multiplier": 0.2,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.55,
+    "logits_scaling": 3.0,
+}
 
 # name -> (transformers' name of the family, differences from SMALL)
 DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -57,15 +71,36 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}),
     "qwen3": ("Qwen3", {"head_dim": 32, "num_attention_heads": 6}),
     "qwen3-yarn": ("Qwen3", {"head_dim": 16, "attention_bias": True, "rope_parameters": YARN}),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 5}),
+    "smollm3-window": (
+        "SmolLM3",
+        {"no_rope_layers": [1, 0], "use_sliding_window": True, "sliding_window": 20, "tie_word_embeddings": False},
+    ),
+    "smollm3-biases": ("SmolLM3", {"no_rope_layer_interval": 2, "attention_bias": True, "mlp_bias": True}),
+    "phi3-window": ("Phi3", {"sliding_window": 20}),
+    "phi3-half": ("Phi3", {"partial_rotary_factor": 0.5, "tie_word_embeddings": True, "num_key_value_heads": 4}),
+    "phi3-three-quarters": ("Phi3", {"partial_rotary_factor": 0.75, "intermediate_size": 88}),
+    # The prompt is longer than 64 tokens, and the context as long as the original one of 512.
+    "phi3-long": ("Phi3", {"original_max_position_embeddings": 64, "rope_parameters": PHI3_ROPE}),
+    "phi3-short": ("Phi3", {"original_max_position_embeddings": 512, "rope_parameters": PHI3_ROPE}),
+    "granite": ("Granite", GRANITE),
+    "granite-biases": (
+        "Granite",
+        GRANITE | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True, "intermediate_size": 88},
+    ),
+    "granite-odd": (
+        "Granite",
+        GRANITE | {"hidden_size": 80, "intermediate_size": 112, "num_attention_heads": 5, "num_key_value_heads": 1},
+    ),
 }
 
 # Families that the decoder does not implement, served through transformers.
 FALLBACKS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("Olmo2", {}),
-    "phi3-window": ("Phi3", {"sliding_window": 20}),
+    "starcoder2-window": ("Starcoder2", {"sliding_window": 20, "tie_word_embeddings": False}),
     "gpt-neox": ("GPTNeoX", {}),
     "nanochat-capped": ("NanoChat", {"final_logit_softcapping": 5.0}),
-    "granite": ("Granite", {"logits_scaling": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.5}),
+    "granite-moe": ("GraniteMoe", GRANITE | {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "gemma3-nested": (
         "Gemma3",
         {
@@ -112,11 +147,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         r"rope_parameters\.full_attention.*other requests would change an answer",
     ),
     "frequencies by batch": (
-        "Phi3",
-        {
-            "original_max_position_embeddings": 64,
-            "rope_parameters": LONGROPE,
-        },
+        "Olmo2",
+        {"rope_parameters": LONGROPE | {"original_max_position_embeddings": 64}},
         "other requests would change an answer",
     ),
 }
@@ -146,12 +178,16 @@ class Checkpoint:
     @functools.cached_property
     def text(self) -> list[int]:
         """Greedy tokens after the prompt, by transformers' generate."""
-        ids = torch.tensor([self.prompt])
+        return self.generate(self.prompt, TEXT_TOKENS)
+
+    def generate(self, prompt: list[int], count: int) -> list[int]:
+        """Return `count` greedy tokens after a prompt, by transformers' generate."""
+        ids = torch.tensor([prompt])
         out = self.reference.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=TEXT_TOKENS, do_sample=False, pad_token_id=0
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, pad_token_id=0
         )
-        text: list[int] = out[0, PROMPT:].tolist()
-        assert len(text) == TEXT_TOKENS
+        text: list[int] = out[0, len(prompt) :].tolist()
+        assert len(text) == count
         return text
 
 
@@ -172,7 +208,7 @@ class Checkpoints:
 def save(path: Path, family: str, changes: dict[str, Any], **options: Any) -> Checkpoint:
     """Save a random model of a family, identical every time. `options`: passed to save_pretrained."""
     name = f"{family}TextConfig" if family == "Gemma3" else f"{family}Config"
-    config = getattr(transformers, name)(**(SMALL | changes))
+    config = getattr(transformers, name)(**copy.deepcopy(SMALL | changes))  # it completes dictionaries in place
     torch.manual_seed(11)
     kinds = (getattr(transformers, f"{family}{suffix}", None) for suffix in ("ForCausalLM", "LMHeadModel"))
     model = next(kind for kind in kinds if kind is not None)(config).eval()

@@ -19,7 +19,7 @@ NAN_TOKEN = 7  # the token whose embedding is NaN
 PAGES = 60
 
 
-@pytest.fixture(scope="module", params=["llama", "mistral-window", "phi3-window"])
+@pytest.fixture(scope="module", params=["llama", "mistral-window", "granite", "starcoder2-window"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Save a model of our own decoder, with and without a window, or of transformers."""
     path = tmp_path_factory.mktemp("broken") / request.param

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from typing import Any
 
 import pytest
@@ -31,6 +32,10 @@ LLAMA: dict[str, Any] = {
 MISTRAL = LLAMA | {"architectures": ["MistralForCausalLM"]}
 QWEN2 = LLAMA | {"architectures": ["Qwen2ForCausalLM"]}
 QWEN3 = LLAMA | {"architectures": ["Qwen3ForCausalLM"]}
+SMOLLM3 = LLAMA | {"architectures": ["SmolLM3ForCausalLM"]}
+PHI3 = LLAMA | {"architectures": ["Phi3ForCausalLM"]}
+GRANITE = LLAMA | {"architectures": ["GraniteForCausalLM"]}
+FACTORS = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
 
 SCALING = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 
@@ -77,6 +82,19 @@ def test_torch_dtype_and_dtype_mean_the_same():
             | {"layer_types": ["full_attention", "sliding_attention"] * 2},
             (0, 8, 0, 8),
         ),
+        (SMOLLM3 | {"sliding_window": 8}, (0,) * 4),
+        (SMOLLM3 | {"sliding_window": 8, "use_sliding_window": True}, (0, 0, 0, 8)),
+        (SMOLLM3 | {"sliding_window": 8, "use_sliding_window": True, "no_rope_layers": [0, 1, 1, 1]}, (8, 0, 0, 0)),
+        (
+            SMOLLM3
+            | {"sliding_window": 8, "use_sliding_window": True}
+            | {"layer_types": ["sliding_attention", "full_attention"] * 2},
+            (8, 0, 8, 0),
+        ),
+        (SMOLLM3 | {"use_sliding_window": True}, (0,) * 4),
+        (PHI3, (0,) * 4),
+        (PHI3 | {"sliding_window": 8}, (8,) * 4),
+        (GRANITE | {"sliding_window": 8}, (0,) * 4),
     ],
 )
 def test_windows_by_layer(config: dict[str, Any], windows: tuple[int, ...]):
@@ -93,6 +111,9 @@ def test_windows_by_layer(config: dict[str, Any], windows: tuple[int, ...]):
         (QWEN2, True, False, False, False),
         (QWEN3, False, False, False, True),
         (QWEN3 | {"attention_bias": True}, True, True, False, True),
+        (SMOLLM3 | {"attention_bias": True, "mlp_bias": True}, True, True, True, False),
+        (PHI3 | {"attention_bias": True, "mlp_bias": True}, False, False, False, False),
+        (GRANITE | {"attention_bias": True, "mlp_bias": True}, True, True, True, False),
     ],
 )
 def test_biases_and_norms_by_family(
@@ -111,6 +132,64 @@ def test_missing_keys_that_have_a_meaning():
     assert DecoderConfig.from_hf(QWEN3).head_dim == 128
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
     assert DecoderConfig.from_hf(LLAMA | {"rope_parameters": yarn}).max_position == 2048
+
+
+def test_layers_without_rotary_embedding():
+    """SmolLM3 lists them or has one in each interval; entries beyond the layers are ignored, as in transformers."""
+    assert DecoderConfig.from_hf(SMOLLM3).rotated == (True, True, True, False)
+    assert DecoderConfig.from_hf(SMOLLM3 | {"no_rope_layer_interval": 2}).rotated == (True, False, True, False)
+    listed = SMOLLM3 | {"no_rope_layers": [0, 1, 0, 1, 1], "no_rope_layer_interval": 2}
+    assert DecoderConfig.from_hf(listed).rotated == (False, True, False, True)
+    assert DecoderConfig.from_hf(LLAMA | {"no_rope_layers": [0] * 4}).rotated == (True,) * 4
+
+
+def test_multipliers_are_those_of_granite_alone():
+    """A missing one is 1, that of attention too."""
+    keys = ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling")
+    given = dict(zip(keys, (0.25, 12.0, 0.22, 8.0), strict=True))
+    read = [DecoderConfig.from_hf(config) for config in (GRANITE | given, GRANITE, LLAMA | given)]
+    assert [(one.scale, one.embedding_multiplier, one.residual_multiplier, one.logits_divisor) for one in read] == [
+        (0.25, 12.0, 0.22, 8.0),
+        (1.0,) * 4,
+        (0.25, 1.0, 1.0, 1.0),
+    ]
+    assert DecoderConfig.from_hf(LLAMA | {"num_attention_heads": 2}).scale == 32**-0.5
+
+
+def test_defaults_are_those_of_the_family():
+    """Configurations written by transformers lack keys with the default of their class."""
+    bare = {key: value for key, value in LLAMA.items() if key != "max_position_embeddings"} | {"rope_theta": None}
+    smollm3, phi3 = (DecoderConfig.from_hf(bare | {"architectures": one["architectures"], "rope_theta": 5.0})
+                     for one in (SMOLLM3, PHI3))  # fmt: skip
+    assert (smollm3.tied_embeddings, smollm3.max_position, smollm3.norm_eps) == (True, 32768, 1e-6)
+    assert (phi3.tied_embeddings, phi3.max_position, phi3.norm_eps) == (False, 4096, 1e-5)
+    assert DecoderConfig.from_hf(SMOLLM3).rope.theta == 2e6 and DecoderConfig.from_hf(PHI3).rope.theta == 1e4
+
+
+@pytest.mark.parametrize("kind", ["longrope", "su", "yarn"])
+def test_the_served_context_chooses_between_the_factors_of_phi_3(kind: str):
+    """More than the original context takes the long ones; older names of longrope are read as such."""
+    config = PHI3 | {"rope_scaling": {"type": kind} | FACTORS, "original_max_position_embeddings": 128}
+    assert {most: DecoderConfig.from_hf(config, most).rope.divisors[0] for most in (None, 129, 128, 5)} == {
+        None: 4.0, 129: 4.0, 128: 1.0, 5: 1.0,
+    }  # fmt: skip
+    assert DecoderConfig.from_hf(config).max_position == 512
+
+
+def test_the_factor_of_longrope_on_cosines_and_sines():
+    """It is given, one for each kind of factors, or derived from the extension of the context."""
+
+    def factor(max_len: int | None = None, **entries: object) -> float | None:
+        rope = {"rope_type": "longrope"} | FACTORS | entries
+        config = PHI3 | {"rope_scaling": rope, "original_max_position_embeddings": 64}
+        return DecoderConfig.from_hf(config, max_len).rope.attention_factor
+
+    assert factor() == factor(10) == math.sqrt(1 + math.log(8) / math.log(64))
+    assert factor(factor=2.0) == math.sqrt(1 + math.log(2) / math.log(64))
+    assert factor(attention_factor=1.5, long_mscale=3.0) == 1.5
+    mscales = {"short_mscale": 1.1, "long_mscale": 1.25}
+    assert (factor(None, **mscales), factor(64, **mscales)) == (1.25, 1.1)
+    assert factor(factor=0.5) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -147,6 +226,51 @@ def test_missing_keys_that_have_a_meaning():
         (MISTRAL, {"sliding_window": 0}, "sliding_window"),
         (QWEN2, {"layer_types": ["chunked_attention"] * 4}, "layer_types"),
         (QWEN2, {"layer_types": ["full_attention"]}, "layer_types"),
+        (SMOLLM3, {"layer_types": ["sliding_attention"] * 4}, "layer_types"),
+        (SMOLLM3, {"layer_types": ["sliding_attention"] * 4, "use_sliding_window": True}, "layer_types"),
+        (SMOLLM3, {"sliding_window": 0, "use_sliding_window": True}, "sliding_window"),
+        (SMOLLM3, {"no_rope_layers": [1, 1, 1]}, "no_rope_layers"),
+        (SMOLLM3, {"no_rope_layers": [1, 1, 1, 2]}, "no_rope_layers"),
+        (SMOLLM3, {"no_rope_layers": [1, 1, 1, 1.0]}, "no_rope_layers"),
+        (SMOLLM3, {"no_rope_layers": "1111"}, "no_rope_layers"),
+        (SMOLLM3, {"no_rope_layer_interval": 0}, "no_rope_layer_interval"),
+        (SMOLLM3, {"no_rope_layer_interval": None}, "no_rope_layer_interval"),
+        (PHI3, {"layer_types": ["full_attention"] * 4}, "layer_types"),
+        (PHI3, {"sliding_window": -1}, "sliding_window"),
+        (PHI3, {"partial_rotary_factor": 0}, "partial_rotary_factor"),
+        (PHI3, {"partial_rotary_factor": 1.5}, "partial_rotary_factor"),
+        (PHI3, {"partial_rotary_factor": "0.5"}, "partial_rotary_factor"),
+        (PHI3, {"partial_rotary_factor": 0.6}, "partial_rotary_factor"),  # 9 of 16 dimensions
+        (PHI3, {"partial_rotary_factor": 0.01}, "partial_rotary_factor"),
+        (PHI3, {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_scaling"),
+        (PHI3, {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 8}}, "rope_scaling"),
+        (
+            PHI3,
+            {"rope_scaling": {"rope_type": "longrope"} | FACTORS, "partial_rotary_factor": 0.5},
+            "rope_scaling.short_factor",
+        ),
+        (
+            PHI3,
+            {"rope_scaling": {"rope_type": "longrope"} | FACTORS | {"long_factor": [0.0] * 8}},
+            "rope_scaling.long_factor",
+        ),
+        (
+            PHI3,
+            {"rope_scaling": {"rope_type": "longrope"} | FACTORS | {"long_factor": 4.0}},
+            "rope_scaling.long_factor",
+        ),
+        (
+            PHI3,
+            {"rope_scaling": {"rope_type": "longrope"} | FACTORS, "original_max_position_embeddings": 1},
+            "original_max_position_embeddings",
+        ),
+        (PHI3, {"rope_scaling": {"rope_type": "longrope"} | FACTORS | {"long_mscale": -1}}, "rope_scaling.long_mscale"),
+        (LLAMA, {"rope_scaling": {"rope_type": "longrope"} | FACTORS}, "rope_scaling"),
+        *(
+            (GRANITE, {key: value}, key)
+            for key in ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling")
+            for value in (0, -1.0, None, "2", True, math.inf)
+        ),
     ],
 )
 def test_errors_name_the_key_and_the_value(config: dict[str, Any], changes: dict[str, Any], key: str):
@@ -164,7 +288,7 @@ JSON = st.recursive(
     | st.sampled_from([0, -1, 1, 10**9, 10**11, 10**400, 2**31, 1e-300, 1e300, float("inf"), float("nan")])
     | st.floats()
     | st.text(max_size=8)
-    | st.sampled_from(["yarn", "llama3", "linear", "default", "float32"]),
+    | st.sampled_from(["yarn", "llama3", "linear", "longrope", "default", "float32"]),
     lambda values: st.lists(values, max_size=3) | st.dictionaries(st.text(max_size=8), values, max_size=3),
     max_leaves=6,
 )
@@ -172,17 +296,20 @@ ROPE = {
     "rope_type": "yarn", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "beta_fast": 32.0,
     "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "attention_factor": 1.0, "truncate": True,
     "original_max_position_embeddings": 64, "rope_theta": 1e4, "partial_rotary_factor": 1.0,
-}  # fmt: skip
+    "long_mscale": 1.0, "short_mscale": 1.0,
+} | FACTORS  # fmt: skip
 KEYS = (
     *QWEN3, "head_dim", "rms_norm_eps", "tie_word_embeddings", "attention_bias", "mlp_bias", "hidden_act", "dtype",
     "torch_dtype", "quantization_config", "layer_types", "use_sliding_window", "sliding_window", "max_window_layers",
     "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "original_max_position_embeddings",
+    "no_rope_layers", "no_rope_layer_interval", "attention_multiplier", "embedding_multiplier", "residual_multiplier",
+    "logits_scaling",
 )  # fmt: skip
 
 
 @given(
-    base=st.sampled_from([LLAMA, MISTRAL, QWEN2, QWEN3]),
-    kind=st.sampled_from(["yarn", "llama3", "linear"]),
+    base=st.sampled_from([LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3, PHI3, GRANITE]),
+    kind=st.sampled_from(["yarn", "llama3", "linear", "longrope"]),
     changes=st.dictionaries(st.sampled_from(KEYS), JSON, max_size=2),
     rope=st.none() | st.dictionaries(st.sampled_from(tuple(ROPE)), JSON, max_size=2),
 )
@@ -195,7 +322,8 @@ def test_any_value_of_any_key_is_read_or_named(base, kind, changes: dict[str, An
         assert error.key.partition(".")[0] in (*KEYS, *ROPE)
         return
     assert len(read.windows) == read.num_layers
-    inverse_frequencies(read.rope, read.head_dim)
+    inverse_frequencies(read.rope)
+    assert len(read.rotated) == read.num_layers and 0 < read.rope.dim <= read.head_dim
 
 
 def test_a_table_larger_than_memory_is_refused_before_it_is_created():

@@ -56,7 +56,7 @@ def test_batch_invariance_is_refused_for_models_of_transformers(checkpoint: Chec
         build_engine(EngineConfig(model=str(checkpoint.path), device="cpu", num_pages=4, batch_invariant=True))
 
 
-@pytest.mark.parametrize("checkpoint", ["olmo2", "phi3-window"], indirect=True)
+@pytest.mark.parametrize("checkpoint", ["olmo2", "starcoder2-window"], indirect=True)
 def test_rows_of_a_batch_are_independent(checkpoint: Checkpoint, kernels: Kernels):
     """Decode rows and a chunk in one flat batch are bitwise equal to a run alone."""
     model = checkpoint.load()

@@ -102,8 +102,8 @@ def test_a_window_that_the_attention_function_receives_causes_no_warning(
 ):
     """Positions, which are compared up to the end of the context, cause no warning either."""
     monkeypatch.setattr(fallback_lengths, "MAX_PROBE_TOKENS", 30)
-    family, changes = FALLBACKS["phi3-window"]
-    made = save(tmp_path, family, changes | {"sliding_window": 50, "original_max_position_embeddings": 60})
+    family, changes = FALLBACKS["starcoder2-window"]
+    made = save(tmp_path, family, changes | {"sliding_window": 50})
     with caplog.at_level(logging.WARNING):
         load_model(made.path, torch.float32, torch.device("cpu"), lambda done, total: None)
     assert "too long for the comparison" not in caplog.text

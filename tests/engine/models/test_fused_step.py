@@ -49,7 +49,11 @@ class SingleOperations(CpuKernels):
     [(PLAIN, False), (PLAIN * 4 + FULL_SAMPLER, False), (PLAIN * 4 + FULL_SAMPLER, True)],
     ids=["plain", "full sampler", "constrained"],
 )
-@pytest.mark.parametrize("checkpoint", ["llama", "llama-odd", "mistral-window", "qwen3"], indirect=True)
+@pytest.mark.parametrize(
+    "checkpoint",
+    ["llama", "llama-odd", "mistral-window", "qwen3", "smollm3-window", "phi3-three-quarters", "granite"],
+    indirect=True,
+)
 def test_a_fused_step_equals_its_single_operations(
     checkpoint: Checkpoint,
     sampling_choices: tuple[SamplingParams, ...],

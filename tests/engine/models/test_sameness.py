@@ -22,8 +22,14 @@ class SingleOperations(CpuKernels):
         return None
 
 
-MORE_CHECKPOINTS = ["llama-biases", "llama-ragged", "llama-odd", "qwen2"]
-CHECKPOINTS = ["llama", "llama-tied-mha", "mistral-window", "qwen2-window", "qwen3", "llama-llama3"]
+MORE_CHECKPOINTS = [
+    "llama-biases", "llama-ragged", "llama-odd", "qwen2", "smollm3-biases", "smollm3-window", "phi3-half",
+    "phi3-three-quarters", "granite-biases", "granite-odd",
+]  # fmt: skip
+CHECKPOINTS = [
+    "llama", "llama-tied-mha", "mistral-window", "qwen2-window", "qwen3", "llama-llama3", "smollm3", "phi3-long",
+    "granite",
+]  # fmt: skip
 
 
 def alone(model: Model, kernels: Kernels, tokens: list[int]) -> Tensor:
