@@ -8,7 +8,8 @@ from typing import Protocol
 
 from engine.execution.models.gguf_source import GGUFCheckpoint
 from engine.execution.models.safetensors_files import list_tensors
-from engine.execution.models.sources import CheckpointSource, Progress, WeightSource
+from engine.execution.models.sources import CheckpointSource, WeightSource
+from engine.execution.models.tensor_table import Progress, TensorTable
 from engine.model_files.gguf_files import GGUFFiles
 from engine.model_files.interface import ModelFiles
 
@@ -42,7 +43,7 @@ class SafetensorsCheckpoint:
         return sum(entry.size for entry in list_tensors(self.folder).values())
 
     def source(self, progress: Progress, max_magnitude: float) -> WeightSource:
-        return CheckpointSource(self.folder, progress, max_magnitude)
+        return CheckpointSource(TensorTable(self.folder, progress, max_magnitude))
 
 
 def open_checkpoint(files: ModelFiles) -> Checkpoint:

@@ -17,7 +17,8 @@ from engine.execution.models.errors import ModelConfigError, ModelError, Weights
 from engine.execution.models.gguf_source import GGUFCheckpoint
 from engine.execution.models.interface import Model
 from engine.execution.models.rope import check_rope_table
-from engine.execution.models.sources import DummySource, Progress, WeightSource
+from engine.execution.models.sources import DummySource, WeightSource
+from engine.execution.models.tensor_table import Progress
 from engine.execution.models.weights import load_weights
 from engine.model_files.errors import ModelFileError
 from engine.model_files.interface import ModelFiles
