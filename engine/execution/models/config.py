@@ -138,10 +138,6 @@ def _refuse_unsupported(config: Mapping[str, Any]) -> None:
     activation = config.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise ModelConfigError("hidden_act", activation, "must be silu, the only supported activation")
-    if config.get("quantization_config"):
-        raise ModelConfigError(
-            "quantization_config", config["quantization_config"], "quantized weights are not supported"
-        )
 
 
 def _check_positions(config: Mapping[str, Any]) -> None:

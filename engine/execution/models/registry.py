@@ -52,7 +52,8 @@ def load_model(
     if load_format not in LOAD_FORMATS:
         raise ModelError(f"load_format must be one of {', '.join(LOAD_FORMATS)}, got {load_format!r}")
     files = open_model(path)
-    config, checkpoint = read_config(files), open_checkpoint(files)
+    config = read_config(files)
+    checkpoint = open_checkpoint(files, config)
     architectures = [] if config.get("architectures") is None else config["architectures"]
     if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
         raise ModelConfigError("architectures", architectures, "must be a list of class names")

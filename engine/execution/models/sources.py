@@ -16,6 +16,7 @@ from engine.execution.models.tensor_table import TensorTable
 from engine.host import free_memory_bytes
 from kernels.quantization import QuantizedMatrix
 
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # of tensors that are not quantised
 DUMMY_STD = 0.02  # the usual initializer_range
 
 
@@ -69,6 +70,12 @@ class CheckpointSource:
         entry = self._tensors.require(name)
         if entry.shape != shape:
             raise WeightsError(f"{entry.file}: tensor {name} has shape {entry.shape}, but config.json requires {shape}")
+        if entry.dtype not in FLOATS:
+            given = str(entry.dtype).removeprefix("torch.")
+            raise WeightsError(
+                f"{entry.file}: tensor {name} has dtype {given}, but must be float16, bfloat16 or float32 unless "
+                "quantization_config in config.json says how it is quantised; fetch the model again"
+            )
 
     def stored(self, name: str) -> QuantizedMatrix | None:
         return None

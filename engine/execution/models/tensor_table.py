@@ -47,6 +47,13 @@ class TensorTable:
         check_magnitude(entry.file, name, entry.read_into(out), self.max_magnitude)
         self.count(entry.size)
 
+    def peek(self, name: str) -> Tensor:
+        """Return a tensor as it is stored, which stays unread."""
+        entry = self._entries[name]
+        out = torch.empty(entry.shape, dtype=entry.dtype)
+        entry.read_into(out)
+        return out
+
     def read(self, name: str) -> Tensor:
         """Return a tensor as it is stored."""
         entry = self._entries[name]
