@@ -50,10 +50,13 @@ class FolderFiles:
         return (self.path / CONFIG_FILE).exists()
 
     def description(self) -> Description:
-        """Return the model type in config.json, and the size of the safetensors files."""
-        family = self.config().content.get("model_type")
+        """Return the model type and quantisation in config.json, and the size of the safetensors files."""
+        content = self.config().content
+        quantization = next((value for key in QUANTIZATION_KEYS if (value := content.get(key))), None)
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+        family, storage = (text if isinstance(text, str) else "" for text in (content.get("model_type"), method))
         size = sum(file.stat().st_size for file in self.path.glob("*.safetensors"))
-        return Description("safetensors", family if isinstance(family, str) else "", size)
+        return Description("safetensors", family, size, storage)
 
     def config(self) -> Document:
         """Return config.json, with the description of quantised weights that early tools wrote beside it."""

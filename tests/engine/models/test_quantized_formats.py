@@ -17,6 +17,7 @@ from engine.execution.models.quantized.registry import find_format
 from engine.execution.models.quantized.source import QuantizedSource
 from engine.execution.models.tensor_table import TensorTable
 from engine.model_files.open_model import open_model
+from kernels.cpu.quantized import can_pack
 from kernels.quantization import QuantizedMatrix
 from tests.engine.models.quantized_tensors import (
     KINDS,
@@ -69,6 +70,7 @@ def test_weights_are_those_that_the_packing_means(kind: Kind, shape: tuple[int, 
         assert torch.equal(found, expected.float().bfloat16())
     else:
         assert matrix.shape == shape and torch.equal(rows_of(matrix), expected)
+        assert can_pack(matrix)
     source.finish(lambda _: False)
 
 
@@ -257,7 +259,7 @@ def test_a_matrix_of_another_size_is_refused(tmp_path: Path):
 def test_quantised_tensors_that_no_group_describes_are_refused(tmp_path: Path):
     """Their scheme is not known."""
     tensors, config = stored("int8 by channel")
-    with pytest.raises(WeightsError, match=r"no group whose targets include model\.layers\.0"):
+    with pytest.raises(WeightsError, match=r"no group with model\.layers\.0"):
         open_source(tmp_path, tensors, config | {"ignore": [MODULE]}).stored(NAME)
 
 

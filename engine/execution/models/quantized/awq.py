@@ -30,7 +30,7 @@ from engine.execution.models.tensor_table import TensorTable
 
 BITS = 4
 IN_WORD = 8
-# Outputs of a word whose codes are in the lower and the upper halves of its four bytes.
+# Outputs of a word with codes in the lower and the upper halves of its four bytes.
 LOW_OUTPUTS, HIGH_OUTPUTS = [0, 4, 1, 5], [2, 6, 3, 7]
 # Choices of kernels, lists of modules without quantised tensors, and records of how the scales were found.
 HARMLESS = frozenset({

@@ -69,7 +69,7 @@ class CompressedTensors:
             name = names[0] if names else f"{module}.weight"
             raise WeightsError(
                 f"{tensors.require(name).file}: tensor {name} is of a quantised module, but quantization_config has no "
-                f"group whose targets include {module}, or ignores it; fetch the model again"
+                f"group with {module} as a target, or ignores it; fetch the model again"
             )
         return compressed_layer(tensors, module, scheme)
 

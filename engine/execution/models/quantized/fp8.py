@@ -87,7 +87,7 @@ def require_grid(tensors: TensorTable, name: str, shape: tuple[int, int], block:
 
 
 def dequantized_fp8(tensors: TensorTable, weight: str, scale: str, block: tuple[int, int]) -> DenseMatrix:
-    """Return a matrix whose weights are products in float32, exact but for one rounding."""
+    """Return a matrix of products in float32, each rounded once."""
     entry = tensors.take(weight)
     outputs, inputs = entry.shape
     grid = read_scales(tensors, scale, LARGEST).float().reshape(-(-outputs // block[0]), -1)

@@ -58,7 +58,7 @@ class DenseMatrix:
 
 
 class ColumnWords:
-    """Words of a tensor [K, ...] whose columns are outputs, so that it is read as a whole, at the first use."""
+    """Words of a tensor [K, ...] with outputs as columns, which is therefore read as a whole, at the first use."""
 
     def __init__(self, tensors: TensorTable, name: str) -> None:
         self._tensors = tensors
