@@ -30,8 +30,6 @@ from engine.execution.models.tensor_table import TensorTable
 
 BITS = 4
 IN_WORD = 8
-# Outputs of a word with codes in the lower and the upper halves of its four bytes.
-LOW_OUTPUTS, HIGH_OUTPUTS = [0, 4, 1, 5], [2, 6, 3, 7]
 # Choices of kernels, lists of modules without quantised tensors, and records of how the scales were found.
 HARMLESS = frozenset({
     "quant_method", "backend", "do_fuse", "fuse_max_seq_len", "modules_to_fuse", "modules_to_not_convert",
@@ -92,8 +90,7 @@ def _codes(stored: ColumnWords, first: int, last: int) -> Tensor:
 
 def unpack(words: Tensor) -> Tensor:
     """Return the codes of int32 [K, N / 8] by outputs: uint8 [N, K]."""
-    packed = words.contiguous().reshape(-1).view(torch.uint8).view(len(words), -1).T.reshape(words.shape[1], 4, -1)
-    codes = torch.empty((words.shape[1], IN_WORD, words.shape[0]), dtype=torch.uint8)
-    codes[:, LOW_OUTPUTS] = packed & 15
-    codes[:, HIGH_OUTPUTS] = packed >> 4
-    return codes.view(-1, words.shape[0])
+    # Byte b of a word has those of the outputs j and j + 2, with j = 4 (b mod 2) + b div 2.
+    packed = words.contiguous().reshape(-1).view(torch.uint8).view(len(words), -1).T.contiguous()
+    by_output = packed.view(words.shape[1], 2, 2, -1).transpose(1, 2)
+    return torch.stack((by_output & 15, by_output >> 4), 2).view(-1, len(words))

@@ -28,6 +28,7 @@ from engine.execution.models.tensor_table import TensorTable
 
 FLOAT8 = torch.float8_e4m3fn
 LARGEST = 448
+VALUES = torch.arange(256, dtype=torch.uint8).view(FLOAT8).float()  # by code; torch converts in twice the time
 REASON = "in FP8, for which there is no kernel"
 SCALES = ("weight_scale_inv", "weight_scale")
 # How activations are rounded where weights are multiplied in FP8, and lists of modules without quantised tensors.
@@ -94,9 +95,10 @@ def dequantized_fp8(tensors: TensorTable, weight: str, scale: str, block: tuple[
 
     def values(first: int, last: int) -> Tensor:
         rows = torch.empty((last - first, inputs), dtype=FLOAT8)
+        codes = rows.view(torch.uint8).flatten()
         entry.rows(first, last).read_into(rows)
         scales = grid[torch.arange(first, last) // block[0]].repeat_interleave(block[1], 1)[:, :inputs]
-        weights = rows.float() * scales
+        weights = VALUES.index_select(0, codes.int()).view(rows.shape).mul_(scales)
         check_magnitude(entry.file, weight, float(weights.abs().amax()), tensors.max_magnitude)
         tensors.count(rows.nbytes)
         return weights
