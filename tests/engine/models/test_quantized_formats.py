@@ -211,7 +211,7 @@ DAMAGES = [
     damaged(AWQ_KIND, lambda t: t.update(qweight=t["qweight"][:100]), "multiple of group_size 64"),
     damaged(AWQ_KIND, put("scales", (1, 2), torch.nan), r"up_proj\.scales contains NaN"),
     damaged(AWQ_KIND, put("scales", (1, 2), torch.inf), r"up_proj\.scales contains NaN or infinity"),
-    damaged(AWQ_KIND, lambda t: t.update(scales=t["scales"].float() * 1e9), "scales contains a value of magnitude"),
+    damaged(AWQ_KIND, put("scales", (1, 2), 65504), "scales contains a value of magnitude 1.05e"),
     damaged(GPTQ_KIND, lambda t: t.pop("scales"), r"up_proj\.scales is missing"),
     damaged(GPTQ_KIND, lambda t: t.update(qzeros=t["qzeros"][:, :3]), r"qzeros has shape \(8, 3\)"),
     damaged(GPTQ_KIND, put("g_idx", (5,), 8), "g_idx has groups from 0 to 8, but must have those from 0 to 7"),
