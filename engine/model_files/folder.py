@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine.model_files.errors import ModelFileError
@@ -27,6 +27,10 @@ VOCABULARY_FILES = (
 )
 # Files that name tokens if tokenizer_config.json has no added_tokens_decoder.
 LEGACY_FILES = ("added_tokens.json", "special_tokens_map.json")
+# Entries of config.json, and files of early versions of AutoGPTQ and AutoAWQ, that describe quantised weights; with the
+# method, which these files do not name.
+QUANTIZATION_KEYS = ("quantization_config", "compression_config")
+QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 SAMPLES, SAMPLE_BYTES = 64, 4096  # of each file, evenly spread: reading all of it would take seconds
 
 
@@ -46,13 +50,25 @@ class FolderFiles:
         return (self.path / CONFIG_FILE).exists()
 
     def description(self) -> Description:
-        """Return the model type in config.json, and the size of the safetensors files."""
-        family = self.config().content.get("model_type")
+        """Return the model type and quantisation in config.json, and the size of the safetensors files."""
+        content = self.config().content
+        quantization = next((value for key in QUANTIZATION_KEYS if (value := content.get(key))), None)
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+        family, storage = (text if isinstance(text, str) else "" for text in (content.get("model_type"), method))
         size = sum(file.stat().st_size for file in self.path.glob("*.safetensors"))
-        return Description("safetensors", family if isinstance(family, str) else "", size)
+        return Description("safetensors", family, size, storage)
 
     def config(self) -> Document:
-        return read_document(self.path / CONFIG_FILE)
+        """Return config.json, with the description of quantised weights that early tools wrote beside it."""
+        document = read_document(self.path / CONFIG_FILE)
+        if any(document.content.get(key) for key in QUANTIZATION_KEYS):
+            return document
+        for name, method in QUANTIZATION_FILES.items():
+            description = read_document(self.path / name)
+            if description.exists:
+                content = {QUANTIZATION_KEYS[0]: {"quant_method": method, **description.content}}
+                return replace(document, content={**document.content, **content})
+        return document
 
     def generation_config(self) -> Document:
         return read_document(self.path / GENERATION_CONFIG_FILE)
@@ -79,7 +95,8 @@ class FolderFiles:
             raise ModelFileError(file, str(error)) from None
 
     def fingerprint_parts(self) -> Iterator[bytes]:
-        for file in sorted({*self.path.glob(CONFIG_FILE), *self.path.glob("*.safetensors")}):
+        names = (CONFIG_FILE, *QUANTIZATION_FILES, "*.safetensors")
+        for file in sorted({file for name in names for file in self.path.glob(name)}):
             yield from sample_file(file)
 
 

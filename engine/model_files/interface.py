@@ -42,7 +42,8 @@ class Description:
     """Properties of a model's files, for logs and clients.
 
     format: gguf or safetensors. family: the architecture as the files name it, such as llama; empty if they name none.
-    storage: type of most weights as llama.cpp names it, such as Q4_K_M; empty if the dtype of the weights says it.
+    storage: type of most weights as llama.cpp names it, such as Q4_K_M, or quant_method of config.json, such as awq;
+    empty if the dtype of the weights says it.
     """
 
     format: str

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from engine.execution.models.gguf_source import GGUFCheckpoint
+from engine.execution.models.quantized.interface import Format
+from engine.execution.models.quantized.registry import find_format
+from engine.execution.models.quantized.source import QuantizedSource
 from engine.execution.models.safetensors_files import list_tensors
-from engine.execution.models.sources import CheckpointSource, Progress, WeightSource
+from engine.execution.models.sources import CheckpointSource, WeightSource
+from engine.execution.models.tensor_table import Progress, TensorTable
 from engine.model_files.gguf_files import GGUFFiles
 from engine.model_files.interface import ModelFiles
 
@@ -34,6 +39,7 @@ class SafetensorsCheckpoint:
     """Safetensors files of a folder."""
 
     folder: Path
+    format: Format | None  # of quantised matrices
 
     def files(self) -> set[Path]:
         return {entry.file for entry in list_tensors(self.folder).values()}
@@ -42,11 +48,15 @@ class SafetensorsCheckpoint:
         return sum(entry.size for entry in list_tensors(self.folder).values())
 
     def source(self, progress: Progress, max_magnitude: float) -> WeightSource:
-        return CheckpointSource(self.folder, progress, max_magnitude)
+        tensors = TensorTable(self.folder, progress, max_magnitude)
+        return CheckpointSource(tensors) if self.format is None else QuantizedSource(tensors, self.format)
 
 
-def open_checkpoint(files: ModelFiles) -> Checkpoint:
-    """Return the tensors of a model: a GGUF file, or the safetensors files of a folder. Nothing is read yet."""
+def open_checkpoint(files: ModelFiles, config: Mapping[str, Any]) -> Checkpoint:
+    """Return the tensors of a model: a GGUF file, or the safetensors files of a folder. Nothing is read yet.
+
+    config: content of config.json. Raises ModelConfigError if it describes a quantisation that is not supported.
+    """
     if isinstance(files, GGUFFiles):
         return GGUFCheckpoint(files)
-    return SafetensorsCheckpoint(files.path)
+    return SafetensorsCheckpoint(files.path, find_format(config))

@@ -104,10 +104,6 @@ def _refuse_unsupported(config: Mapping[str, Any]) -> None:
     activation = config.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise ModelConfigError("hidden_act", activation, "must be silu, the only supported activation")
-    if config.get("quantization_config"):
-        raise ModelConfigError(
-            "quantization_config", config["quantization_config"], "quantized weights are not supported"
-        )
 
 
 def _num_kv_heads(config: Mapping[str, Any], family: Family, num_heads: int) -> int:

@@ -21,7 +21,7 @@ from engine.execution.models.fallback_check import (
     unsupported_attention_error,
 )
 from engine.execution.models.safetensors_files import check_magnitude, largest_magnitude
-from engine.execution.models.sources import Progress
+from engine.execution.models.tensor_table import Progress
 from engine.execution.models.transformers_model import ATTENTION, TransformersModel, paged_attention
 from kernels.decoder import Linear
 from kernels.interface import Kernels

@@ -21,8 +21,10 @@ from engine.execution.cache import KVCache
 from engine.execution.inputs import ModelInputs
 from engine.execution.models.errors import ModelConfigError, ModelError
 from engine.execution.models.fallback_lengths import longest_probe, named_lengths
+from engine.execution.models.quantized.fields import ALTERNATIVES
 from engine.execution.models.rope_parameters import rope_entries, rope_kind, text_sections
 from engine.execution.models.transformers_model import STEP_ARGUMENT, AttentionShape, TransformersModel, run_body
+from engine.model_files.folder import QUANTIZATION_KEYS
 from kernels.load import load as load_kernels
 
 log = logging.getLogger("carousel.engine")
@@ -36,7 +38,7 @@ TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}
 
 # Keys of a configuration that must be absent or false, and the reason.
 REFUSED_SETTINGS = {
-    "quantization_config": "quantized weights are not supported",
+    **dict.fromkeys(QUANTIZATION_KEYS, f"quantised weights of this architecture are not supported; {ALTERNATIVES}"),
     "attention_chunk_size": "is not supported by paged attention",
     "is_encoder_decoder": "only decoders are supported",
 }

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from engine.execution.models.errors import WeightsError
 from engine.execution.models.safetensors_files import check_magnitude
-from engine.execution.models.sources import Progress, WeightSource
+from engine.execution.models.sources import WeightSource
+from engine.execution.models.tensor_table import Progress
 from engine.model_files.errors import ModelFileError
 from engine.model_files.gguf_config import gguf_config, gguf_weights, heads_in_halves
 from engine.model_files.gguf_files import GGUFFiles

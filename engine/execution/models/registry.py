@@ -17,7 +17,8 @@ from engine.execution.models.errors import ModelConfigError, ModelError, Weights
 from engine.execution.models.families import FAMILIES
 from engine.execution.models.interface import Model
 from engine.execution.models.rope import check_rope_table
-from engine.execution.models.sources import DummySource, Progress, WeightSource
+from engine.execution.models.sources import DummySource, WeightSource
+from engine.execution.models.tensor_table import Progress
 from engine.execution.models.weights import load_weights
 from engine.model_files.errors import ModelFileError
 from engine.model_files.interface import ModelFiles
@@ -52,7 +53,8 @@ def load_model(
     if load_format not in LOAD_FORMATS:
         raise ModelError(f"load_format must be one of {', '.join(LOAD_FORMATS)}, got {load_format!r}")
     files = open_model(path)
-    config, checkpoint = read_config(files), open_checkpoint(files)
+    config = read_config(files)
+    checkpoint = open_checkpoint(files, config)
     architectures = [] if config.get("architectures") is None else config["architectures"]
     if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
         raise ModelConfigError("architectures", architectures, "must be a list of class names")

@@ -5,19 +5,18 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from engine.execution.models.errors import WeightsError
-from engine.execution.models.safetensors_files import check_magnitude, have_same_values, list_tensors
+from engine.execution.models.safetensors_files import have_same_values
+from engine.execution.models.tensor_table import TensorTable
 from engine.host import free_memory_bytes
 from kernels.quantization import QuantizedMatrix
 
-Progress = Callable[[int, int], None]  # bytes done, bytes in total
-
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # of tensors that are not quantised
 DUMMY_STD = 0.02  # the usual initializer_range
 
 
@@ -52,21 +51,15 @@ class WeightSource(Protocol):
 class CheckpointSource:
     """Weights from the safetensors files of one directory. Values are checked as they are read."""
 
-    def __init__(self, directory: Path, progress: Progress, max_magnitude: float) -> None:
-        """max_magnitude: larger values are refused."""
-        self._directory = directory
-        self._entries = list_tensors(directory)
-        self._max_magnitude = max_magnitude
-        self._progress = progress
-        self._done = 0
-        self._total = sum(entry.size for entry in self._entries.values())
+    def __init__(self, tensors: TensorTable) -> None:
+        self._tensors = tensors
 
     def dtype(self, name: str) -> torch.dtype | None:
-        entry = self._entries.get(name)
+        entry = self._tensors.find(name)
         return None if entry is None else entry.dtype
 
     def differ(self, first: str, second: str, dtype: torch.dtype) -> bool:
-        first_entry, second_entry = self._entries.get(first), self._entries.get(second)
+        first_entry, second_entry = self._tensors.find(first), self._tensors.find(second)
         return (
             first_entry is not None
             and second_entry is not None
@@ -74,30 +67,25 @@ class CheckpointSource:
         )
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
-        entry = self._entries.get(name)
-        if entry is None:
-            raise WeightsError(f"{self._directory}: tensor {name} is missing, but config.json requires it")
+        entry = self._tensors.require(name)
         if entry.shape != shape:
             raise WeightsError(f"{entry.file}: tensor {name} has shape {entry.shape}, but config.json requires {shape}")
+        if entry.dtype not in FLOATS:
+            given = str(entry.dtype).removeprefix("torch.")
+            raise WeightsError(
+                f"{entry.file}: tensor {name} has dtype {given}, but must be float16, bfloat16 or float32 unless "
+                "quantization_config in config.json says how it is quantised; fetch the model again"
+            )
 
     def stored(self, name: str) -> QuantizedMatrix | None:
         return None
 
     def read_into(self, name: str, out: Tensor) -> None:
         self.check(name, tuple(out.shape))
-        entry = self._entries.pop(name)
-        check_magnitude(entry.file, name, entry.read_into(out), self._max_magnitude)
-        self._done += entry.size
-        self._progress(self._done, self._total)
+        self._tensors.read_into(name, out)
 
     def finish(self, ignored: Callable[[str], bool]) -> None:
-        unread = [name for name in self._entries if not ignored(name)]
-        if unread:
-            some = ", ".join(unread[:5])
-            raise WeightsError(
-                f"{self._entries[unread[0]].file}: {len(unread)} tensors are not part of this model: {some}"
-            )
-        self._progress(self._total, self._total)
+        self._tensors.finish(ignored)
 
 
 class DummySource:

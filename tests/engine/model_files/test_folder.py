@@ -120,3 +120,5 @@ def test_a_folder_is_described_by_its_model_type_and_the_size_of_its_weights(tmp
         (tmp_path / f"model-{number}.safetensors").write_bytes(bytes(100))
     assert files.description() == Description("safetensors", "qwen3", 200)
     assert write(tmp_path, config={"model_type": 3}).description().family == ""
+    quantised = {"quantization_config": {"quant_method": "awq"}}
+    assert write(tmp_path, config=quantised).description().quantization("int8") == "awq"

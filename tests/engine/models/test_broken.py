@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
-from engine.execution.models import fallback, sources
+from engine.execution.models import fallback, tensor_table
 from engine.types import EndEvent, FinishReason, Request
 from tests.engine.models.checkpoints import DECODERS, FALLBACKS, VOCAB, save
 from tests.engine.same import alone, make_engine, requests, run
@@ -34,7 +34,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture(autouse=True)
 def unchecked_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Load such a checkpoint, which is refused: its NaN stands for one that a sound model computes."""
-    for module in (sources, fallback):
+    for module in (tensor_table, fallback):
         monkeypatch.setattr(module, "check_magnitude", lambda *_: None)
 
 

@@ -207,7 +207,6 @@ def test_the_factor_of_longrope_on_cosines_and_sines():
         (QWEN2, {"num_key_value_heads": None}, "num_key_value_heads"),
         (LLAMA, {"head_dim": 15}, "head_dim"),
         (LLAMA, {"dtype": "float8"}, "dtype"),
-        (LLAMA, {"quantization_config": {"bits": 4}}, "quantization_config"),
         (LLAMA, {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_scaling"),
         (LLAMA, {"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "rope_parameters"),
         (LLAMA, {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
@@ -300,7 +299,7 @@ ROPE = {
 } | FACTORS  # fmt: skip
 KEYS = (
     *QWEN3, "head_dim", "rms_norm_eps", "tie_word_embeddings", "attention_bias", "mlp_bias", "hidden_act", "dtype",
-    "torch_dtype", "quantization_config", "layer_types", "use_sliding_window", "sliding_window", "max_window_layers",
+    "torch_dtype", "layer_types", "use_sliding_window", "sliding_window", "max_window_layers",
     "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "original_max_position_embeddings",
     "no_rope_layers", "no_rope_layer_interval", "attention_multiplier", "embedding_multiplier", "residual_multiplier",
     "logits_scaling",
