@@ -23,7 +23,8 @@ class QuantScheme:
     bits: of a code, 4 to 8. group: consecutive inputs that share a scale; 0: all of a row. shared: inputs that share a
     float scale, by which the integer scales of their groups are multiplied (K-quants of llama.cpp); 0: each group has a
     float scale. offset: number that is subtracted from every code; with has_zeros, each group has one instead. table:
-    values of the codes, before the offset; empty: a code is its own value. scale_dtype: float16 or float32.
+    values of the codes, before the offset; empty: a code is its own value. is_float8: codes are float8_e4m3fn, not
+    integers. scale_dtype: float16 or float32.
     """
 
     name: str  # as the file's format has it, such as Q4_K
@@ -35,6 +36,7 @@ class QuantScheme:
     scale_dtype: torch.dtype = torch.float16
     has_minimums: bool = False
     has_zeros: bool = False
+    is_float8: bool = False
 
 
 class QuantizedMatrix(Protocol):
@@ -101,7 +103,9 @@ class StoredMatrix:
         return None if self.minimums is None else self._effective(self.minimums, self.group_minimums)
 
     def values(self) -> Tensor:
-        """Return the integers that scales multiply, int32 [N, K]: codes, by way of the table, less their offsets."""
+        """Return what scales multiply, [N, K]: int32 of codes, by way of the table, less their offsets; or floats."""
+        if self.scheme.is_float8:
+            return self.codes.view(torch.float8_e4m3fn).float()
         codes = self.codes.to(torch.int32)
         if self.scheme.table:
             codes = torch.tensor(self.scheme.table, dtype=torch.int32)[codes]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kernels.cpu import quantized, structs
 from kernels.cpu.decoder import KV_DTYPES, CpuForward, CpuStep, supports_decoder
+from kernels.cpu.float8 import float8_matrix
 from kernels.cpu.library import load
 from kernels.cpu.linear import CpuLinear, PackedEmbedding
 from kernels.cpu.quantize import Bits, quantize
@@ -20,7 +21,7 @@ from kernels.cpu.structs import address
 from kernels.decoder import DecoderShape, DecoderWeights, Embedding, EmbeddingTable, ForwardPass, Linear, StepPass
 from kernels.paging import PagedKV
 from kernels.plans import DecodePlan, RopeInputs, RopePlan
-from kernels.quantization import LinearWeight, dense_weight
+from kernels.quantization import LinearWeight, QuantizedMatrix, dense_weight
 from kernels.reference.backend import ReferenceKernels
 from kernels.reference.decode_attention import write_rows
 from kernels.slots import SamplingTensors, StepState
@@ -86,8 +87,12 @@ class CpuKernels(ReferenceKernels):
     def _pack(self, weight: LinearWeight, bias: Tensor | None, bits: Bits | None) -> CpuLinear:
         if bits and isinstance(weight, Tensor):
             weight = [quantize(weight, bits)]
-        stored = None if isinstance(weight, Tensor) else quantized.packable(weight)
-        matrix = dense_weight(weight) if stored is None else stored
+        matrix: Tensor | list[QuantizedMatrix] | None = None
+        if not isinstance(weight, Tensor):
+            floats = float8_matrix(weight)
+            matrix = quantized.packable(weight) if floats is None else [floats]
+        if matrix is None:
+            matrix = dense_weight(weight)
         return CpuLinear(matrix, bias, allow_bf16_activations=self._allow_bf16_activations)
 
     def prepare_decoder(self, shape: DecoderShape, weights: DecoderWeights) -> ForwardPass | None:

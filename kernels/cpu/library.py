@@ -30,6 +30,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "pack": (_pointer, _int, _int, _int, _pointer),
     "pack_quantized": (_struct(structs.QuantSegment), _struct(structs.Planes), _int, _int, _pointer),
     "unpack_rows": (_struct(structs.Linear), _pointer, _int, _pointer),
+    "pack_float8": (_pointer, _pointer, _int, _int, _int, _pointer),
     "quantize": (_pointer, _int, _int, _int, _pointer, _pointer, _pointer),
     "linear": (_struct(structs.Linear), _pointer, _int, _pointer),
     "add_linear": (_struct(structs.Linear), _pointer, _int, _float, _pointer),
@@ -47,6 +48,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
 INT_SIGNATURES: dict[str, tuple[Any, ...]] = {
     "has_layout": (_int,),
     "packed_words": (_int, _int, _int),
+    "float8_words": (_int, _int, _int),
     "quantized_bytes": (_struct(structs.QuantSegment), _int, _int),
     "supports_attention": (_int, _int),
     "scratch_bytes": (_struct(structs.Decoder), _int),

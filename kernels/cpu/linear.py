@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu import structs
+from kernels.cpu.float8 import group_of, pack_float8
 from kernels.cpu.library import load
 from kernels.cpu.quantized import packed_segments
 from kernels.cpu.structs import Layout, address
@@ -48,13 +49,15 @@ class CpuLinear:
         """Pack a weight, and bias[N] or None; no reference to `weight` is kept.
 
         weight: [N, K] float32 or bfloat16, or quantised matrices that are stacked by outputs; all but the last of
-        these must have whole panels of outputs. layout: by default the fastest; of quantised matrices there is one.
-        allow_bf16_activations: allow rounding `x` to bfloat16 if that is faster, or to 8 instead of 15 bits for
-        quantised matrices.
+        these must have whole panels of outputs. One in float8 is alone. layout: by default the fastest; of quantised
+        matrices there is one. allow_bf16_activations: allow rounding `x` to bfloat16 if that is faster, or to 8 instead
+        of 15 bits for quantised matrices, but those in float8.
         """
         self._bias = None if bias is None else bias.float().contiguous()
         if isinstance(weight, Tensor):
             self.struct = self._pack(weight, layout, allow_bf16_activations)
+        elif weight[0].scheme.is_float8:
+            self.struct = self._pack_float8(weight)
         else:
             self.struct = self._pack_quantized(weight, allow_bf16_activations)
         library = load()
@@ -80,6 +83,12 @@ class CpuLinear:
         parts = 1 if allow_bf16_activations else QUANTIZED_PARTS
         packed = ctypes.addressof(self._segments)
         return structs.Linear(packed, address(self._bias), outputs, inputs, Layout.QUANTIZED, parts)
+
+    def _pack_float8(self, matrices: Sequence[QuantizedMatrix]) -> structs.Linear:
+        [matrix] = matrices
+        self._packed = [pack_float8(matrix, WEIGHTS)]
+        shape, group = matrix.shape, group_of(matrix)
+        return structs.Linear(address(self._packed[0]), address(self._bias), *shape, Layout.FLOAT8_PANELS, 1, group)
 
     @property
     def packed_bytes(self) -> int:

@@ -30,7 +30,7 @@ def can_pack(matrix: QuantizedMatrix) -> bool:
     """
     scheme = matrix.scheme
     group = _group(matrix)
-    has_blocks = group == HALF or group % BLOCK == 0
+    has_blocks = (group == HALF or group % BLOCK == 0) and not scheme.is_float8
     if scheme.has_minimums:
         has_blocks = group % BLOCK == 0 and not scheme.offset and not scheme.table and not scheme.has_zeros
     shared_fits = not scheme.shared or scheme.shared % group == 0

@@ -17,6 +17,7 @@ class Layout(enum.IntEnum):
     BFLOAT16_TILES = 2
     BFLOAT16_PAIRS = 3
     QUANTIZED = 4
+    FLOAT8_PANELS = 5
 
 
 class Linear(ctypes.Structure):
@@ -24,7 +25,7 @@ class Linear(ctypes.Structure):
 
     _fields_ = (
         *((name, _pointer) for name in ("packed", "bias")),
-        *((name, _int) for name in ("outputs", "inputs", "layout", "parts")),
+        *((name, _int) for name in ("outputs", "inputs", "layout", "parts", "group")),
     )
 
 

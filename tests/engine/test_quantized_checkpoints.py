@@ -107,7 +107,7 @@ def test_logits_of_quantised_products_are_close(kind: Kind, demo: Path, tmp_path
 
 @requirements.a_compiler
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [AWQ, "GPTQ of 8 bits in groups of 64", "packed, with zero points"])
+@pytest.mark.parametrize("kind", [AWQ, "GPTQ of 8 bits in groups of 64", "packed, with zero points", "FP8 in blocks"])
 def test_64_streams_generate_the_same_texts_as_alone(kind: str, demo: Path, tmp_path: Path, streams):
     """In chunks, from a warm cache, and preempted every few steps."""
     cpu_kernels()
@@ -150,15 +150,25 @@ def test_the_engine_reports_the_quantisation_and_the_dtype_of_the_rest(demo: Pat
 def test_the_log_says_what_dequantising_costs(demo: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture):
     """One line for all matrices: 2 bytes a weight."""
     cpu_kernels()
-    quantised, _ = export(demo, tmp_path, KINDS["FP8 in blocks"])
+    quantised, _ = export(demo, tmp_path, KINDS["GPTQ with desc_act"])
     with caplog.at_level(logging.INFO):
         make_engine(quantised, dtype="auto")
     weights = sum(
         tensor.numel() for name, tensor in load_file(demo / "model.safetensors").items() if name.endswith("proj.weight")
     )
     [line] = [record.getMessage() for record in caplog.records if "dequantised" in record.getMessage()]
-    assert line.startswith("42 matrices in FP8") and f"{2 * weights / 1e6:.0f} MB" in line
+    assert line.startswith("42 matrices of which desc_act") and f"{2 * weights / 1e6:.0f} MB" in line
+
+
+@requirements.a_compiler
+def test_the_log_says_that_activations_are_not_rounded(demo: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """Checkpoints in FP8 are made for products in FP8."""
+    cpu_kernels()
+    quantised, _ = export(demo, tmp_path, KINDS["FP8 in blocks"])
+    with caplog.at_level(logging.INFO):
+        make_engine(quantised, dtype="auto")
     assert sum("activations" in record.getMessage() for record in caplog.records) == 1
+    assert not any("dequantised" in record.getMessage() for record in caplog.records)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 #include "attention.h"
 #include "decoder.h"
 #include "elementwise.h"
+#include "float8.h"
 #include "linear.h"
 #include "mask.h"
 #include "norm.h"
@@ -40,6 +41,16 @@ void carousel_pack_quantized(
     const QuantSegment* segment, const Planes* planes, int64_t outputs, int64_t inputs, void* packed
 ) {
     pack_quantized(*segment, *planes, outputs, inputs, packed);
+}
+
+int64_t carousel_float8_words(int64_t outputs, int64_t inputs, int64_t group) {
+    return panels(outputs) * Float8Shape(inputs, group).words;
+}
+
+void carousel_pack_float8(
+    const uint8_t* codes, const float* scales, int64_t outputs, int64_t inputs, int64_t group, void* packed
+) {
+    pack_float8(codes, scales, outputs, Float8Shape(inputs, group), packed);
 }
 
 void carousel_quantize(

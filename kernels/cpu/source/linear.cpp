@@ -1,5 +1,6 @@
 #include "linear.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "operand.h"
@@ -8,19 +9,20 @@
 #include "result.h"
 #include "tile.h"
 #include "amx_linear.h"
+#include "float8.h"
 #include "quantized.h"
 
 namespace {
 
 template <class Panel, int M = ROWS>
 void multiply_rows(
-    int64_t rows, const typename Panel::Number* x, const typename Panel::Word* w, int64_t inputs,
+    int64_t rows, const typename Panel::Number* x, int64_t stride, const typename Panel::Word* w, int64_t inputs,
     const typename Panel::Word* next, int64_t fetches, CachePrefetcher& prefetcher, F16 (&out)[ROWS][2]
 ) {
     if constexpr (M > 1) {
-        if (rows < M) return multiply_rows<Panel, M - 1>(rows, x, w, inputs, next, fetches, prefetcher, out);
+        if (rows < M) return multiply_rows<Panel, M - 1>(rows, x, stride, w, inputs, next, fetches, prefetcher, out);
     }
-    multiply<M, Panel>(x, w, inputs, next, fetches, prefetcher, out);
+    multiply<M, Panel>(x, stride, w, inputs, next, fetches, prefetcher, out);
 }
 
 // Walks over a panel of a layer, one per block of rows.
@@ -41,10 +43,42 @@ struct Walk {
         const int64_t before = TURN * index / blocks, fetches = TURN * (index + 1) / blocks - before;  // per TURN
         const int64_t ahead = blocks == 1 ? Panel::AHEAD : steps + steps * before / TURN;
         multiply_rows<Panel>(
-            last - first, x + first * Panel::stride(inputs), weight, inputs, weight + ahead * Panel::WORDS, fetches,
-            prefetcher,
-            out
+            last - first, x + first * Panel::stride(inputs), Panel::stride(inputs), weight, inputs,
+            weight + ahead * Panel::WORDS, fetches, prefetcher, out
         );
+    }
+};
+
+// Each group of inputs is multiplied by itself, and its sums are then scaled and added.
+template <>
+struct Walk<Float8Panel> {
+    const Float8Shape shape;
+    const uint32_t* codes;
+    const float *scales, *x;
+    int64_t blocks;
+
+    Walk(const Linear& layer, const Operand& x, int64_t blocks, int64_t panel)
+        : shape(layer.inputs, layer.group), codes(shape.codes(layer.packed, panel)),
+          scales(shape.scales(layer.packed, panel)), x(static_cast<const float*>(x.data)), blocks(blocks) {}
+
+    void block(int64_t index, int64_t first, int64_t last, CachePrefetcher& prefetcher, F16 (&out)[ROWS][2]) const {
+        const int64_t before = TURN * index / blocks, fetches = TURN * (index + 1) / blocks - before;  // per TURN
+        const int64_t ahead = blocks == 1 ? Float8Panel::AHEAD : shape.inputs + shape.inputs * before / TURN;
+        for (int64_t row = first; row < last; row++) out[row - first][0] = out[row - first][1] = splat(0.0f);
+        for (int64_t group = 0; group < shape.groups; group++) {
+            const int64_t from = group * shape.group, steps = std::min(shape.group, shape.inputs - from);
+            const uint32_t* const words = codes + from * Float8Panel::WORDS;
+            const uint32_t* const next = codes + (ahead + from * fetches / TURN) * Float8Panel::WORDS;
+            F16 sums[ROWS][2];
+            multiply_rows<Float8Panel>(
+                last - first, x + first * shape.inputs + from, shape.inputs, words, steps, next, fetches, prefetcher, sums
+            );
+            for (int half = 0; half < 2; half++) {
+                const F16 scale = load(scales + group * PANEL + half * LANES);
+                for (int64_t row = 0; row < last - first; row++)
+                    out[row][half] += sums[row][half] * splat(FLOAT8_UNIT) * scale;
+            }
+        }
     }
 };
 
@@ -164,6 +198,7 @@ bool has_pairs() {
 template <class F>
 void with_panels(Layout layout, const F& f) {
     if (layout == FLOAT_PANELS) return f(F32Panel());
+    if (layout == FLOAT8_PANELS) return f(Float8Panel());
 #if defined(__AVX512BF16__)
     if (layout == BFLOAT16_PAIRS) return f(PairsPanel());
 #endif
@@ -198,6 +233,7 @@ void unpack_row(const Linear& layer, int64_t output, float* out) {
         case BFLOAT16_TILES: return unpack_amx(layer, output, out);
         case BFLOAT16_PAIRS: return unpack_pairs(layer, output, out);
         case QUANTIZED: return unpack_quantized(layer, output, out);
+        case FLOAT8_PANELS: return unpack_float8(layer, output, out);
     }
 }
 

@@ -15,6 +15,7 @@ enum Layout : int64_t {
     BFLOAT16_TILES,   // for the matrix unit (AMX); see amx_linear.h
     BFLOAT16_PAIRS,   // [N / 32][K / 2][32] words, each with two values of k: two products at a time, x rounded to bfloat16
     QUANTIZED,        // segments of quantised outputs; see quantized.h
+    FLOAT8_PANELS,    // codes of 8 bits that are floats, and their scales; see float8.h
 };
 
 struct Linear {
@@ -24,6 +25,7 @@ struct Linear {
     Layout layout;
     // Rounded values per value of x: in products of bfloat16 3 (exact) or 1, in quantised ones 2 (15 bits) or 1 (8 bits).
     int64_t parts;
+    int64_t group;  // inputs that share a scale, in FLOAT8_PANELS
 };
 
 bool has_layout(Layout layout);  // whether this processor supports it

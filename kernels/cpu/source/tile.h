@@ -2,6 +2,7 @@
 // of the inputs, so a row has the same bits in a tile of any number of rows.
 #pragma once
 
+#include "operand.h"
 #include "panel.h"
 #include "prefetch.h"
 #include "vec.h"
@@ -80,15 +81,14 @@ inline void fetch(const typename Panel::Word* step) {
 #if defined(__AVX512F__)
 constexpr int ROWS = 14;  // 28 accumulators, 2 weights and a broadcast take 31 of 32 registers
 
-// Each turn prefetches `fetches` steps from `next` on, and a line of `prefetcher`. Three rows share a pointer: one pointer per
+// stride: between rows of x. Each turn prefetches `fetches` steps from `next` on, and a line of `prefetcher`. Three rows share a pointer: one pointer per
 // row would not fit in the registers, and reloading pointers would occupy the ports that multiply.
 template <int M, class Panel>
 void multiply(
-    const typename Panel::Number* x, const typename Panel::Word* w, int64_t inputs, const typename Panel::Word* next,
-    int64_t fetches, CachePrefetcher& prefetcher, F16 (&out)[ROWS][2]
+    const typename Panel::Number* x, int64_t stride, const typename Panel::Word* w, int64_t inputs,
+    const typename Panel::Word* next, int64_t fetches, CachePrefetcher& prefetcher, F16 (&out)[ROWS][2]
 ) {
     constexpr int POINTERS = (M + 2) / 3;
-    const int64_t stride = Panel::stride(inputs);
     const typename Panel::Number* rows[POINTERS];
     for (int i = 0; i < POINTERS; i++) rows[i] = x + 3 * i * stride;
     F16 sums[M][2];
@@ -173,17 +173,16 @@ inline void multiply_halves(
                 store_half(reinterpret_cast<float*>(&out[m][part]) + HALF * (FIRST + half), sums[m][half][part]);
 }
 
-// Each turn prefetches `fetches` steps from `next` on, and a line of `prefetcher`. More than three rows take the halves of the
+// stride: between rows of x. Each turn prefetches `fetches` steps from `next` on, and a line of `prefetcher`. More than three rows take the halves of the
 // panel in turn, some steps at a time, so that these come from the L1 cache the second time.
 template <int M, class Panel>
 void multiply(
-    const float* x, const typename Panel::Word* w, int64_t inputs, const typename Panel::Word* next, int64_t fetches,
-    CachePrefetcher& prefetcher, F16 (&out)[ROWS][2]
+    const float* x, int64_t stride, const typename Panel::Word* w, int64_t inputs, const typename Panel::Word* next,
+    int64_t fetches, CachePrefetcher& prefetcher, F16 (&out)[ROWS][2]
 ) {
     constexpr int64_t BLOCK = 8192 / (Panel::WORDS * sizeof(typename Panel::Word));  // steps
     constexpr int TOGETHER = M <= 3 ? 2 : 1;
     static_assert(BLOCK % TURN == 0);
-    const int64_t stride = Panel::stride(inputs);
     for (int64_t from = 0; from < inputs; from += BLOCK) {
         const int64_t steps = inputs - from < BLOCK ? inputs - from : BLOCK;
         const auto* words = w + from * Panel::WORDS;

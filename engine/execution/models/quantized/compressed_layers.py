@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from engine.execution.models.errors import WeightsError
-from engine.execution.models.quantized.fp8 import FLOAT8, dequantized_fp8, require_grid
+from engine.execution.models.quantized.fp8 import FLOAT8, fp8_matrix, require_grid
 from engine.execution.models.quantized.gptq import permuted, read_group_indices
 from engine.execution.models.quantized.interface import (
     CodedMatrix,
@@ -55,8 +55,8 @@ def compressed_layer(tensors: TensorTable, module: str, scheme: Scheme) -> Layer
     scales = require_grid(tensors, f"{module}.weight_scale", shape, block)
     if scheme.kind == "float":
 
-        def open_floats() -> DenseMatrix:
-            return dequantized_fp8(tensors, f"{module}.weight", f"{module}.weight_scale", block)
+        def open_floats() -> CodedMatrix:
+            return fp8_matrix(tensors, f"{module}.weight", f"{module}.weight_scale", block)
 
         return Layer(shape, open_floats)
     zeros = tensors.find(zero_name := f"{module}.weight_zero_point")

@@ -17,19 +17,19 @@ from engine.execution.models.errors import WeightsError
 from engine.execution.models.quantized.fields import ALTERNATIVES, Fields
 from engine.execution.models.quantized.interface import (
     SCALE_DTYPES,
-    DenseMatrix,
+    CodedMatrix,
     Layer,
     read_scales,
     require,
     require_matrix,
 )
-from engine.execution.models.safetensors_files import TensorEntry, check_magnitude
+from engine.execution.models.safetensors_files import TensorEntry
 from engine.execution.models.tensor_table import TensorTable
+from kernels.quantization import QuantScheme
 
 FLOAT8 = torch.float8_e4m3fn
 LARGEST = 448
-VALUES = torch.arange(256, dtype=torch.uint8).view(FLOAT8).float()  # by code; torch converts in twice the time
-REASON = "in FP8, for which there is no kernel"
+NAN = 0x7F  # code, without the sign
 SCALES = ("weight_scale_inv", "weight_scale")
 # How activations are rounded where weights are multiplied in FP8, and lists of modules without quantised tensors.
 HARMLESS = frozenset({"quant_method", "dequantize", "modules_to_not_convert", "ignored_layers", "scale_fmt"})
@@ -68,7 +68,7 @@ class FP8:
         is_row_wise = scale is not None and scale.shape in ((outputs,), (outputs, 1))
         block = self.block or ((1, inputs) if is_row_wise else (outputs, inputs))
         require_grid(tensors, name, (outputs, inputs), block)
-        return Layer((outputs, inputs), partial(dequantized_fp8, tensors, weight, name, block))
+        return Layer((outputs, inputs), partial(fp8_matrix, tensors, weight, name, block))
 
 
 def block_of(fields: Fields, name: str, value: Any) -> tuple[int, int]:
@@ -87,20 +87,22 @@ def require_grid(tensors: TensorTable, name: str, shape: tuple[int, int], block:
     return require(tensors, name, SCALE_DTYPES, (rows, columns), *flat, *scalar)
 
 
-def dequantized_fp8(tensors: TensorTable, weight: str, scale: str, block: tuple[int, int]) -> DenseMatrix:
-    """Return a matrix of products in float32, each rounded once."""
+def fp8_matrix(tensors: TensorTable, weight: str, scale: str, block: tuple[int, int]) -> CodedMatrix:
+    """Return a matrix with a scale for each row and group of inputs."""
     entry = tensors.take(weight)
     outputs, inputs = entry.shape
     grid = read_scales(tensors, scale, LARGEST).float().reshape(-(-outputs // block[0]), -1)
+    scales = grid.repeat_interleave(block[0], 0)[:outputs]
+    group = 0 if block[1] >= inputs else block[1]
+    scheme = QuantScheme("FP8", 8, group, scale_dtype=torch.float32, is_float8=True)
 
-    def values(first: int, last: int) -> Tensor:
+    def codes(first: int, last: int) -> Tensor:
         rows = torch.empty((last - first, inputs), dtype=FLOAT8)
-        codes = rows.view(torch.uint8).flatten()
         entry.rows(first, last).read_into(rows)
-        scales = grid[torch.arange(first, last) // block[0]].repeat_interleave(block[1], 1)[:, :inputs]
-        weights = VALUES.index_select(0, codes.int()).view(rows.shape).mul_(scales)
-        check_magnitude(entry.file, weight, float(weights.abs().amax()), tensors.max_magnitude)
+        found = rows.view(torch.uint8)
+        if bool(((found & NAN) == NAN).any()):
+            raise WeightsError(f"{entry.file}: tensor {weight} contains NaN: the file is damaged; fetch it again")
         tensors.count(rows.nbytes)
-        return weights
+        return found
 
-    return DenseMatrix((outputs, inputs), REASON, values)
+    return CodedMatrix(scheme, (outputs, inputs), scales, None, codes)
