@@ -27,10 +27,17 @@ from tests.engine.models.driver import Driver, Row
 from tests.engine.models.quantized_tensors import KINDS, Kind
 from tests.engine.same import alone, make_engine, requests, run
 from tests.kernels.conftest import cpu_kernels
+from tests.profiles import nightly
 
 STREAMS, TOKENS = 64, 24
 TURNS = ("Hello!", "Tell me a story about a fox.", "Count from 3 to 12.", "What is 7 plus 8?", "what are pages")
 AWQ = "AWQ in groups of 64"
+# One of each way of packing; `test_quantized_formats.py` compares the weights of all.
+EACH_WAY = (AWQ, "GPTQ of 8 bits in groups of 64", "GPTQ with desc_act", "packed, with zero points", "int8 by channel",
+            "FP8 in blocks")  # fmt: skip
+kinds = pytest.mark.parametrize(
+    "kind", [pytest.param(kind, id=name, marks=() if name in EACH_WAY else nightly) for name, kind in KINDS.items()]
+)
 HEAD = "lm_head.weight"
 EMBEDDING = "model.embed_tokens.weight"
 
@@ -80,7 +87,7 @@ def export(demo: Path, folder: Path, kind: Kind, more: Iterable[str] = (), **ent
     return quantised, write(demo, folder / "plain", plain, **entries)
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+@kinds
 def test_texts_are_those_of_a_folder_with_the_same_weights(kind: Kind, demo: Path, tmp_path: Path, streams):
     """Torch's kernels compute with the same numbers."""
     quantised, plain = export(demo, tmp_path, kind)
@@ -94,7 +101,7 @@ def logits(model: Path, kernels: Kernels, prompt: list[int]) -> Tensor:
 
 
 @requirements.a_compiler
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+@kinds
 def test_logits_of_quantised_products_are_close(kind: Kind, demo: Path, tmp_path: Path, streams):
     """They differ by the rounding of rows to 15 bits, and of dequantised weights to bfloat16."""
     cpu_kernels()
