@@ -61,7 +61,8 @@ class DecoderWeights:
     """All parameters of a decoder.
 
     cos_sin: [max position, R] float32, for the first R dimensions of a head. head: H -> V.
-    checkpoint_dtype: of the checkpoint's values, or that of the computation where the kernels cannot hold these.
+    checkpoint_dtype: of the checkpoint's values, or that of the computation where the kernels cannot hold these;
+    bfloat16 if some are quantised.
     """
 
     embedding: Embedding

@@ -154,6 +154,18 @@ def test_the_engine_reports_the_quantisation_and_the_dtype_of_the_rest(demo: Pat
 
 
 @requirements.a_compiler
+def test_keys_and_values_beside_quantised_weights_take_two_bytes(demo: Path, tmp_path: Path):
+    """Most checkpoints have an embedding in float16, which kernels hold in float32."""
+    cpu_kernels()
+    quantised, _ = export(demo, tmp_path, KINDS[AWQ])
+    tensors = load_file(quantised / "model.safetensors")
+    halves = {name: part.half() if part.dtype == torch.bfloat16 else part for name, part in tensors.items()}
+    save_file(halves, quantised / "model.safetensors")
+    model = load_model(quantised, torch.float32, torch.device("cpu"), lambda *_: None)
+    assert model.default_cache_dtype() == torch.bfloat16
+
+
+@requirements.a_compiler
 def test_the_log_says_what_dequantising_costs(demo: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture):
     """One line for all matrices: 2 bytes a weight."""
     cpu_kernels()

@@ -34,7 +34,7 @@ def load_weights(
     is_tied = config.tied_embeddings and not _stores_another_head(source, dtype)
     # Of a tied pair either tensor may be the one that was saved, as in transformers.
     table = LM_HEAD if is_tied and source.dtype(EMBEDDING) is None else EMBEDDING
-    checkpoint_dtype = reader.stored_dtype(table)
+    table_dtype = reader.stored_dtype(table)
     tokens = reader.weight(table, config.vocab_size, config.hidden_size)
     if is_tied:
         embedding, tied_head = kernels.pack_tied_embedding(tokens)
@@ -45,6 +45,8 @@ def load_weights(
     final_norm = reader.tensor("model.norm.weight", config.hidden_size)
     head = tied_head or kernels.pack_head(reader.weight(LM_HEAD, config.vocab_size, config.hidden_size), None)
     source.finish(lambda name: _ignored(name, is_tied))
+    # Beside quantised weights, keys and values in float32 for a table in float16 would take the memory that these save.
+    checkpoint_dtype = torch.bfloat16 if reader.has_quantized else table_dtype
     cos_sin = cos_sin_table(config.rope, config.max_position).to(device)
     return DecoderWeights(embedding, layers, final_norm, head, cos_sin, reader.num_parameters, checkpoint_dtype)
 
@@ -106,6 +108,7 @@ class _Reader:
     device: torch.device
     kernels: Kernels
     num_parameters: int = 0
+    has_quantized: bool = False
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         """Read a tensor in the activations' dtype."""
@@ -154,8 +157,9 @@ class _Reader:
         """Read a matrix as it is quantised; None if it is not, or if the kernels do not multiply such ones."""
         if not self.kernels.multiplies_quantized:
             return None
-        stored = self.source.stored(name)
-        self.num_parameters += 0 if stored is None else math.prod(stored.shape)
+        if (stored := self.source.stored(name)) is not None:
+            self.num_parameters += math.prod(stored.shape)
+            self.has_quantized = True
         return stored
 
     def stored_dtype(self, name: str) -> torch.dtype:
