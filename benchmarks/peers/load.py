@@ -56,24 +56,28 @@ class Load:
 
 @dataclass(frozen=True)
 class Stream:
-    """One answer: arrival times (seconds after the start) of its events with text, and its number of tokens."""
+    """One answer: arrival times (seconds after the start) of its events with text, and its number of tokens.
+
+    ended: arrival of its last event. The last tokens of a real model may have no text.
+    """
 
     moments: list[float]
+    ended: float
     tokens: int
     words: list[str]
     sent: float = 0.0  # seconds after the start
 
 
 def figures(streams: list[Stream]) -> dict[str, Any]:
-    """Return tokens per second until the last token, and latencies in milliseconds. Gaps are between events."""
+    """Return tokens per second until the last event, and latencies in milliseconds. Gaps are between events."""
     tokens = sum(stream.tokens for stream in streams)
     gaps = sorted(b - a for s in streams for a, b in zip(s.moments, s.moments[1:], strict=False))
-    first = sorted(stream.moments[0] - stream.sent for stream in streams)
+    first = sorted(stream.moments[0] - stream.sent for stream in streams if stream.moments)
     return {
-        "tokens_per_s": tokens / max(stream.moments[-1] for stream in streams),
+        "tokens_per_s": tokens / max(stream.ended for stream in streams),
         "tokens": tokens,
         "tokens_per_event": tokens / sum(len(stream.moments) for stream in streams),
-        "requests_per_s": len(streams) / max(stream.moments[-1] for stream in streams),
+        "requests_per_s": len(streams) / max(stream.ended for stream in streams),
         "ttft_p50_ms": 1000 * statistics.median(first),
         "ttft_p99_ms": 1000 * first[int(0.99 * (len(first) - 1))],
         "itl_p50_ms": 1000 * statistics.median(gaps),
@@ -124,7 +128,7 @@ def _read(parts: list[Part], began: float, sent: float) -> Stream:
     """Parse an answer. Tokens are taken from the usage block, because an event may carry several."""
     moments: list[float] = []
     pieces: list[str] = []
-    tokens = -1
+    tokens, ended = -1, 0.0
     for moment, event in _events(parts):
         if "error" in event:
             raise RuntimeError(str(event["error"]))
@@ -134,7 +138,8 @@ def _read(parts: list[Part], began: float, sent: float) -> Stream:
             pieces.append(text)
         if usage := event.get("usage"):
             tokens = usage["completion_tokens"]
-    return Stream(moments, tokens, "".join(pieces).split(), sent)
+        ended = moment - began
+    return Stream(moments, ended, tokens, "".join(pieces).split(), sent)
 
 
 def _events(parts: list[Part]) -> Iterator[tuple[float, dict[str, Any]]]:

@@ -176,8 +176,11 @@ class StaticBatches:
     def measure(self, load: Load) -> tuple[dict[str, Any], list[list[str]]]:
         """Return figures and words. The time is that of the whole batch; only the requested tokens count."""
         answer = self.process.exchange({"prompts": load.prompts, "steps": max(load.lengths)})
+        moments = answer["moments"]
         streams = [
-            Stream(answer["moments"][:length], length, [word(token).lstrip("Ġ") for token in tokens[:length]])
+            Stream(
+                moments[:length], moments[length - 1], length, [word(token).lstrip("Ġ") for token in tokens[:length]]
+            )
             for length, tokens in zip(load.lengths, answer["tokens"], strict=True)
         ]
         return figures(streams), [stream.words for stream in streams]

@@ -47,7 +47,7 @@ def test_poisson_arrivals_have_the_stated_rate_and_no_limit():
 
 def test_first_tokens_count_from_the_sending_of_each_request():
     """A request that is sent late is not penalised."""
-    streams = [Stream([0.1, 0.2], 2, [], sent=0.0), Stream([5.3, 5.4], 2, [], sent=5.0)]
+    streams = [Stream([0.1, 0.2], 0.2, 2, [], sent=0.0), Stream([5.3, 5.4], 5.4, 2, [], sent=5.0)]
     measured = figures(streams)
     assert measured["ttft_p50_ms"] == pytest.approx(200)
     assert measured["requests_per_s"] == pytest.approx(2 / 5.4)
