@@ -152,7 +152,7 @@ class Comparison:
         """Record how many first tokens of each answer equal this server's. Near-ties of random logits end agreement."""
         for name, answers in words.items():
             for ours, theirs in zip(words.get("carousel", []), answers, strict=False):
-                same = [a == b for a, b in zip(ours[:FIRST], theirs[:FIRST], strict=True)]
+                same = [a == b for a, b in zip(ours[:FIRST], theirs[:FIRST], strict=False)]
                 self.agreement.setdefault(name, []).append([*same, False].index(False))
 
     def summary(self) -> dict[str, Any]:
