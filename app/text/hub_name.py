@@ -34,9 +34,12 @@ class HubName:
 
     @classmethod
     def parse(cls, text: str) -> HubName | None:
-        """Return the parts of a name; None for a text that is none. A quantisation is in capitals."""
+        """Return the parts of a name; None for a text that is none. A quantisation is in capitals.
+
+        A name that ends as a file's is none: it is more likely a file that does not exist.
+        """
         match = HUB_NAME.fullmatch(text)
-        if match is None:
+        if match is None or has_gguf_name(match[1]):
             return None
         choice = match[2] or ""
         return cls(match[1], choice if has_gguf_name(choice) else canonical(choice))

@@ -14,7 +14,7 @@ from app.resources import demo_model
 from app.text.hub_name import HubName
 from app.text.packaged_model import DEFAULT_MODEL
 from engine.model_files.folder import CONFIG_FILE, FolderFiles
-from engine.model_files.gguf_names import model_files
+from engine.model_files.gguf_names import has_gguf_name, model_files
 from engine.model_files.open_model import is_gguf, open_model
 
 DEMO, DEMO_NAME = "demo", "carousel-demo"  # names of the bundled model: on the command line, and for clients
@@ -62,6 +62,8 @@ def _find_local(model: str, download: Download | None) -> FoundModel:
     if path.is_dir():
         return _in_folder(path, model)
     if not path.exists():
+        if has_gguf_name(model):
+            raise ModelNotFound(f"model {model!r}: no such file; on the hub, a file is owner/name:FILE.gguf")
         raise ModelNotFound(f"model {model!r}: no such folder, and not a hub name (owner/name)")
     if not (path.is_file() and is_gguf(path)):
         raise ModelNotFound(f"model {model!r} is a file: {FOLDER_ADVICE}")

@@ -12,7 +12,7 @@ from app.options import parse, resolve
 from app.resources import demo_model
 from app.settings import SettingsError
 from app.text import model_folder, packaged_model
-from app.text.model_folder import Download, ModelNotFound
+from app.text.model_folder import Download, ModelNotFound, find_model
 
 NAME = "smollm2-135m-instruct"
 
@@ -166,3 +166,10 @@ def test_a_local_path_is_above_a_hub_name(tmp_path: Path, monkeypatch: pytest.Mo
     (folder / "config.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
     assert resolve({"model": "owner/name:Q4_K_M"}, {}, download=refuse).engine.model == "owner/name:Q4_K_M"
+
+
+@pytest.mark.parametrize("name", ["missing.gguf", "folder/missing.gguf", "/a/b/missing.GGUF"])
+def test_a_missing_file_is_not_looked_for_on_the_hub(name: str):
+    """A name of two parts that ends as a file's is a file."""
+    with pytest.raises(ModelNotFound, match=rf"^model '{name}': no such file; on the hub, a file is owner/name:FILE"):
+        find_model(name, lambda *_: pytest.fail("nothing may be downloaded"))
