@@ -169,9 +169,9 @@ class StackedMatrix:
         return StoredMatrix(self.scheme, **{name: torch.cat([of[name] for of in planes]) for name in planes[0]})
 
 
-def row_ranges(matrix: QuantizedMatrix, multiple: int = 1) -> Iterator[tuple[int, int]]:
+def row_ranges(shape: tuple[int, int], multiple: int = 1) -> Iterator[tuple[int, int]]:
     """Yield ranges of about a million weights that cover all rows, each but the last a multiple of `multiple` rows."""
-    outputs, inputs = matrix.shape
+    outputs, inputs = shape
     step = max(1, PIECE_WEIGHTS // (inputs * multiple)) * multiple
     for first in range(0, outputs, step):
         yield first, min(first + step, outputs)
@@ -179,7 +179,7 @@ def row_ranges(matrix: QuantizedMatrix, multiple: int = 1) -> Iterator[tuple[int
 
 def dequantize_into(matrix: QuantizedMatrix, out: Tensor) -> None:
     """Write the weights of a matrix into out[N, K] of any dtype and device, some rows at a time."""
-    for first, last in row_ranges(matrix):
+    for first, last in row_ranges(matrix.shape):
         out[first:last] = matrix.rows(first, last).dequantize()
 
 

@@ -48,11 +48,11 @@ class _Format:
 
 @dataclass(frozen=True, slots=True)
 class GGUFMatrix:
-    """Quantised matrix in a file. heads: number of heads whose rows are put in halves; 0: rows are as in the file."""
+    """Quantised matrix in a file. heads: number of heads whose rows are put in halves; None: of none."""
 
     info: TensorInfo
     format: _Format
-    heads: int = 0
+    heads: int | None = None
 
     @property
     def scheme(self) -> QuantScheme:
@@ -65,7 +65,7 @@ class GGUFMatrix:
 
     def rows(self, first: int, last: int) -> StoredMatrix:
         """Read the rows first..last-1. Raises ModelFileError if the file was changed."""
-        if not self.heads:
+        if self.heads is None:
             return self._stored(first, last)
         size = self.info.rows // self.heads
         begin, end = first // size, -(-last // size)  # heads
@@ -89,7 +89,7 @@ def quantized_matrix(info: TensorInfo, heads: int | None = None) -> GGUFMatrix:
         raise info.error(_unsupported(info))
     if len(info.shape) != 2:
         raise info.error(f"has shape {info.shape}, but a quantised tensor must be a matrix; convert the model again")
-    return GGUFMatrix(info, known, heads or 0)
+    return GGUFMatrix(info, known, heads)
 
 
 def plain_tensor(info: TensorInfo) -> Tensor:

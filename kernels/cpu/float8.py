@@ -8,11 +8,9 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.library import load
-from kernels.cpu.structs import address
+from kernels.cpu.structs import PANEL, address
 from kernels.huge_pages import Arena
 from kernels.quantization import QuantizedMatrix, join_equal_schemes, row_ranges
-
-PANEL = 32  # outputs (source/panel.h)
 
 
 def float8_matrix(parts: Sequence[Tensor | QuantizedMatrix]) -> QuantizedMatrix | None:
@@ -34,7 +32,7 @@ def pack_float8(matrix: QuantizedMatrix, arena: Arena) -> Tensor:
     library = load()
     (outputs, inputs), group = matrix.shape, group_of(matrix)
     packed = arena.allocate((library.carousel_float8_words(outputs, inputs, group),), torch.int32)
-    for first, last in row_ranges(matrix, PANEL):
+    for first, last in row_ranges(matrix.shape, PANEL):
         rows = matrix.rows(first, last)
         codes, scales = rows.codes.contiguous(), rows.scales.float().contiguous()
         begin = packed[library.carousel_float8_words(first, inputs, group) :]

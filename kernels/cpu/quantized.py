@@ -10,12 +10,11 @@ from torch import Tensor
 
 from kernels.cpu import structs
 from kernels.cpu.library import load
-from kernels.cpu.structs import address
+from kernels.cpu.structs import PANEL, address
 from kernels.huge_pages import Arena
 from kernels.quantization import QuantizedMatrix, join_equal_schemes, row_ranges
 
 BLOCK = 32  # inputs that share a scale of the rows (source/block.h)
-PANEL = 32  # outputs (source/panel.h)
 HALF = BLOCK // 2
 STORED_BITS = (4, 5, 6, 8)
 TABLE_SIZE = 16
@@ -72,7 +71,7 @@ def _pack(segment: structs.QuantSegment, matrix: QuantizedMatrix, arena: Arena) 
     outputs, inputs = matrix.shape
     packed = arena.allocate((library.carousel_quantized_bytes(segment, outputs, inputs),), torch.uint8)
     segment.packed = address(packed)
-    for first, last in row_ranges(matrix, PANEL):
+    for first, last in row_ranges(matrix.shape, PANEL):
         planes = {name: plane.contiguous() for name, plane in matrix.rows(first, last).planes().items()}
         begin = packed[library.carousel_quantized_bytes(segment, first, inputs) :]
         addresses = structs.Planes(**{name: address(plane) for name, plane in planes.items()})

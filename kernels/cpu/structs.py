@@ -9,6 +9,9 @@ from typing import Any
 _int, _float, _pointer = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 
 
+PANEL = 32  # outputs that are computed together (source/panel.h)
+
+
 class Layout(enum.IntEnum):
     """Layout of a packed weight (source/linear.h)."""
 

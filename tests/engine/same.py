@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from operator import attrgetter
 from pathlib import Path
@@ -12,8 +13,9 @@ from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.scheduling.integrity import check_integrity
-from engine.types import Request, SamplingParams, ServiceClass, TokenEvent
+from engine.types import PreemptionMode, Request, SamplingParams, ServiceClass, TokenEvent
 
+TURNS = ("Hello!", "Tell me a story about a fox.", "Count from 3 to 12.", "What is 7 plus 8?", "what are pages")
 TOKEN_ID: Callable[[TokenEvent], Any] = attrgetter("token_id")
 Texts = dict[tuple[str, int], list[Any]]  # by request and choice
 
@@ -76,3 +78,28 @@ def alone(engine: Engine, submitted: Iterable[Request], value_of: Callable[[Toke
         engine.scheduler.kv_manager.pool.forget_cached()
         texts |= run(engine, [request], value_of=value_of)
     return texts
+
+
+def conversations(text: TextModel, count: int, max_tokens: int) -> list[Request]:
+    """Return requests of `count` conversations, many of which share a prefix."""
+    chats = [
+        text.render_chat([{"role": "user", "content": TURNS[i % len(TURNS)] + " Please." * (i // len(TURNS))}])
+        for i in range(count)
+    ]
+    return requests([text.encode(chat, add_special_tokens=False) for chat in chats], max_tokens, text.eos_token_ids)
+
+
+def check_any_batch(model: Path, submitted: list[Request]) -> None:
+    """Assert that a model gives each request the same text alone, in a batch in chunks, from a warm cache, and
+    preempted every few steps."""
+    expected = alone(make_engine(model, dtype="auto"), submitted)
+    assert len({tuple(tokens) for tokens in expected.values()}) > len(submitted) // 4
+    engine, steps = make_engine(model, dtype="auto", prefill_chunk=7), itertools.count()
+
+    def preempt_some() -> None:
+        if next(steps) % 3 == 0:
+            for sequence in list(engine.scheduler.running)[::2]:
+                engine.scheduler.preempt(sequence, 0.0, mechanism=PreemptionMode.RECOMPUTE)
+
+    assert run(engine, submitted) == expected
+    assert run(engine, submitted, preempt_some) == expected

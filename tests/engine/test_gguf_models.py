@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
 import gguf
@@ -13,15 +12,13 @@ from app.text.text_model import TextModel
 from engine.engine import Engine
 from engine.execution.models import load_model
 from engine.execution.models.errors import ModelError
-from engine.types import PreemptionMode
 from kernels.cpu.linear import PackedEmbedding
 from tests import requirements
-from tests.engine.same import alone, make_engine, requests, run
+from tests.engine.same import alone, check_any_batch, conversations, make_engine, run
 from tests.gguf_export import Type, export_gguf
 from tests.kernels.conftest import cpu_kernels
 
 STREAMS, TOKENS = 64, 24
-TURNS = ("Hello!", "Tell me a story about a fox.", "Count from 3 to 12.", "What is 7 plus 8?", "what are pages")
 
 
 def mixed(name: str) -> Type:
@@ -55,11 +52,7 @@ def text(demo: Path) -> TextModel:
 @pytest.fixture(scope="module")
 def streams(text: TextModel):
     """Return conversations, many of which share a prefix."""
-    chats = [
-        text.render_chat([{"role": "user", "content": TURNS[i % len(TURNS)] + " Please." * (i // len(TURNS))}])
-        for i in range(STREAMS)
-    ]
-    return requests([text.encode(chat, add_special_tokens=False) for chat in chats], TOKENS, text.eos_token_ids)
+    return conversations(text, STREAMS, TOKENS)
 
 
 def exported(demo: Path, folder: Path, kind: str) -> Path:
@@ -108,17 +101,7 @@ def test_64_streams_of_quantised_weights_generate_the_same_texts_as_alone(
     """In chunks, from a warm cache, and preempted every few steps."""
     cpu_kernels()
     model = exported(demo, tmp_path, kind)
-    expected = alone(make_engine(model, dtype="auto"), streams)
-    assert len({tuple(tokens) for tokens in expected.values()}) > STREAMS // 4
-    engine, steps = make_engine(model, dtype="auto", prefill_chunk=7), itertools.count()
-
-    def preempt_some() -> None:
-        if next(steps) % 3 == 0:
-            for sequence in list(engine.scheduler.running)[::2]:
-                engine.scheduler.preempt(sequence, 0.0, mechanism=PreemptionMode.RECOMPUTE)
-
-    assert run(engine, streams) == expected
-    assert run(engine, streams, preempt_some) == expected
+    check_any_batch(model, streams)
 
 
 @requirements.a_compiler

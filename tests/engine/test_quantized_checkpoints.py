@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import shutil
@@ -18,19 +17,17 @@ from torch import Tensor
 from app.text.text_model import TextModel
 from engine.execution.models import load_model
 from engine.execution.models.errors import ModelConfigError, WeightsError
-from engine.types import PreemptionMode
 from kernels.cpu.backend import CpuKernels
 from kernels.interface import Kernels
 from kernels.reference.backend import ReferenceKernels
 from tests import requirements
 from tests.engine.models.driver import Driver, Row
 from tests.engine.models.quantized_tensors import KINDS, Kind
-from tests.engine.same import alone, make_engine, requests, run
+from tests.engine.same import check_any_batch, conversations, make_engine, run
 from tests.kernels.conftest import cpu_kernels
 from tests.profiles import nightly
 
 STREAMS, TOKENS = 64, 24
-TURNS = ("Hello!", "Tell me a story about a fox.", "Count from 3 to 12.", "What is 7 plus 8?", "what are pages")
 AWQ = "AWQ in groups of 64"
 # One of each way of packing; `test_quantized_formats.py` compares the weights of all.
 EACH_WAY = (AWQ, "GPTQ of 8 bits in groups of 64", "GPTQ with desc_act", "packed, with zero points", "int8 by channel",
@@ -50,11 +47,7 @@ def text(demo: Path) -> TextModel:
 @pytest.fixture(scope="module")
 def streams(text: TextModel):
     """Return conversations, many of which share a prefix."""
-    chats = [
-        text.render_chat([{"role": "user", "content": TURNS[i % len(TURNS)] + " Please." * (i // len(TURNS))}])
-        for i in range(STREAMS)
-    ]
-    return requests([text.encode(chat, add_special_tokens=False) for chat in chats], TOKENS, text.eos_token_ids)
+    return conversations(text, STREAMS, TOKENS)
 
 
 def write(demo: Path, folder: Path, tensors: dict[str, Tensor], **entries: Any) -> Path:
@@ -119,17 +112,7 @@ def test_64_streams_generate_the_same_texts_as_alone(kind: str, demo: Path, tmp_
     """In chunks, from a warm cache, and preempted every few steps."""
     cpu_kernels()
     model, _ = export(demo, tmp_path, KINDS[kind])
-    expected = alone(make_engine(model, dtype="auto"), streams)
-    assert len({tuple(tokens) for tokens in expected.values()}) > STREAMS // 4
-    engine, steps = make_engine(model, dtype="auto", prefill_chunk=7), itertools.count()
-
-    def preempt_some() -> None:
-        if next(steps) % 3 == 0:
-            for sequence in list(engine.scheduler.running)[::2]:
-                engine.scheduler.preempt(sequence, 0.0, mechanism=PreemptionMode.RECOMPUTE)
-
-    assert run(engine, streams) == expected
-    assert run(engine, streams, preempt_some) == expected
+    check_any_batch(model, streams)
 
 
 @requirements.a_compiler

@@ -63,5 +63,5 @@ def test_ranges_of_rows_cover_a_matrix_once(monkeypatch: pytest.MonkeyPatch):
     """All but the last are multiples of the number that a kernel needs."""
     monkeypatch.setattr("kernels.quantization.PIECE_WEIGHTS", 1000)
     matrix = make_matrix(SCHEMES["8 bits"], 21, 96)
-    assert list(row_ranges(matrix, 8)) == [(0, 8), (8, 16), (16, 21)]
-    assert list(row_ranges(matrix)) == [(0, 10), (10, 20), (20, 21)]
+    assert list(row_ranges(matrix.shape, 8)) == [(0, 8), (8, 16), (16, 21)]
+    assert list(row_ranges(matrix.shape)) == [(0, 10), (10, 20), (20, 21)]

@@ -7,7 +7,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <cstring>
 #include <vector>
 
 #include "panel.h"
@@ -329,11 +328,8 @@ void unpack_amx(const Linear& layer, int64_t output, float* out) {
     const int64_t panel = output / PANEL, half = output % PANEL / LANES, lane = output % LANES;
     const uint32_t* const words = static_cast<const uint32_t*>(layer.packed) +
         panel * Operand::steps(layer.inputs) * STEP_WORDS + half * DEPTH / 2 * LANES + lane;
-    for (int64_t k = 0; k < layer.inputs; k++) {
-        const uint32_t word = words[k / DEPTH * STEP_WORDS + k % DEPTH / 2 * LANES];
-        const uint32_t bits = k % 2 ? word & 0xffff0000 : word << 16;
-        std::memcpy(out + k, &bits, sizeof bits);
-    }
+    for (int64_t k = 0; k < layer.inputs; k++)
+        out[k] = widen_half(words[k / DEPTH * STEP_WORDS + k % DEPTH / 2 * LANES], k % 2);
 }
 
 #else

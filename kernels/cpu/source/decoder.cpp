@@ -23,10 +23,7 @@ void look_up(const Decoder& d, int64_t token, float* out) {
     const uint16_t* const narrow = static_cast<const uint16_t*>(d.embedding) + first;
     int64_t i = 0;
     for (; i + LANES <= d.hidden; i += LANES) store(out + i, widen(narrow + i));
-    for (; i < d.hidden; i++) {
-        const uint32_t wide = uint32_t(narrow[i]) << 16;
-        std::memcpy(out + i, &wide, sizeof wide);
-    }
+    for (; i < d.hidden; i++) out[i] = widen_half(narrow[i], false);
 }
 
 // Look up the tokens in the embedding, and feed the rows to the first norm.

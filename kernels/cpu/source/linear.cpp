@@ -1,7 +1,6 @@
 #include "linear.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "operand.h"
 #include "panel.h"
@@ -159,23 +158,16 @@ void pack_f32(const float* weight, int64_t outputs, int64_t inputs, float* packe
     });
 }
 
-float widened(uint32_t word, bool is_high) {
-    const uint32_t bits = is_high ? word & 0xffff0000 : word << 16;
-    float value;
-    std::memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
 void unpack_bf16(const Linear& layer, int64_t output, float* out) {
     const int64_t panel = output / PANEL, lane = output % PANEL;
     const uint32_t* const words = static_cast<const uint32_t*>(layer.packed) + panel * layer.inputs * LANES + lane % LANES;
-    for (int64_t k = 0; k < layer.inputs; k++) out[k] = widened(words[k * LANES], lane >= LANES);
+    for (int64_t k = 0; k < layer.inputs; k++) out[k] = widen_half(words[k * LANES], lane >= LANES);
 }
 
 void unpack_pairs(const Linear& layer, int64_t output, float* out) {
     const int64_t steps = (layer.inputs + 1) / 2;
     const uint32_t* const words = static_cast<const uint32_t*>(layer.packed) + output / PANEL * steps * PANEL + output % PANEL;
-    for (int64_t k = 0; k < layer.inputs; k++) out[k] = widened(words[k / 2 * PANEL], k % 2);
+    for (int64_t k = 0; k < layer.inputs; k++) out[k] = widen_half(words[k / 2 * PANEL], k % 2);
 }
 
 void unpack_f32(const Linear& layer, int64_t output, float* out) {

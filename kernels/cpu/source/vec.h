@@ -77,6 +77,14 @@ static inline F16 widen(const uint16_t* p) {
     return (F16)(__builtin_convertvector(narrow, U16) << 16);
 }
 
+// Widen one value: the lower half of a word of two, or the upper one.
+static inline float widen_half(uint32_t word, bool is_upper) {
+    const uint32_t bits = is_upper ? word & 0xffff0000u : word << 16;
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
 // Round to bfloat16, to nearest even; NaN stays NaN.
 static inline H16 narrow(F16 v) {
     const U16 bits = (U16)v;

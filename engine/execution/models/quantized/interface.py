@@ -13,7 +13,7 @@ from torch import Tensor
 from engine.execution.models.errors import WeightsError
 from engine.execution.models.safetensors_files import TensorEntry, check_magnitude
 from engine.execution.models.tensor_table import TensorTable
-from kernels.quantization import PIECE_WEIGHTS, QuantScheme, StoredMatrix
+from kernels.quantization import QuantScheme, StoredMatrix, row_ranges
 
 SCALE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 WEIGHT = ".weight"
@@ -51,9 +51,7 @@ class DenseMatrix:
 
     def write(self, out: Tensor) -> None:
         """Write the weights into out[N, K] of any dtype, some rows at a time."""
-        step = max(1, PIECE_WEIGHTS // self.shape[1])
-        for first in range(0, self.shape[0], step):
-            last = min(first + step, self.shape[0])
+        for first, last in row_ranges(self.shape):
             out[first:last] = self.values(first, last)
 
 
