@@ -75,11 +75,12 @@ def write_settings(writer: gguf.GGUFWriter, config: dict[str, Any], tokenizer: d
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
     vocabulary = tokenizer["model"]["vocab"]
     words = sorted(vocabulary, key=vocabulary.__getitem__)
+    words[-1] = words[0] + words[1]  # llama.cpp requires a merge, and its result must be a token
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(words)
     writer.add_token_types([gguf.TokenType.NORMAL] * len(words))
-    writer.add_token_merges([f"{words[0]} {words[1]}"])  # llama.cpp requires one; prompts are never sent as text
+    writer.add_token_merges([f"{words[0]} {words[1]}"])  # prompts are never sent as text
     writer.add_bos_token_id(config["bos_token_id"])
     writer.add_eos_token_id(config["eos_token_id"])
     writer.add_add_bos_token(False)
