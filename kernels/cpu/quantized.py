@@ -12,7 +12,7 @@ from kernels.cpu import structs
 from kernels.cpu.library import load
 from kernels.cpu.structs import PANEL, address
 from kernels.huge_pages import Arena
-from kernels.quantization import QuantizedMatrix, join_equal_schemes, row_ranges
+from kernels.quantization import QuantizedMatrix, QuantScheme, join_equal_schemes, row_ranges
 
 BLOCK = 32  # inputs that share a scale of the rows (source/block.h)
 HALF = BLOCK // 2
@@ -24,15 +24,15 @@ TABLE_SHIFT = 128  # makes the values of a table unsigned
 def can_pack(matrix: QuantizedMatrix) -> bool:
     """Return whether the kernels compute with a matrix as it is stored.
 
-    Groups must be halves or whole blocks. Minimums exclude halves, offsets and zero points. Tables must have 4-bit
-    codes of 8-bit values, and no zero points.
+    Groups must be halves or whole blocks; with integer scales, a half or one block. Minimums exclude halves, offsets and
+    zero points. Tables must have 4-bit codes of 8-bit values, and no zero points.
     """
     scheme = matrix.scheme
     group = _group(matrix)
     has_blocks = (group == HALF or group % BLOCK == 0) and not scheme.is_float8
     if scheme.has_minimums:
         has_blocks = group % BLOCK == 0 and not scheme.offset and not scheme.table and not scheme.has_zeros
-    shared_fits = not scheme.shared or scheme.shared % group == 0
+    shared_fits = not scheme.shared or (scheme.shared % group == 0 and group <= BLOCK)
     is_byte_table = bool(scheme.table) and min(scheme.table) >= -TABLE_SHIFT and max(scheme.table) < TABLE_SHIFT
     table_fits = not scheme.table or (scheme.bits == 4 and is_byte_table and not scheme.has_zeros)
     return has_blocks and shared_fits and table_fits and scheme.scale_dtype in (torch.float16, torch.float32)
@@ -83,7 +83,7 @@ def _describe(segment: structs.QuantSegment, matrix: QuantizedMatrix, end: int) 
     scheme = matrix.scheme
     assert can_pack(matrix), scheme
     segment.end = end
-    segment.bits = next(bits for bits in STORED_BITS if bits >= scheme.bits)
+    segment.bits = _stored_bits(scheme)
     segment.offset = scheme.offset + (TABLE_SHIFT if scheme.table else 0)
     segment.group = _group(matrix)
     segment.shared = scheme.shared or segment.group
@@ -94,6 +94,13 @@ def _describe(segment: structs.QuantSegment, matrix: QuantizedMatrix, end: int) 
     segment.has_table = bool(scheme.table)
     table = [value + TABLE_SHIFT for value in scheme.table]
     segment.table[:] = bytes(table + [0] * (TABLE_SIZE - len(table)))
+
+
+def _stored_bits(scheme: QuantScheme) -> int:
+    """Return the bits of a packed code. Those of 5 and 6 bits have a minimum, or half of their range as offset."""
+    bits = next(bits for bits in STORED_BITS if bits >= scheme.bits)
+    is_centred = scheme.offset == 1 << (bits - 1) and not scheme.has_zeros
+    return bits if bits in (4, 8) or scheme.has_minimums or is_centred else 8
 
 
 def _group(matrix: QuantizedMatrix) -> int:

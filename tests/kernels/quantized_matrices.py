@@ -16,6 +16,8 @@ SCHEMES = {
     "4 bits that index a table": QuantScheme("IQ4_NL", 4, group=32, table=IQ4_VALUES),
     "5 bits and an offset": QuantScheme("Q5_0", 5, group=32, offset=16),
     "5 bits with integer scales and minimums": QuantScheme("Q5_K", 5, group=32, shared=256, has_minimums=True),
+    "5 bits and another offset": QuantScheme("offset 3", 5, group=32, offset=3),
+    "6 bits with zero points": QuantScheme("zero points of 6 bits", 6, group=64, has_zeros=True),
     "6 bits in groups of 16": QuantScheme("Q6_K", 6, group=16, shared=256, offset=32),
     "8 bits": QuantScheme("Q8_0", 8, group=32, offset=128),
     "8 bits and a minimum": QuantScheme("Q8_1", 8, group=64, has_minimums=True),

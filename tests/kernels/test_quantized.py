@@ -160,7 +160,8 @@ def test_matrices_that_have_no_layout_are_refused():
     group = make_matrix(QuantScheme("odd", 4, group=24), 32, 96)
     both = make_matrix(QuantScheme("Q4_1", 4, group=32, offset=8, has_minimums=True), 32, 96)
     wide = make_matrix(QuantScheme("wide", 4, group=32, table=(-500, 500)), 32, 96)
-    assert not any(map(quantized.can_pack, (group, both, wide)))
+    scaled = make_matrix(QuantScheme("long", 4, group=64, shared=256, offset=8), 32, 256)
+    assert not any(map(quantized.can_pack, (group, both, wide, scaled)))
     assert quantized.can_pack(make_matrix(SCHEMES["8 bits"], 32, 96))
 
 

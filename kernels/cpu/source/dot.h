@@ -24,9 +24,9 @@ typedef int32_t StripInts __attribute__((vector_size(STRIP * 4)));
 typedef uint8_t StripCodes __attribute__((vector_size(STRIP * 4)));  // four consecutive inputs of each output
 typedef uint16_t StripPairs __attribute__((vector_size(STRIP * 4)));
 
-static inline StripInts spread_word(const int8_t* codes) {
+static inline StripInts spread_word(const void* from) {
     int32_t word;
-    std::memcpy(&word, codes, sizeof word);
+    std::memcpy(&word, from, sizeof word);
     return StripInts{} + word;
 }
 
@@ -109,13 +109,45 @@ struct Dot<8> {
     StripInts sum() const { return (StripInts)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
 };
 #define SIGNED_DOT 1
+
+// Products of codes less half of their range, which are at most as large as without their sign bit: sums of more words fit
+// in 16 bits. The intermediate sums may not, but they wrap, and so does the start: the products of a row with that half.
+template <int BITS>
+struct CentredDot {
+    static constexpr int WORDS = BITS == 5 ? 8 : 4;
+    typedef StripCodes Weights;
+    __m256i pairs;
+
+    // centres: -16 times the sums of the row's codes that pairs are added with, of the first half of a block, and the second.
+    template <int WORD, int COUNT>
+    void begin(Weights w, StripInts x, const int16_t (&centres)[2][2]) {
+        pairs = spread_pair(centres[WORD / 4]);
+        if constexpr (COUNT == 8) pairs = _mm256_add_epi16(pairs, spread_pair(centres[1]));
+        if constexpr (BITS == 6) pairs = _mm256_add_epi16(pairs, pairs);
+        add(w, x);
+    }
+    void add(Weights w, StripInts x) {
+        pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16((__m256i)w, (__m256i)x));
+        asm("" : "+x"(pairs));
+    }
+    StripInts sum() const { return (StripInts)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
+
+  private:
+    static __m256i spread_pair(const int16_t (&pair)[2]) { return (__m256i)spread_word(pair); }
+};
 #endif
 
-// Number that `Dot<BITS>` subtracts from codes before it multiplies them.
+// SHIFT: number that `Dot<BITS>` subtracts from codes before it multiplies them.
 #if defined(SIGNED_DOT)
 template <int BITS>
 constexpr int SHIFT = BITS == 8 ? 128 : 0;
+template <int BITS>
+constexpr bool HAS_CENTRED_DOT = BITS == 5 || BITS == 6;
 #else
 template <int BITS>
 constexpr int SHIFT = 0;
+template <int BITS>
+constexpr bool HAS_CENTRED_DOT = false;
+template <int BITS>
+struct CentredDot;
 #endif

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 #include "codes.h"
 #include "operand.h"
@@ -26,18 +27,19 @@ struct TileRows {
 };
 
 // Integer products of a block for M rows, for each half or for all of it.
-template <class Codes, int M, int HALVES, int WORD = 0>
+template <class Codes, class Product, int M, int HALVES, int WORD = 0>
 __attribute__((always_inline)) inline void multiply_words(
-    const Codes& codes, const uint8_t* block, const Block* const (&x)[M], Dot<Codes::BITS> (&dots)[M],
-    StripInts (&sums)[M][HALVES]
+    const Codes& codes, const uint8_t* block, const Block* const (&x)[M], Product (&dots)[M], StripInts (&sums)[M][HALVES]
 ) {
     if constexpr (WORD < WORDS) {
-        constexpr int PER_SUM = WORDS / HALVES, RUN = std::min(PER_SUM, Dot<Codes::BITS>::WORDS);
+        constexpr int PER_SUM = WORDS / HALVES, RUN = std::min(PER_SUM, Product::WORDS);
         constexpr int HALF_INDEX = WORD / PER_SUM, IN_SUM = WORD % PER_SUM, IN_RUN = IN_SUM % RUN;
-        const typename Dot<Codes::BITS>::Weights weights(codes.template word<WORD>(block));
+        const typename Product::Weights weights(codes.template word<WORD>(block));
         for (int m = 0; m < M; m++) {
             const StripInts row = spread_word(x[m]->codes + 4 * WORD);
-            if constexpr (IN_RUN == 0)
+            if constexpr (IN_RUN == 0 && std::is_same_v<Product, CentredDot<Codes::BITS>>)
+                dots[m].template begin<WORD, RUN>(weights, row, x[m]->centres);
+            else if constexpr (IN_RUN == 0)
                 dots[m].begin(weights, row);
             else
                 dots[m].add(weights, row);
@@ -48,7 +50,7 @@ __attribute__((always_inline)) inline void multiply_words(
                     sums[m][HALF_INDEX] += dots[m].sum();
             }
         }
-        multiply_words<Codes, M, HALVES, WORD + 1>(codes, block, x, dots, sums);
+        multiply_words<Codes, Product, M, HALVES, WORD + 1>(codes, block, x, dots, sums);
     }
 }
 
@@ -59,7 +61,9 @@ void add_blocks(
 ) {
     constexpr int64_t BLOCK_BYTES = STRIP * Block::SIZE * Codes::STORED_BITS / 8;
     constexpr int64_t AHEAD = 2048;  // bytes
-    constexpr bool OFFSET = !MINIMUM || SHIFT<Codes::BITS> != 0;
+    constexpr bool CENTRED = !MINIMUM && HAS_CENTRED_DOT<Codes::BITS>;
+    constexpr bool OFFSET = !CENTRED && (!MINIMUM || SHIFT<Codes::BITS> != 0);
+    typedef std::conditional_t<CENTRED, CentredDot<Codes::BITS>, Dot<Codes::BITS>> Product;
     const Codes codes(segment);
     StripFloats totals[M];
     for (int m = 0; m < M; m++) totals[m] = load_floats(rows.sums + m * PANEL);
@@ -69,9 +73,9 @@ void add_blocks(
             __builtin_prefetch(blocks + AHEAD + byte, 0, 3);
         const Block* of[M];
         for (int m = 0; m < M; m++) of[m] = x + m * rows.stride;
-        Dot<Codes::BITS> dots[M];
+        Product dots[M];
         StripInts products[M][HALVES];
-        multiply_words<Codes, M, HALVES>(codes, blocks, of, dots, products);
+        multiply_words<Codes, Product, M, HALVES>(codes, blocks, of, dots, products);
         for (int m = 0; m < M; m++) {
             const StripFloats scale = spread_float(of[m]->scale);
             for (int half = 0; half < HALVES; half++) {
@@ -120,22 +124,22 @@ Tiles tiles_of(const QuantSegment& s) {
 Tiles tiles_of(const QuantSegment& s) {
     if (s.has_table) return tiles_of<Table>(s);
     switch (s.bits) {
-        case 4: return tiles_of<Nibbles>(s);
-        case 5: return tiles_of<WithUpper<1>>(s);
-        case 6: return tiles_of<WithUpper<2>>(s);
-        default: return tiles_of<Bytes>(s);
+        case 4: return tiles_of<PackedCodes<4>>(s);
+        case 5: return tiles_of<PackedCodes<5>>(s);
+        case 6: return tiles_of<PackedCodes<6>>(s);
+        default: return tiles_of<PackedCodes<8>>(s);
     }
 }
 
-// Return the code of one input in a block, as `pack_codes` stored it.
+// Return the code of one input in a block.
 int64_t code_at(const uint8_t* block, int64_t input, int64_t bits, int64_t lane) {
-    const int64_t word = input / 4, width = sizeof(StripCodes);
-    const uint8_t* const bytes = block + 4 * lane + input % 4;
-    if (bits == 8) return bytes[word * width];
-    const int64_t lower = bytes[word / 2 * width] >> word % 2 * 4 & 15, upper = bits - 4;
-    if (!upper) return lower;
-    const int64_t in_plane = 8 / upper, plane = WORDS / 2 + word / in_plane;
-    return lower | (bytes[plane * width] >> word % in_plane * upper & ((1 << upper) - 1)) << 4;
+    int64_t code = 0;
+    for (int index = 0; index < MAX_FIELDS; index++) {
+        const Field field = field_of(int(bits), int(input / 4), index);
+        const int64_t byte = block[field.vector * int64_t(sizeof(StripCodes)) + 4 * lane + input % 4];
+        code |= (byte >> field.from & ((1 << field.count) - 1)) << field.to;
+    }
+    return code;
 }
 
 // One panel of a layer.
@@ -210,24 +214,34 @@ class QuantPanel {
     const uint8_t* strips_;
 };
 
+// Store four codes in the words of one output, as `field_of` describes.
+template <int BITS, int WORD = 0, int INDEX = 0>
+void pack_words(const uint32_t (&codes)[WORDS], uint8_t* output) {
+    if constexpr (WORD < WORDS) {
+        constexpr Field FIELD = field_of(BITS, WORD, INDEX);
+        if constexpr (FIELD.count) {
+            constexpr uint32_t MASK = ((1u << FIELD.count) - 1) * 0x01010101u;
+            uint8_t* const at = output + FIELD.vector * sizeof(StripCodes);
+            uint32_t word;
+            std::memcpy(&word, at, sizeof word);
+            word |= (codes[WORD] >> FIELD.to & MASK) << FIELD.from;
+            std::memcpy(at, &word, sizeof word);
+        }
+        constexpr bool IS_LAST = INDEX + 1 == MAX_FIELDS;
+        pack_words<BITS, IS_LAST ? WORD + 1 : WORD, IS_LAST ? 0 : INDEX + 1>(codes, output);
+    }
+}
+
 // Store the codes of one output in a block of zeros.
 void pack_codes(const uint8_t* codes, int64_t count, int64_t bits, int64_t lane, uint8_t* block) {
-    uint32_t words[WORDS] = {};  // four codes each
+    uint32_t words[WORDS] = {};
     std::memcpy(words, codes, count);
-    const auto store = [&](int64_t index, uint32_t word) {
-        std::memcpy(block + index * sizeof(StripCodes) + 4 * lane, &word, sizeof word);
-    };
-    if (bits == 8) {
-        for (int64_t i = 0; i < WORDS; i++) store(i, words[i]);
-        return;
-    }
-    for (int64_t i = 0; i < WORDS / 2; i++)
-        store(i, (words[2 * i] & 0x0f0f0f0f) | (words[2 * i + 1] & 0x0f0f0f0f) << 4);
-    const int64_t upper = bits - 4;
-    for (int64_t first = 0, plane = WORDS / 2; upper && first < WORDS; first += 8 / upper, plane++) {
-        uint32_t word = 0;
-        for (int64_t i = 0; i < 8 / upper; i++) word |= (words[first + i] >> 4 & 0x0f0f0f0f) << i * upper;
-        store(plane, word);
+    uint8_t* const output = block + 4 * lane;
+    switch (bits) {
+        case 4: return pack_words<4>(words, output);
+        case 5: return pack_words<5>(words, output);
+        case 6: return pack_words<6>(words, output);
+        default: return pack_words<8>(words, output);
     }
 }
 

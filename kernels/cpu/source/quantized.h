@@ -13,8 +13,7 @@
 //
 // packed: [panels][PANEL / STRIP] strips of STRIP outputs, each padded to whole cache lines: its scales (those of `Planes`
 // that exist, each [groups][STRIP]), then [inputs / 32] blocks of codes. A block holds eight words of 4 inputs for each
-// output. 8 bits: a byte for each code. 4 bits: a byte holds a code of word 2 i (low half) and one of word 2 i + 1. 5 and 6
-// bits: the lower 4 in this form, then bytes with the upper bits of the words 0 to 7, or 0 to 3 and 4 to 7.
+// output, as codes.h describes.
 struct QuantSegment {
     const void* packed;
     int64_t end;     // first panel of the layer after this segment

@@ -1,6 +1,7 @@
 // Strip of a quantised matrix: the layout of its scales and codes; see quantized.h.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -100,65 +101,83 @@ class StripScales {
   public:
     static constexpr int64_t BLOCKS = 64;
 
-    StripScales(const QuantSegment& segment, const StripShape& shape) : segment_(segment), shape_(shape) {
+    StripScales(const QuantSegment& segment, const StripShape& shape)
+        : segment_(segment), shape_(shape), steps_(segment.group < Block::SIZE ? 2 : 1),
+          steps_of_float_(segment.shared * steps_ / Block::SIZE), steps_of_zero_(segment.group * steps_ / Block::SIZE),
+          offset_mask_(segment.has_zeros ? -1 : 0) {
         offsets_[0] = spread_float(float(segment.offset - shift()));
     }
 
     // Expand those of `count` blocks from block `first` on.
     void expand(const uint8_t* strip, int64_t first, int64_t count) {
         const QuantSegment& s = segment_;
-        const Range range{s.group < Block::SIZE ? s.group : Block::SIZE, first * Block::SIZE, count * Block::SIZE};
-        expand_floats(range, strip, scales_);
-        if (s.has_minimums) expand_floats(range, strip + shape_.minimums, minimums_);
-        if (s.has_integer_scales) {
-            const auto* const scales = reinterpret_cast<const int8_t*>(strip + shape_.group_scales);
-            range.each(s.group, [&](int64_t i, int64_t at) { scales_[i] *= load_integers(scales + at); });
-            const uint8_t* const minimums = strip + shape_.group_minimums;
-            if (s.has_minimums)
-                range.each(s.group, [&](int64_t i, int64_t at) { minimums_[i] *= load_integers(minimums + at); });
-        }
-        const uint8_t* const zeros = strip + shape_.zeros;
+        const Steps steps{first * steps_, count * steps_};
+        const auto* const scales = reinterpret_cast<const int8_t*>(strip + shape_.group_scales);
+        expand_plane(steps, strip, s.has_integer_scales ? scales : nullptr, scales_);
+        const uint8_t *const minimums = strip + shape_.group_minimums, *const zeros = strip + shape_.zeros;
+        if (s.has_minimums)
+            expand_plane(steps, strip + shape_.minimums, s.has_integer_scales ? minimums : nullptr, minimums_);
         const StripFloats shift = spread_float(float(this->shift()));
         if (s.has_zeros)
-            range.each(s.group, [&](int64_t i, int64_t at) { offsets_[i] = load_integers(zeros + at) - shift; });
+            steps.each(steps_of_zero_, [&](int64_t i, int64_t end, int64_t at) {
+                for (const StripFloats offset = load_integers(zeros + at) - shift; i < end; i++) offsets_[i] = offset;
+            });
     }
 
     // Of each half of a block in turn if groups have 16 inputs, else of each block.
     const StripFloats& scale(int64_t index) const { return scales_[index]; }
     const StripFloats& minimum(int64_t index) const { return minimums_[index]; }
-    const StripFloats& offset(int64_t index) const { return offsets_[segment_.has_zeros ? index : 0]; }
+    const StripFloats& offset(int64_t index) const { return offsets_[index & offset_mask_]; }
 
   private:
-    // Some inputs, `step` at a time.
-    struct Range {
-        int64_t step, first, count;
+    // Blocks, or halves of blocks.
+    struct Steps {
+        int64_t first, count;
 
-        // Call f(number of the step, number of its group times STRIP).
+        // Call f(begin, end, place of the group's number in a plane) for each group of `size` steps; begin and end count
+        // from the first step.
         template <class F>
-        void each(int64_t group, const F& f) const {
-            int64_t at = first / group * STRIP, left = group - first % group;
-            for (int64_t i = 0; i < count / step; i++) {
-                f(i, at);
-                left -= step;
-                if (left > 0) continue;
-                left = group;
-                at += STRIP;
+        __attribute__((always_inline)) void each(int64_t size, const F& f) const {
+            int64_t at = 0, end = size;
+            if (first) {
+                at = first / size * STRIP;
+                end = size - first % size;
             }
+            for (int64_t i = 0; i < count; i = end, end += size, at += STRIP) f(i, std::min(count, end), at);
         }
     };
 
-    void expand_floats(const Range& range, const uint8_t* plane, StripFloats* to) const {
-        const auto* const narrow = reinterpret_cast<const uint16_t*>(plane);
-        const auto* const wide = reinterpret_cast<const float*>(plane);
+    // Expand a plane of floats, multiplied by the integers of each step unless these are null.
+    template <class Integer>
+    void expand_plane(const Steps& steps, const uint8_t* floats, const Integer* integers, StripFloats* to) const {
         if (segment_.is_float16)
-            range.each(segment_.shared, [&](int64_t i, int64_t at) { to[i] = load_floats16(narrow + at); });
+            expand_plane<load_floats16>(steps, reinterpret_cast<const uint16_t*>(floats), integers, to);
         else
-            range.each(segment_.shared, [&](int64_t i, int64_t at) { to[i] = load_floats(wide + at); });
+            expand_plane<load_floats>(steps, reinterpret_cast<const float*>(floats), integers, to);
+    }
+
+    template <auto LOAD, class Float, class Integer>
+    void expand_plane(const Steps& steps, const Float* floats, const Integer* integers, StripFloats* to) const {
+        if (integers) integers += steps.first * STRIP;
+        if (!integers && steps_of_float_ == 1) {
+            floats += steps.first * STRIP;
+            for (int64_t i = 0; i < steps.count; i++) to[i] = LOAD(floats + i * STRIP);
+            return;
+        }
+        steps.each(steps_of_float_, [&](int64_t i, int64_t end, int64_t at) {
+            const StripFloats scale = LOAD(floats + at);
+            if (!integers)
+                for (; i < end; i++) to[i] = scale;
+            else
+                for (; i < end; i++) to[i] = scale * load_integers(integers + i * STRIP);
+        });
     }
 
     int64_t shift() const { return segment_.bits == 8 || segment_.has_table ? SHIFT<8> : 0; }
 
     const QuantSegment& segment_;
     const StripShape& shape_;
+    const int64_t steps_, steps_of_float_, steps_of_zero_;  // of a block, and of the inputs that share a float or a zero
+    const int64_t offset_mask_;
     StripFloats scales_[2 * BLOCKS], minimums_[2 * BLOCKS], offsets_[2 * BLOCKS];
 };
