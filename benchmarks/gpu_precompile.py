@@ -34,6 +34,7 @@ from engine.config import EngineConfig
 from engine.execution.cache import KVCache
 from engine.execution.models import load_model
 from engine.execution.runner import ModelRunner
+from engine.model_files.open_model import open_model
 from engine.warm_up import warm_up
 from kernels.triton import decode_attention, pdl, prefill_attention
 from kernels.triton.backend import TritonKernels
@@ -114,7 +115,12 @@ def compile_shape(
         folder = Path(name)
         (folder / "config.json").write_text(json.dumps(replace(shape, layers=1).config()))
         model = load_model(
-            folder, dtype=torch.bfloat16, device=device, progress=_ignore, load_format="dummy", kernels=kernels
+            open_model(folder),
+            dtype=torch.bfloat16,
+            device=device,
+            progress=_ignore,
+            load_format="dummy",
+            kernels=kernels,
         )
         cache = KVCache.allocate(PAGES, page_size, model.cache_spec(), torch.bfloat16, device, host_pages=4)
         runner = ModelRunner(model, cache, kernels, SLOTS, CONTEXT, _run_twice)

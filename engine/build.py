@@ -72,8 +72,9 @@ def build_engine(
     kernels = _kernels(config, device, dtype, lambda done, total: progress("kernels", done, total))
     kernels.count_progress(heartbeat.address if heartbeat else None)
     kernels.set_threads(config.threads or num_cores())  # all cores, for preparing the weights
+    files = open_model(Path(config.model), with_vocabulary=False)  # the API process sends it
     model = load_model(
-        Path(config.model),
+        files,
         dtype=dtype,
         device=device,
         progress=lambda done, total: progress("weights", done, total),
@@ -104,7 +105,6 @@ def build_engine(
     progress("warm-up", 1, 1)
     _check_free_memory(config, device)
     policy = make_policy(config, costs)
-    files = open_model(Path(config.model))
     described = files.description()
     info = ModelInfo(
         name=files.name,

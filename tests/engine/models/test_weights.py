@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.execution.models import Model, ModelError, WeightsError, load_model
 from engine.execution.models.sources import DummySource
+from engine.model_files.open_model import open_model
 from kernels.interface import Kernels
 from tests.engine.models.checkpoints import Checkpoint, Checkpoints, save
 from tests.engine.models.driver import Driver, Row
@@ -25,7 +26,7 @@ FILE = "model.safetensors"
 
 
 def load(path: Path) -> Model:
-    return load_model(path, torch.float32, CPU, lambda done, total: None)
+    return load_model(open_model(path), torch.float32, CPU, lambda done, total: None)
 
 
 @pytest.fixture
@@ -155,7 +156,7 @@ def test_progress_ascends_to_the_size_of_the_files(checkpoints: Checkpoints):
     """Bytes done never decrease and end at the total, which is the size of all tensors."""
     calls: list[tuple[int, int]] = []
     checkpoint = checkpoints["llama"]
-    load_model(checkpoint.path, torch.float32, CPU, lambda done, total: calls.append((done, total)))
+    load_model(open_model(checkpoint.path), torch.float32, CPU, lambda done, total: calls.append((done, total)))
     done = [call[0] for call in calls]
     size = sum(tensor.nbytes for tensor in load_file(checkpoint.path / FILE).values())
     assert done == sorted(done) and len(done) > 10
@@ -167,7 +168,7 @@ def test_dummy_weights_need_no_files_and_are_the_same_every_time(
 ):
     """load_format="dummy" fills the shapes of config.json with the same random numbers at every start."""
     shutil.copy(checkpoints["qwen3"].path / "config.json", tmp_path)
-    models = [load_model(tmp_path, torch.float32, CPU, lambda done, total: None, "dummy") for _ in range(2)]
+    models = [load_model(open_model(tmp_path), torch.float32, CPU, lambda done, total: None, "dummy") for _ in range(2)]
     first, second = (Driver(model, kernels).prefill(Row([1, 2, 3]), 10) for model in models)
     assert torch.equal(first, second)
     assert first.isfinite().all() and float(first.std()) > 0
@@ -184,7 +185,7 @@ def test_dummy_weights_are_created_on_their_device():
 def test_an_unknown_load_format_is_refused(tmp_path: Path):
     """The message lists the supported formats."""
     with pytest.raises(ModelError, match="load_format must be one of safetensors, dummy, got 'gguf'"):
-        load_model(tmp_path, None, CPU, lambda done, total: None, "gguf")
+        load_model(open_model(tmp_path), None, CPU, lambda done, total: None, "gguf")
 
 
 MEASURE = """
@@ -192,6 +193,7 @@ import sys
 from pathlib import Path
 import torch
 from engine.execution.models import load_model
+from engine.model_files.open_model import open_model
 from kernels.load import load
 
 def peak():
@@ -200,7 +202,7 @@ def peak():
 
 load(torch.device("cpu"), torch.float32).pack_linear(torch.ones(64, 64), None)(torch.ones(3, 64))
 before = peak()
-model = load_model(Path(sys.argv[1]), torch.float32, torch.device("cpu"), lambda done, total: None)
+model = load_model(open_model(Path(sys.argv[1])), torch.float32, torch.device("cpu"), lambda done, total: None)
 print(peak() - before, 4 * model.num_parameters)
 """
 
