@@ -26,7 +26,7 @@ from engine.execution.runner import ModelRunner
 from engine.execution.swap import STAGING_BYTES
 from engine.fingerprint import fingerprint
 from engine.heartbeat import Heartbeat
-from engine.host import free_memory_bytes, num_cores, total_memory
+from engine.host import free_memory_bytes, num_cores, return_free_memory, total_memory
 from engine.model_files.open_model import open_model
 from engine.scheduling.policies import make_policy
 from engine.scheduling.scheduler import Scheduler
@@ -131,6 +131,7 @@ def build_engine(
             f"{config.model}: the model computes NaN or infinity in {info.dtype}; "
             "--dtype bfloat16 or float32 has a wider range"
         )
+    return_free_memory()  # of the warm-up
     return Engine(config, info, Scheduler(config, policy, **sizes), runner, constraints=ConstraintFactory())
 
 

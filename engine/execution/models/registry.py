@@ -20,6 +20,7 @@ from engine.execution.models.rope import check_rope_table
 from engine.execution.models.sources import DummySource, WeightSource
 from engine.execution.models.tensor_table import Progress
 from engine.execution.models.weights import load_weights
+from engine.host import return_free_memory
 from engine.model_files.errors import ModelFileError
 from engine.model_files.interface import ModelFiles
 from kernels.interface import Kernels
@@ -78,6 +79,7 @@ def load_model(
                 checksums.max_magnitude,
             )
         checksums.finish(checksum_progress)
+    return_free_memory()  # tens of megabytes of rows that were unpacked
     if load_format != "dummy":
         log.info("%s", checksums.summary)
     return model

@@ -12,13 +12,16 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.execution.models import Model, ModelError, WeightsError, load_model
 from engine.execution.models.sources import DummySource
 from engine.model_files.open_model import open_model
 from kernels.interface import Kernels
+from tests import requirements
 from tests.engine.models.checkpoints import Checkpoint, Checkpoints, save
 from tests.engine.models.driver import Driver, Row
+from tests.gguf_export import Type, export_gguf
 from tests.limits import HANG_SECONDS
 
 CPU = torch.device("cpu")
@@ -196,32 +199,58 @@ from engine.execution.models import load_model
 from engine.model_files.open_model import open_model
 from kernels.load import load
 
-def peak():
+def status(name):
     lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
 load(torch.device("cpu"), torch.float32).pack_linear(torch.ones(64, 64), None)(torch.ones(3, 64))
-before = peak()
-model = load_model(open_model(Path(sys.argv[1])), torch.float32, torch.device("cpu"), lambda done, total: None)
-print(peak() - before, 4 * model.num_parameters)
+peak, resident = status("VmHWM"), status("RssAnon")
+files = open_model(Path(sys.argv[1]), with_vocabulary=False)
+model = load_model(files, torch.float32, torch.device("cpu"), lambda done, total: None)
+print(status("VmHWM") - peak, status("RssAnon") - resident, 4 * model.num_parameters)
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from /proc")
+needs_status = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
+
+
+@needs_status
 def test_loading_takes_little_more_memory_than_the_weights(tmp_path: Path):
     """With a checkpoint of 200 MB, packed while loading, the peak rises by less than 1.35 times its size."""
     shape = {"hidden_size": 1024, "intermediate_size": 2752, "num_attention_heads": 16, "num_key_value_heads": 8}
     made: Checkpoint = save(tmp_path, "Llama", shape | {"num_hidden_layers": 4, "vocab_size": 3000})
     del made
-    root = Path(__file__).resolve().parents[3]
+    peak, _, weights = measure(tmp_path)
+    assert weights > 190e6
+    assert peak < 1.35 * weights, f"{peak / 1e6:.0f} MB for {weights / 1e6:.0f} MB of weights"
+
+
+@needs_status
+@requirements.a_compiler
+def test_quantised_weights_take_the_memory_of_their_tensors(demo: Path, tmp_path: Path):
+    """Rows of a GGUF file that were unpacked for loading leave nothing behind."""
+    for file in demo.glob("*.json"):
+        shutil.copy(file, tmp_path)
+    shape = {"hidden_size": 1024, "intermediate_size": 2752, "num_attention_heads": 16, "head_dim": 64}
+    config = json.loads((demo / "config.json").read_text()) | shape | {"num_key_value_heads": 8}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tensors = LlamaForCausalLM(LlamaConfig(**config)).state_dict()
+    save_file({name: part for name, part in tensors.items() if name != "lm_head.weight"}, tmp_path / FILE)
+    file = export_gguf(tmp_path, tmp_path / "model.gguf", lambda name: Type.Q4_1)
+    _, resident, _ = measure(file)
+    size = open_model(file).description().file_bytes
+    assert size > 40e6
+    assert resident < 1.1 * size, f"{resident / 1e6:.0f} MB for {size / 1e6:.0f} MB of tensors"
+
+
+def measure(model: Path) -> list[int]:
+    """Load a model in a new process; return the rise of its peak and of its memory, and the bytes of its weights."""
     result = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(tmp_path)],
-        cwd=root,
+        [sys.executable, "-c", MEASURE, str(model)],
+        cwd=Path(__file__).resolve().parents[3],
         capture_output=True,
         text=True,
         timeout=HANG_SECONDS,
         check=True,
     )
-    peak, weights = (int(word) for word in result.stdout.split())
-    assert weights > 190e6
-    assert peak < 1.35 * weights, f"{peak / 1e6:.0f} MB for {weights / 1e6:.0f} MB of weights"
+    return [int(word) for word in result.stdout.split()]
