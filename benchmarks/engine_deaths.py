@@ -4,7 +4,12 @@ Starts 32 streams over HTTP and SSE on 16 slots at once and kills the engine pro
 Each answer is compared with the answer to the same request without a kill. The pause is the largest gap in any stream
 of a round: a new engine has to load, and to prefill prompts and earlier output again.
 
+Half of the streams are greedy, and one in four of each half has a JSON format. A model in a file or folder has its
+results in a file of its own.
+
     python -m benchmarks.engine_deaths
+    python -m benchmarks.engine_deaths --model FILE.gguf
+    python -m benchmarks.engine_deaths --model FOLDER --quantization int4
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ import asyncio
 import json
 import random
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from benchmarks.people_first import request_body
@@ -23,13 +29,26 @@ from benchmarks.sse_client import Part, receive
 
 STREAMS, SLOTS, TOKENS = 32, 16, 200
 SERVER = ("--max-num-seqs", str(SLOTS), "--max-model-len", "512")
+ANIMALS = {"type": "array", "items": {"enum": ["fox", "hen", "owl"]}, "minItems": 1000}  # longer than an answer
+JSON_FORMAT = {"type": "json_schema", "json_schema": {"name": "animals", "schema": ANIMALS}}
+
+
+def body_of(number: int) -> dict[str, Any]:
+    """Return the request of a stream: sampled or greedy, plain or with a format, of either class."""
+    body = request_body("person" if number % 2 else "bulk", number, TOKENS)
+    if number // 2 % 2:
+        body["temperature"] = 0.0
+    if number // 4 % 4 == 0:
+        del body["ignore_eos"], body["min_tokens"]
+        body["response_format"] = JSON_FORMAT
+    return body
 
 
 class Answer:
     """One stream with its arrival times."""
 
     def __init__(self, number: int) -> None:
-        self.body = request_body("person" if number % 2 else "bulk", number, TOKENS)
+        self.body = body_of(number)
         self.raw = b""
         self.moments: list[float] = []
 
@@ -99,8 +118,10 @@ def main() -> None:
     """Measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--model", default="demo", help="file, folder or name, as of `carousel serve`")
+    parser.add_argument("--quantization", default="none", help="none, int8 or int4")
     options = parser.parse_args()
-    with Serving(*SERVER) as server:
+    with Serving(*SERVER, "--quantization", options.quantization, model=options.model) as server:
         rows = asyncio.run(measure(server, options.kills))
     summary = {
         "answers": STREAMS * len(rows),
@@ -109,7 +130,10 @@ def main() -> None:
         "pause_seconds": spread([row["pause"] for row in rows]),
     }
     print(json.dumps(summary, indent=1))
-    print("Saved to", save("engine_deaths", {"streams": STREAMS, "slots": SLOTS, "tokens": TOKENS}, rows, summary))
+    parts = [Path(options.model).stem.lower(), options.quantization]
+    name = "_".join(["engine_deaths", *(part for part in parts if part not in ("demo", "none"))])
+    settings = {"model": parts[0], "quantization": parts[1], "streams": STREAMS, "slots": SLOTS, "tokens": TOKENS}
+    print("Saved to", save(name, settings, rows, summary))
 
 
 if __name__ == "__main__":

@@ -30,11 +30,12 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from benchmarks.shapes import SHAPES, Shape
-from engine.build import _warm_up
 from engine.config import EngineConfig
 from engine.execution.cache import KVCache
 from engine.execution.models import load_model
 from engine.execution.runner import ModelRunner
+from engine.model_files.open_model import open_model
+from engine.warm_up import warm_up
 from kernels.triton import decode_attention, pdl, prefill_attention
 from kernels.triton.backend import TritonKernels
 from kernels.triton.device_limits import SHARED_BYTES
@@ -114,12 +115,17 @@ def compile_shape(
         folder = Path(name)
         (folder / "config.json").write_text(json.dumps(replace(shape, layers=1).config()))
         model = load_model(
-            folder, dtype=torch.bfloat16, device=device, progress=_ignore, load_format="dummy", kernels=kernels
+            open_model(folder),
+            dtype=torch.bfloat16,
+            device=device,
+            progress=_ignore,
+            load_format="dummy",
+            kernels=kernels,
         )
         cache = KVCache.allocate(PAGES, page_size, model.cache_spec(), torch.bfloat16, device, host_pages=4)
         runner = ModelRunner(model, cache, kernels, SLOTS, CONTEXT, _run_twice)
         runner.record(_ignore)
-        _warm_up(EngineConfig(model="", page_size=page_size, max_num_seqs=SLOTS), runner, PAGES, 4, CONTEXT)
+        warm_up(EngineConfig(model="", page_size=page_size, max_num_seqs=SLOTS), runner, PAGES, 4, CONTEXT)
     return list(seen.values())
 
 

@@ -32,6 +32,7 @@ from benchmarks.results import save
 from engine.execution.cache import KVCache
 from engine.execution.inputs import ModelInputs
 from engine.execution.models import Model, load_model
+from engine.model_files.open_model import open_model
 from kernels.cpu.backend import CpuKernels
 from kernels.interface import Kernels
 from kernels.reference.backend import ReferenceKernels
@@ -122,7 +123,8 @@ def measure(model: Path, quantization: str | None, tokens: list[int]) -> Iterato
     ]
     runners = {
         each.name: Runner(
-            load_model(model, torch.float32, torch.device("cpu"), lambda *_: None, kernels=each.kernels), each
+            load_model(open_model(model), torch.float32, torch.device("cpu"), lambda *_: None, kernels=each.kernels),
+            each,
         )
         for each in (reference, *variants)
     }

@@ -32,6 +32,8 @@ TOOL = {
 }
 RESULT = "Clear sky, 19 degrees Celsius."
 
+ANSWER_CHARACTERS = 150  # of an answer on its way: two lines
+
 CROWD = (("flex", 500, 16), ("default", 300, 5), ("priority", 60, 4))  # tier, tokens of an answer, callers
 
 
@@ -53,11 +55,19 @@ def ask(url: str, number: int, tier: str, tokens: int, enough: threading.Event) 
 
 
 def send(page: Page, text: str) -> None:
-    """Send a message, and wait until its answer begins."""
+    """Send a message, and wait for the place of its answer."""
+    answers = page.locator("[data-role=assistant]")
+    number = answers.count()
     box = page.get_by_role("textbox", name="Message")
     box.fill(text)
     box.press("Enter")
-    page.wait_for_timeout(700)
+    answers.nth(number).wait_for()
+
+
+def wait_begun(page: Page) -> None:
+    """Wait until the last answer has some text."""
+    begun = "least => [...document.querySelectorAll('[data-role=assistant]')].at(-1).innerText.length >= least"
+    page.wait_for_function(begun, arg=ANSWER_CHARACTERS)
 
 
 def wait_complete(page: Page) -> None:
@@ -73,7 +83,7 @@ def chat(page: Page, url: str, name: str) -> None:
         send(page, question)
         wait_complete(page)
     send(page, QUESTIONS[-1])
-    page.wait_for_timeout(1500)
+    wait_begun(page)
     page.screenshot(path=IMAGES / name)
 
 
@@ -120,7 +130,8 @@ def main() -> None:
         with Serving(model=DEFAULT_MODEL.name) as server:
             for scheme, context in contexts.items():
                 chat(context.new_page(), server.url, f"chat-{scheme}.png")
-            tool_call(contexts["light"].new_page(), server.url, "tools-light.png")
+            other = browser.new_context(viewport=VIEWPORT, color_scheme="light")  # without the conversation
+            tool_call(other.new_page(), server.url, "tools-light.png")
         with Serving("--max-num-seqs", "12", "--num-pages", "160") as server:
             for scheme, context in contexts.items():
                 engine(context.new_page(), server.url, f"engine-{scheme}.png")

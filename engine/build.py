@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,13 +26,12 @@ from engine.execution.runner import ModelRunner
 from engine.execution.swap import STAGING_BYTES
 from engine.fingerprint import fingerprint
 from engine.heartbeat import Heartbeat
-from engine.host import free_memory_bytes, num_cores, total_memory
+from engine.host import free_memory_bytes, num_cores, return_free_memory, total_memory
 from engine.model_files.open_model import open_model
-from engine.scheduling.batch import Batch, Chunk, Join
-from engine.scheduling.costs import Costs
 from engine.scheduling.policies import make_policy
 from engine.scheduling.scheduler import Scheduler
-from engine.types import ModelInfo, SamplingParams
+from engine.types import ModelInfo
+from engine.warm_up import attention_ratio, warm_up
 from kernels.interface import Kernels
 from kernels.load import QuantizationError
 from kernels.load import load as load_kernels
@@ -74,8 +72,9 @@ def build_engine(
     kernels = _kernels(config, device, dtype, lambda done, total: progress("kernels", done, total))
     kernels.count_progress(heartbeat.address if heartbeat else None)
     kernels.set_threads(config.threads or num_cores())  # all cores, for preparing the weights
+    files = open_model(Path(config.model), with_vocabulary=False)  # the API process sends it
     model = load_model(
-        Path(config.model),
+        files,
         dtype=dtype,
         device=device,
         progress=lambda done, total: progress("weights", done, total),
@@ -102,11 +101,10 @@ def build_engine(
     progress("warm-up", 0, 1)
     _log_free_memory(device, "before steps are recorded")
     _record(runner, kernels, config.early_launch, lambda done, total: progress("graphs", done, total))
-    costs = replace(_warm_up(config, runner, num_pages, host_pages, max_len), attention_ratio=_attention_ratio(model))
+    costs = replace(warm_up(config, runner, num_pages, host_pages, max_len), attention_ratio=attention_ratio(model))
     progress("warm-up", 1, 1)
     _check_free_memory(config, device)
     policy = make_policy(config, costs)
-    files = open_model(Path(config.model))
     described = files.description()
     info = ModelInfo(
         name=files.name,
@@ -133,6 +131,7 @@ def build_engine(
             f"{config.model}: the model computes NaN or infinity in {info.dtype}; "
             "--dtype bfloat16 or float32 has a wider range"
         )
+    return_free_memory()  # of the warm-up
     return Engine(config, info, Scheduler(config, policy, **sizes), runner, constraints=ConstraintFactory())
 
 
@@ -346,67 +345,3 @@ def _capture(config: EngineConfig, device: torch.device) -> Capture | None:
     """
     is_recorded = device.type == "cuda" and config.kernels != "torch" and not config.enforce_eager
     return CudaCapture(device) if is_recorded else None
-
-
-def _warm_up(config: EngineConfig, runner: ModelRunner, num_pages: int, host_pages: int, max_len: int) -> Costs:
-    """Warm up the code that serves requests, and measure the costs of steps with plain sampling.
-
-    Runs a prompt chunk and some decodes. The pages used are free again afterwards.
-    """
-    max_length = 2048 if runner.runs_ahead else 128  # less does not fill a GPU
-    length = min(max_length, max_len - 4, num_pages * config.tokens_per_page - 4)
-    if length < 2:
-        return Costs(swap_pages_per_second=1e4, prefill_tokens_per_second=1e3)
-    pages = tuple(range(-(-(length + 4) // config.tokens_per_page)))
-    plain = SamplingParams(max_tokens=4, temperature=0.7)
-    join = Join(0, tuple(i % 7 for i in range(length)), length, 0, plain, pages)
-    filtered = replace(join, sampling=SamplingParams(max_tokens=4, temperature=0.7, top_p=0.9, logprobs=1))
-    # Edited logits are sampled in float32, by other kernels.
-    edits = SamplingParams(max_tokens=4, min_tokens=4, stop_token_ids=(0,), temperature=0.7, top_p=0.9, logprobs=1)
-    edited = replace(join, sampling=edits)
-    chunk, decode = Chunk(0, 0, length, True), Batch(step=0, decodes=(0,))
-    runner.launch(Batch(step=0, joins=(filtered,), chunks=(chunk,)))()
-    for variant in (filtered, edited):
-        runner.launch(Batch(step=0, joins=(variant,)))()
-        runner.launch(decode)()
-    plain_chunk = Batch(step=0, joins=(join,), chunks=(chunk,))
-    runner.launch(plain_chunk)()  # plain sampling may use other kernels
-    began = time.perf_counter()
-    runner.launch(plain_chunk)()
-    seconds = time.perf_counter() - began
-    single_seconds = _fastest(runner, decode)
-    rows = min(8, config.max_num_seqs)  # copies of the first, which write the same values into the same pages
-    joins = tuple(replace(join, slot=slot) for slot in range(rows))
-    runner.launch(Batch(step=0, joins=joins))()
-    multiple_seconds = _fastest(runner, Batch(step=0, decodes=tuple(range(rows))))
-    swapped = tuple((page, page) for page in pages[:host_pages])
-    swap_seconds = 0.0
-    for _ in range(2):  # the first round touches fresh memory
-        began = time.perf_counter()
-        runner.launch(Batch(step=0, swap_out=swapped, swap_in=swapped))()
-        runner.launch(Batch(step=0))()  # the pages are back in the next step
-        swap_seconds = time.perf_counter() - began
-    pages_per_second = 2 * len(swapped) / max(swap_seconds, 1e-9) if swapped else 1.0
-    return Costs(
-        swap_pages_per_second=pages_per_second,
-        prefill_tokens_per_second=length / max(seconds, 1e-9),
-        decode_seconds=single_seconds,
-        row_seconds=max(0.0, multiple_seconds - single_seconds) / max(1, rows - 1),
-        recorded_tokens=runner.recorded_tokens,
-    )
-
-
-def _attention_ratio(model: Model) -> float:
-    """Return the operations for one earlier position that a token attends to, of those for the token's matrices."""
-    widths = sum(group.layers * group.head_dim for group in model.cache_spec().groups)
-    return 2 * widths * model.num_heads / model.num_parameters
-
-
-def _fastest(runner: ModelRunner, batch: Batch) -> float:
-    """Return the seconds of the fastest of three launches."""
-    times = []
-    for _ in range(3):
-        began = time.perf_counter()
-        runner.launch(batch)()
-        times.append(time.perf_counter() - began)
-    return min(times)

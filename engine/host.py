@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 from pathlib import Path
 
@@ -34,6 +35,13 @@ def _machine_memory(root: Path) -> MemoryLimit:
             if line.startswith("MemAvailable:"):
                 free = int(line.split()[1]) * 1024
     return MemoryLimit("the machine's memory", total, total - free)
+
+
+def return_free_memory() -> None:
+    """Return the memory of freed temporaries to the system, which the C library would keep for later ones (glibc)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def num_cores() -> int:

@@ -18,7 +18,16 @@ FORBIDDEN = {
     "engine/scheduling": ("torch", "numpy", "time", "random", "kernels", "engine.execution", "engine.engine"),
     "engine/model_files": ("engine.execution", "engine.scheduling", "numpy", "gguf"),
     "engine/execution": ("engine.scheduling.scheduler", "engine.scheduling.policy", "engine.scheduling.queue"),
-    "app": ("torch", "kernels", "engine.execution", "engine.build", "engine.scheduling", "requests", "llguidance"),
+    "app": (
+        "torch",
+        "kernels",
+        "engine.execution",
+        "engine.build",
+        "engine.warm_up",
+        "engine.scheduling",
+        "requests",
+        "llguidance",
+    ),
     "app/protocols": ("starlette", "app.routes", "app.engine_client.client", "app.service"),
 }
 

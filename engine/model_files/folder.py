@@ -15,6 +15,7 @@ GENERATION_CONFIG_FILE = "generation_config.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 TOKENIZER_FILE = "tokenizer.json"
 TEMPLATE_FILE = "chat_template.jinja"
+SUMS_FILE = "SHA256SUMS"  # digests of weight files, in the form of sha256sum
 # Files from which transformers creates a tokenizer; for a folder without any of them it creates an empty one.
 VOCABULARY_FILES = (
     "tokenizer.model",

@@ -26,10 +26,10 @@ class GGUFModel:
     tensors: dict[str, TensorInfo]
 
 
-def open_gguf(file: Path) -> GGUFModel:
+def open_gguf(file: Path, *, with_vocabulary: bool = True) -> GGUFModel:
     """Return the headers of a GGUF file, and of the other shards if its name is that of one.
 
-    Raises ModelFileError with the file, and the tensor or key, that is the cause.
+    with_vocabulary: as of `read_header`. Raises ModelFileError with the file, and the tensor or key, that is the cause.
     """
     shards = shard_files(file)
     for shard in shards:
@@ -37,7 +37,7 @@ def open_gguf(file: Path) -> GGUFModel:
     metadata: dict[str, Value] = {}
     tensors: dict[str, TensorInfo] = {}
     for number, shard in enumerate(shards):
-        header = read_header(shard)
+        header = read_header(shard, with_vocabulary=with_vocabulary)
         _check_shard(shard, header, number, len(shards))
         metadata = metadata or header.metadata  # only the first shard describes the model
         for name, info in header.tensors.items():

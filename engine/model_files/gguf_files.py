@@ -20,9 +20,14 @@ from engine.model_files.interface import Description, Document, TokenizerSource
 
 @dataclass(frozen=True)
 class GGUFFiles:
-    """Implementation of `engine.model_files.interface.ModelFiles` for a GGUF file. Its header is read once."""
+    """Implementation of `engine.model_files.interface.ModelFiles` for a GGUF file. Its header is read once.
+
+    with_vocabulary: False for a process that needs neither the tokenizer nor end tokens, and must not ask for them. The
+    strings of a vocabulary take 0.1 s and 10 MB and more.
+    """
 
     path: Path
+    with_vocabulary: bool = True
 
     @property
     def name(self) -> str:
@@ -79,9 +84,10 @@ class GGUFFiles:
     @cached_property
     def model(self) -> GGUFModel:
         """Return the header."""
-        return open_gguf(self.path)
+        return open_gguf(self.path, with_vocabulary=self.with_vocabulary)
 
     @cached_property
     def vocabulary(self) -> GGUFVocabulary:
         """Return the vocabulary."""
+        assert self.with_vocabulary
         return GGUFVocabulary(self.path, self.model.metadata)

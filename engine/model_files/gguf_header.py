@@ -38,6 +38,7 @@ FIRST_READ_BYTES = 1 << 20
 FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}  # of `struct`, by type
 SIZES = {kind: struct.calcsize(f"<{code}") for kind, code in FORMATS.items()}
 BOOL, STRING, ARRAY = 7, 8, 9
+VOCABULARY_PREFIX = "tokenizer."  # of keys whose arrays are the vocabulary
 FETCH_AGAIN = "the file is truncated or damaged; fetch it again"
 
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
@@ -76,14 +77,15 @@ class Header:
     tensors: dict[str, TensorInfo]
 
 
-def read_header(file: Path) -> Header:
+def read_header(file: Path, *, with_vocabulary: bool = True) -> Header:
     """Return the header of one GGUF file, after checking that every tensor lies inside the file.
 
+    with_vocabulary: False leaves out the arrays of the tokenizer's keys. Their sizes are checked, their text is not.
     Raises ModelFileError.
     """
     try:
         with file.open("rb", buffering=0) as opened:
-            return _parse(_Reader(file, opened))
+            return _parse(_Reader(file, opened), with_vocabulary)
     except OSError as error:
         raise ModelFileError(file, f"cannot be read: {error.strerror or error}") from error
 
@@ -171,6 +173,16 @@ class _Reader:
         self.at = at
         return found
 
+    def skip_texts(self, count: int, subject: str) -> None:
+        """Skip `count` strings."""
+        data, at, unpack = self._data, self.at, _U64.unpack_from
+        for _ in range(count):
+            if at + 8 > len(data):
+                data = self._grow(at + 8, subject)
+            at += 8 + unpack(data, at)[0]
+        self.at = at
+        self.take(0, subject)  # the last one must end inside the file
+
     def _grow(self, end: int, subject: str) -> bytes:
         """Read at least up to `end`, and return all bytes since the begin of the file."""
         if end > self.size:
@@ -189,17 +201,12 @@ class _Reader:
         return self._data
 
 
-def _parse(reader: _Reader) -> Header:
+def _parse(reader: _Reader, with_vocabulary: bool) -> Header:
     _check_start(reader)
     num_tensors, num_keys = reader.u64("number of tensors"), reader.u64("number of keys")
     reader.check_count(num_tensors, 24, MAX_TENSORS, "tensors")
     reader.check_count(num_keys, 13, MAX_KEYS, "keys")
-    metadata: dict[str, Value] = {}
-    for index in range(num_keys):
-        key = reader.text(f"key {index} of {num_keys}", MAX_NAME_BYTES)
-        if key in metadata:
-            raise reader.error(f"key {shown(key)} occurs twice; convert the model again")
-        metadata[key] = _value(reader, reader.u32(f"key {shown(key)}"), f"key {shown(key)}", 0)
+    metadata = _metadata(reader, num_keys, with_vocabulary)
     alignment = _alignment(reader, metadata.get("general.alignment", DEFAULT_ALIGNMENT))
     tensors: dict[str, TensorInfo] = {}
     for index in range(num_tensors):
@@ -211,6 +218,23 @@ def _parse(reader: _Reader) -> Header:
     tensors = {name: _moved(info, data_begin) for name, info in tensors.items()}
     _check_places(tensors, reader.size)
     return Header(metadata, tensors)
+
+
+def _metadata(reader: _Reader, num_keys: int, with_vocabulary: bool) -> dict[str, Value]:
+    metadata: dict[str, Value] = {}
+    skipped: set[str] = set()
+    for index in range(num_keys):
+        key = reader.text(f"key {index} of {num_keys}", MAX_NAME_BYTES)
+        subject = f"key {shown(key)}"
+        if key in metadata or key in skipped:
+            raise reader.error(f"{subject} occurs twice; convert the model again")
+        kind = reader.u32(subject)
+        if kind == ARRAY and key.startswith(VOCABULARY_PREFIX) and not with_vocabulary:
+            _skip_array(reader, subject, 1)
+            skipped.add(key)
+        else:
+            metadata[key] = _value(reader, kind, subject, 0)
+    return metadata
 
 
 def _check_start(reader: _Reader) -> None:
@@ -235,17 +259,34 @@ def _value(reader: _Reader, kind: int, subject: str, depth: int) -> Value:
 
 
 def _array(reader: _Reader, subject: str, depth: int) -> list[Value]:
+    kind, count = _array_start(reader, subject, depth)
+    if kind == ARRAY:
+        return [_array(reader, subject, depth + 1) for _ in range(count)]
+    if kind == STRING:
+        return reader.texts(count, subject)
+    return _numbers(reader, kind, count, subject)
+
+
+def _skip_array(reader: _Reader, subject: str, depth: int) -> None:
+    kind, count = _array_start(reader, subject, depth)
+    if kind == ARRAY:
+        for _ in range(count):
+            _skip_array(reader, subject, depth + 1)
+    elif kind == STRING:
+        reader.skip_texts(count, subject)
+    else:
+        _numbers(reader, kind, count, subject)  # for its checks
+
+
+def _array_start(reader: _Reader, subject: str, depth: int) -> tuple[int, int]:
+    """Return the type and the number of an array's entries, after comparing them with all bounds."""
     if depth > MAX_ARRAY_DEPTH:
         raise reader.error(f"{subject}: arrays are nested more than {MAX_ARRAY_DEPTH} levels deep; convert it again")
     kind, count = reader.u32(subject), reader.u64(subject)
     least_bytes = {ARRAY: 12, STRING: 8}.get(kind, SIZES.get(kind, 1))
     reader.check_count(count, least_bytes, reader.entries_left, subject)
     reader.entries_left -= count
-    if kind == ARRAY:
-        return [_array(reader, subject, depth + 1) for _ in range(count)]
-    if kind == STRING:
-        return reader.texts(count, subject)
-    return _numbers(reader, kind, count, subject)
+    return kind, count
 
 
 def _numbers(reader: _Reader, kind: int, count: int, subject: str) -> list[Value]:

@@ -11,9 +11,12 @@ from engine.model_files.gguf_names import has_gguf_name
 from engine.model_files.interface import ModelFiles
 
 
-def open_model(path: Path) -> ModelFiles:
-    """Return the files of the model at `path`: a GGUF file, or a folder in Hugging Face layout. Nothing is read yet."""
-    return GGUFFiles(path) if is_gguf(path) else FolderFiles(path)
+def open_model(path: Path, *, with_vocabulary: bool = True) -> ModelFiles:
+    """Return the files of the model at `path`: a GGUF file, or a folder in Hugging Face layout. Nothing is read yet.
+
+    with_vocabulary: as of `GGUFFiles`; the tokenizer of a folder is in files of its own.
+    """
+    return GGUFFiles(path, with_vocabulary) if is_gguf(path) else FolderFiles(path)
 
 
 def is_gguf(path: Path) -> bool:

@@ -17,7 +17,6 @@ from engine.build import (
     _page_size,
     _record,
     _size_cache,
-    _warm_up,
     build_engine,
 )
 from engine.config import EngineConfig
@@ -25,6 +24,7 @@ from engine.errors import ConfigError
 from engine.execution.cache import CacheSpec
 from engine.execution.slots import SlotState
 from engine.scheduling.batch import Batch
+from engine.warm_up import warm_up
 from tests.kernels.conftest import cpu_kernels
 
 
@@ -222,7 +222,7 @@ def test_swap_space_becomes_no_more_pages_than_useful(gib: float, pages: int):
 def test_costs_are_measured_with_plain_requests(monkeypatch: pytest.MonkeyPatch):
     """Warm-up may use every sampling feature before timing starts; timed prompts and decodes do not."""
     runner = SlowFullSampler(8, 200, 16)
-    monkeypatch.setattr("engine.build.time", SimpleNamespace(perf_counter=lambda: runner.now))
-    costs = _warm_up(EngineConfig(model="", page_size=16, max_num_seqs=8), runner, 64, 0, 200)
+    monkeypatch.setattr("engine.warm_up.time", SimpleNamespace(perf_counter=lambda: runner.now))
+    costs = warm_up(EngineConfig(model="", page_size=16, max_num_seqs=8), runner, 64, 0, 200)
     assert (costs.prefill_tokens_per_second, costs.decode_seconds, costs.row_seconds) == (1.0, 1.0, 1.0)
     assert runner.edited == {False, True}, "the warm-up uses the full sampler"

@@ -9,9 +9,13 @@ import pytest
 import torch
 
 from app.text.text_model import TextModel
+from engine.build import build_engine
+from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.execution.models import load_model
 from engine.execution.models.errors import ModelError
+from engine.model_files.gguf_header import Header, read_header
+from engine.model_files.open_model import open_model
 from kernels.cpu.linear import PackedEmbedding
 from tests import requirements
 from tests.engine.same import alone, check_any_batch, conversations, make_engine, run
@@ -63,6 +67,23 @@ def test_a_file_of_unrounded_weights_gives_the_texts_of_the_folder(demo: Path, t
     """Names, the order of heads and the tied projection are those of the checkpoint."""
     some = streams[:8]
     assert run(make_engine(exported(demo, tmp_path, "BF16")), some) == run(make_engine(demo), some)
+
+
+def test_the_engine_reads_the_header_once_and_without_the_vocabulary(
+    demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The API process has the tokens, and sends them when a grammar needs them."""
+    headers: list[Header] = []
+
+    def read(file: Path, **options: bool) -> Header:
+        headers.append(read_header(file, **options))
+        return headers[-1]
+
+    monkeypatch.setattr("engine.model_files.gguf.read_header", read)
+    build_engine(EngineConfig(model=str(exported(demo, tmp_path, "Q8_0")), device="cpu", num_pages=4, swap_space=0.0))
+    [header] = headers
+    keys = [key for key in header.metadata if key.startswith("tokenizer.")]
+    assert keys and not any(isinstance(header.metadata[key], list) for key in keys)
 
 
 def test_tokens_and_template_are_those_of_the_folder(demo: Path, tmp_path: Path, text: TextModel):
@@ -142,6 +163,6 @@ def test_a_tied_embedding_is_looked_up_in_the_packed_projection(demo: Path, tmp_
     """Neither a quantised table nor a plain one is in memory twice."""
     cpu_kernels()
     for model in (exported(demo, tmp_path, "Q8_0"), demo):
-        loaded = load_model(model, torch.float32, torch.device("cpu"), lambda *_: None)
+        loaded = load_model(open_model(model), torch.float32, torch.device("cpu"), lambda *_: None)
         embedding = loaded._weights.embedding
         assert isinstance(embedding, PackedEmbedding) and embedding.layer is loaded._weights.head

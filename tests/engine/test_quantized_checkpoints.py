@@ -17,6 +17,7 @@ from torch import Tensor
 from app.text.text_model import TextModel
 from engine.execution.models import load_model
 from engine.execution.models.errors import ModelConfigError, WeightsError
+from engine.model_files.open_model import open_model
 from kernels.cpu.backend import CpuKernels
 from kernels.interface import Kernels
 from kernels.reference.backend import ReferenceKernels
@@ -89,7 +90,7 @@ def test_texts_are_those_of_a_folder_with_the_same_weights(kind: Kind, demo: Pat
 
 
 def logits(model: Path, kernels: Kernels, prompt: list[int]) -> Tensor:
-    loaded = load_model(model, torch.float32, torch.device("cpu"), lambda *_: None, kernels=kernels)
+    loaded = load_model(open_model(model), torch.float32, torch.device("cpu"), lambda *_: None, kernels=kernels)
     return Driver(loaded, kernels).prefill(Row(list(prompt)), 10_000)
 
 
@@ -144,7 +145,7 @@ def test_keys_and_values_beside_quantised_weights_take_two_bytes(demo: Path, tmp
     tensors = load_file(quantised / "model.safetensors")
     halves = {name: part.half() if part.dtype == torch.bfloat16 else part for name, part in tensors.items()}
     save_file(halves, quantised / "model.safetensors")
-    model = load_model(quantised, torch.float32, torch.device("cpu"), lambda *_: None)
+    model = load_model(open_model(quantised), torch.float32, torch.device("cpu"), lambda *_: None)
     assert model.default_cache_dtype() == torch.bfloat16
 
 

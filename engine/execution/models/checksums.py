@@ -20,8 +20,8 @@ from typing import Self
 from engine.execution.models.errors import WeightsError
 from engine.execution.models.safetensors_files import MAX_MAGNITUDE
 from engine.host import num_cores
+from engine.model_files.folder import SUMS_FILE
 
-SUMS_FILE = "SHA256SUMS"
 HUB_METADATA = Path(".cache/huggingface/download")  # in a downloaded folder; one file NAME.metadata for each
 HUB_BLOBS = "blobs"  # folder in huggingface_hub's cache, to whose files the names of a model are links
 SHA256 = re.compile(r"[0-9a-f]{64}")  # an etag of the hub for large files; those of small files are shorter

@@ -1,4 +1,4 @@
-"""Loading of a model directory by its architecture."""
+"""Loading of a model by its architecture."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from engine.execution.models.rope import check_rope_table
 from engine.execution.models.sources import DummySource, WeightSource
 from engine.execution.models.tensor_table import Progress
 from engine.execution.models.weights import load_weights
+from engine.host import return_free_memory
 from engine.model_files.errors import ModelFileError
 from engine.model_files.interface import ModelFiles
-from engine.model_files.open_model import open_model
 from kernels.interface import Kernels
 from kernels.load import load as load_kernels
 
@@ -32,7 +32,7 @@ LOAD_FORMATS = ("safetensors", "dummy")
 
 
 def load_model(
-    path: Path,
+    files: ModelFiles,
     dtype: torch.dtype | None,
     device: torch.device,
     progress: Progress,
@@ -42,7 +42,7 @@ def load_model(
     checksum_progress: Progress = lambda done, total: None,
     max_len: int | None = None,
 ) -> Model:
-    """Load the model at `path`, in any form that `open_model` reads, and check its weights.
+    """Load a model and check its weights.
 
     dtype: None for the checkpoint's own. progress: called with (bytes done, bytes in total). load_format: "safetensors"
     reads the safetensors files; "dummy" fills the shapes of config.json with seeded random numbers. kernels: provide
@@ -52,7 +52,6 @@ def load_model(
     """
     if load_format not in LOAD_FORMATS:
         raise ModelError(f"load_format must be one of {', '.join(LOAD_FORMATS)}, got {load_format!r}")
-    files = open_model(path)
     config = read_config(files)
     checkpoint = open_checkpoint(files, config)
     architectures = [] if config.get("architectures") is None else config["architectures"]
@@ -68,7 +67,7 @@ def load_model(
             from engine.execution.models.fallback import load_fallback
 
             model = load_fallback(
-                path,
+                files.path,
                 checkpoint,
                 config,
                 dtype,
@@ -80,6 +79,7 @@ def load_model(
                 checksums.max_magnitude,
             )
         checksums.finish(checksum_progress)
+    return_free_memory()  # tens of megabytes of rows that were unpacked
     if load_format != "dummy":
         log.info("%s", checksums.summary)
     return model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import pty
@@ -25,6 +26,8 @@ from app.text import packaged_model, wheel_download
 from app.text.fetch_model import FetchError, fetch_model
 from app.text.packaged_model import PackagedModel
 from app.text.text_model import TextModel
+from engine.execution.models.checksums import ChecksumCheck
+from engine.execution.models.errors import WeightsError
 from tests.conftest import ROOT
 from tests.limits import HANG_SECONDS
 from tests.packaged_models import tiny_llama, write_gguf, write_wheel
@@ -174,6 +177,24 @@ def test_a_fetched_model_is_the_file_of_the_wheel_with_recommendations_and_licen
     assert (model.folder / "LICENSE").read_text() == "Apache License"
     assert "Apache-2.0" in (model.folder / "README.md").read_text()
     assert fetch(model) == [] and index.downloads == 1
+
+
+def test_the_engine_checks_a_fetched_file_by_the_digest_beside_it(model: PackagedModel, gguf_file: bytes):
+    """The digest is that of the file in the wheel; a copy without it loads too."""
+    fetch(model)
+    sums = model.folder / "SHA256SUMS"
+    assert sums.read_text() == f"{hashlib.sha256(gguf_file).hexdigest()}  {model.file.name}\n"
+    with ChecksumCheck([model.file]) as check:
+        check.finish(lambda done, total: None)
+    assert check.summary == "The weights match their SHA-256 digests, and all values are finite"
+    with model.file.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([gguf_file[-1] ^ 1]))
+    with ChecksumCheck([model.file]) as check, pytest.raises(WeightsError, match="the file is damaged"):
+        check.finish(lambda done, total: None)
+    sums.unlink()
+    with ChecksumCheck([model.file]) as check:
+        check.finish(lambda done, total: None)
 
 
 def test_the_folder_that_an_earlier_version_converted_is_named_once(model: PackagedModel):

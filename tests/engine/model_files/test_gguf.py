@@ -23,16 +23,16 @@ U32, STRING, ARRAY = 4, 8, 9
 NAME_OF_SHARD = "model-{:05}-of-{:05}.gguf"
 
 
-def opened(path: Path, data: bytes) -> GGUFModel:
+def opened(path: Path, data: bytes, with_vocabulary: bool = True) -> GGUFModel:
     """Write `data` as a file, and open it."""
     path.write_bytes(data)
-    return open_gguf(path)
+    return open_gguf(path, with_vocabulary=with_vocabulary)
 
 
-def refusal(path: Path, data: bytes) -> str:
+def refusal(path: Path, data: bytes, with_vocabulary: bool = True) -> str:
     """Return the message with which a file is refused, after checking its form."""
     with pytest.raises(ModelFileError) as raised:
-        opened(path, data)
+        opened(path, data, with_vocabulary)
     message = str(raised.value)
     assert "\n" not in message
     assert message.startswith(f"{path}: ")
@@ -80,6 +80,25 @@ def test_version_2_and_another_alignment_are_read(file: Path):
     tensors = opened(file, data + np.array([3], np.float32).tobytes()).tensors
     assert np.frombuffer(read_rows(tensors["a"], 0, 1), np.float32).tolist() == [1, 2]
     assert np.frombuffer(read_rows(tensors["b"], 0, 1), np.float32).tolist() == [3]
+
+
+def test_a_vocabulary_that_is_not_needed_is_skipped(file: Path, monkeypatch: pytest.MonkeyPatch):
+    """Arrays of the tokenizer's keys are left out, also across the borders of pieces; all else is the same."""
+    monkeypatch.setattr(gguf_header, "FIRST_READ_BYTES", 8)
+    texts = array(STRING, 3, text("a") + text("") + text("ü" * 300))
+    keys = [
+        key("tokenizer.ggml.model", STRING, text("gpt2")),
+        key("tokenizer.ggml.tokens", ARRAY, texts),
+        key("tokenizer.ggml.token_type", ARRAY, array(U32, 3, bytes(12))),
+        key("tokenizer.deep", ARRAY, array(ARRAY, 2, texts * 2)),
+        key("other", ARRAY, texts),
+        key("tokenizer.ggml.eos_token_id", U32, struct.pack("<I", 2)),
+    ]
+    data = content(keys=keys, tensors=[tensor("a", [2])], data=bytes(8))
+    whole, rest = opened(file, data), opened(file, data, with_vocabulary=False)
+    skipped = {"tokenizer.ggml.tokens", "tokenizer.ggml.token_type", "tokenizer.deep"}
+    assert rest.metadata == {name: value for name, value in whole.metadata.items() if name not in skipped}
+    assert rest.tensors == whole.tensors and len(whole.metadata) == len(keys)
 
 
 def test_nested_arrays_are_read_to_a_depth(file: Path):
@@ -186,6 +205,38 @@ DAMAGED = {
         content(keys=[key("a", ARRAY, array(STRING, 2, text("ok") + text(b"\x80")))]),
         "key 'a': entry 1 is not valid UTF-8",
     ),
+    "long text in a vocabulary": (
+        content(keys=[key("tokenizer.t", ARRAY, array(STRING, 2, struct.pack("<Q", HUGE) + text("")))]),
+        "key 'tokenizer.t': ends after byte",
+    ),
+    "long last text of a vocabulary": (
+        content(keys=[key("tokenizer.t", ARRAY, array(STRING, 1, struct.pack("<Q", HUGE)))]),
+        "key 'tokenizer.t': ends after byte",
+    ),
+    "a vocabulary longer than the file": (
+        content(keys=[key("tokenizer.t", ARRAY, array(STRING, HUGE, b""))]),
+        f"key 'tokenizer.t': {HUGE} entries",
+    ),
+    "a deep vocabulary": (
+        content(
+            keys=[
+                key(
+                    "tokenizer.t",
+                    ARRAY,
+                    array(ARRAY, 1, array(ARRAY, 1, array(ARRAY, 1, array(ARRAY, 1, array(0, 0, b""))))),
+                )
+            ]
+        ),
+        "key 'tokenizer.t': arrays are nested more than 4 levels deep",
+    ),
+    "unknown kinds of tokens": (
+        content(keys=[key("tokenizer.t", ARRAY, array(99, 1, bytes(8)))]),
+        "key 'tokenizer.t': value type 99 is unknown",
+    ),
+    "two vocabularies": (
+        content(keys=[key("tokenizer.t", ARRAY, array(STRING, 1, text("")))] * 2),
+        "key 'tokenizer.t' occurs twice",
+    ),
     "bytes as a tensor's name": (content(tensors=[tensor("a", [1]).replace(b"a", b"\xfe")]), "tensor 0 of 1: is not"),
     "alignment of 3": (
         content(keys=[key("general.alignment", U32, struct.pack("<I", 3))]),
@@ -232,35 +283,44 @@ DAMAGED = {
 }
 
 
+readers = pytest.mark.parametrize("with_vocabulary", [True, False])
+
+
+@readers
 @pytest.mark.parametrize("case", DAMAGED)
-def test_damaged_files_are_refused_in_one_line(file: Path, case: str):
+def test_damaged_files_are_refused_in_one_line(file: Path, case: str, with_vocabulary: bool):
     """The message names the file, the key or tensor, the value and the limit."""
     data, expected = DAMAGED[case]
-    assert expected in refusal(file, data)
+    assert expected in refusal(file, data, with_vocabulary)
 
 
-def test_claimed_sizes_take_no_memory(file: Path):
+@readers
+def test_claimed_sizes_take_no_memory(file: Path, with_vocabulary: bool):
     """A file of some bytes that claims 2^60 of anything is refused before memory is allocated."""
     tracemalloc.start()
     for data, _ in DAMAGED.values():
-        refusal(file, data)
+        refusal(file, data, with_vocabulary)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 4 * gguf_header.FIRST_READ_BYTES
 
 
-def test_all_arrays_share_one_budget(file: Path, monkeypatch: pytest.MonkeyPatch):
+@readers
+def test_all_arrays_share_one_budget(file: Path, monkeypatch: pytest.MonkeyPatch, with_vocabulary: bool):
     """Many arrays, each of which is allowed, cannot fill the memory together."""
     monkeypatch.setattr(gguf_header, "MAX_ARRAY_ENTRIES", 30)
-    keys = [key(f"k{number}", ARRAY, array(0, 16, bytes(16))) for number in range(2)]
-    assert "key 'k1': 16 entries, but at most 14 are supported" in refusal(file, content(keys=keys))
+    keys = [key(f"tokenizer.k{number}", ARRAY, array(0, 16, bytes(16))) for number in range(2)]
+    message = refusal(file, content(keys=keys), with_vocabulary)
+    assert "key 'tokenizer.k1': 16 entries, but at most 14 are supported" in message
 
 
-def test_a_header_is_read_up_to_a_budget(file: Path, monkeypatch: pytest.MonkeyPatch):
+@readers
+def test_a_header_is_read_up_to_a_budget(file: Path, monkeypatch: pytest.MonkeyPatch, with_vocabulary: bool):
     """A header of many megabytes is refused at the key that exceeds the limit."""
-    monkeypatch.setattr(gguf_header, "MAX_HEADER_BYTES", 200)
-    keys = [key(f"k{number}", STRING, text("x" * 90)) for number in range(3)]
-    assert "key 'k1': the header is longer than 200 bytes" in refusal(file, content(keys=keys))
+    monkeypatch.setattr(gguf_header, "MAX_HEADER_BYTES", 250)
+    keys = [key(f"tokenizer.k{number}", ARRAY, array(STRING, 1, text("x" * 90))) for number in range(3)]
+    message = refusal(file, content(keys=keys), with_vocabulary)
+    assert "key 'tokenizer.k1': the header is longer than 250 bytes" in message
 
 
 def test_headers_longer_than_one_read_are_read(file: Path, monkeypatch: pytest.MonkeyPatch):
@@ -293,9 +353,10 @@ def valid(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
 @given(
     changes=st.lists(st.tuples(st.integers(0, 900), st.binary(min_size=1, max_size=8)), min_size=1, max_size=4),
     cut=st.integers(0, 1200) | st.none(),
+    with_vocabulary=st.booleans(),
 )
 def test_changed_files_are_read_or_refused(
-    valid: tuple[Path, bytes], changes: list[tuple[int, bytes]], cut: int | None
+    valid: tuple[Path, bytes], changes: list[tuple[int, bytes]], cut: int | None, with_vocabulary: bool
 ):
     """Flipped and missing bytes give a model or a ModelFileError, nothing else, within some megabytes."""
     folder, whole = valid
@@ -306,7 +367,7 @@ def test_changed_files_are_read_or_refused(
     path.write_bytes(data[:cut])
     tracemalloc.start()
     try:
-        for info in open_gguf(path).tensors.values():
+        for info in open_gguf(path, with_vocabulary=with_vocabulary).tensors.values():
             assert len(read_rows(info, 0, info.rows)) == info.size
     except ModelFileError as error:
         assert "\n" not in str(error)

@@ -13,6 +13,7 @@ import transformers
 from torch import Tensor
 
 from engine.execution.models import Model, load_model
+from engine.model_files.open_model import open_model
 from tests.profiles import examples
 
 VOCAB = 300
@@ -162,7 +163,7 @@ class Checkpoint:
     reference: Any
 
     def load(self, dtype: torch.dtype = torch.float32) -> Model:
-        return load_model(self.path, dtype, torch.device("cpu"), lambda done, total: None)
+        return load_model(open_model(self.path), dtype, torch.device("cpu"), lambda done, total: None)
 
     def logits(self, tokens: list[int]) -> Tensor:
         """Return transformers' logits, [len(tokens), V] float32."""

@@ -14,6 +14,7 @@ import torch
 from engine.execution.models import ModelError, WeightsError, load_model
 from engine.execution.models.checksums import known_digest
 from engine.execution.models.safetensors_files import largest_magnitude, list_tensors
+from engine.model_files.open_model import open_model
 from tests.engine.models.checkpoints import Checkpoints
 
 FILE = "model.safetensors"
@@ -29,7 +30,7 @@ def load(path: Path) -> list[tuple[int, int]]:
     """Load a model; return the reported progress of digests."""
     seen: list[tuple[int, int]] = []
     load_model(
-        path,
+        open_model(path),
         torch.float32,
         torch.device("cpu"),
         lambda done, total: None,

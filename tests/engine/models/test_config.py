@@ -17,6 +17,7 @@ from engine.execution.models import load_model
 from engine.execution.models.config import DecoderConfig
 from engine.execution.models.errors import ModelConfigError, ModelError
 from engine.execution.models.rope import check_rope_table, inverse_frequencies
+from engine.model_files.open_model import open_model
 from tests.profiles import examples
 
 LLAMA: dict[str, Any] = {
@@ -345,6 +346,6 @@ def test_a_checkpoint_with_any_value_in_its_configuration_is_loaded_or_refused(
     (folder / "model.safetensors").symlink_to(demo_model() / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(DEMO | changes))
     try:
-        load_model(folder, torch.float32, torch.device("cpu"), lambda done, total: None)
+        load_model(open_model(folder), torch.float32, torch.device("cpu"), lambda done, total: None)
     except ModelError as error:
         assert "config.json" in str(error) or "model.safetensors" in str(error)

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from engine.execution.models import load_model
 from engine.execution.models.decoder import Decoder
+from engine.model_files.open_model import open_model
 from kernels.decoder import EmbeddingTable
 from kernels.interface import Kernels
 from kernels.reference.backend import ReferenceKernels
@@ -75,7 +76,9 @@ def test_weights_are_converted_to_the_requested_dtype(tmp_path: Path, kernels: K
     expected = checkpoint.logits(checkpoint.prompt)[-1]
     exact = Driver(checkpoint.load(torch.float32), kernels).prefill(Row(checkpoint.prompt), 1000)
     torch.testing.assert_close(exact, expected, atol=2e-4, rtol=1e-3)
-    as_stored = load_model(tmp_path, None, torch.device("cpu"), lambda done, total: None, kernels=ReferenceKernels())
+    as_stored = load_model(
+        open_model(tmp_path), None, torch.device("cpu"), lambda done, total: None, kernels=ReferenceKernels()
+    )
     assert as_stored.dtype == torch.bfloat16
     close = Driver(as_stored, kernels).prefill(Row(checkpoint.prompt), 1000)
     assert close.dtype == torch.bfloat16

@@ -16,6 +16,7 @@ from engine.errors import ConfigError
 from engine.execution.models import ModelConfigError, ModelError, WeightsError, load_model
 from engine.execution.models.fallback_check import check_against_own_attention, refuse_config
 from engine.execution.models.transformers_model import TransformersModel
+from engine.model_files.open_model import open_model
 from kernels.interface import Kernels
 from tests.engine.models.checkpoints import FALLBACKS, REFUSED, TEXT_TOKENS, Checkpoint, Checkpoints, save
 from tests.engine.models.driver import Driver, Row
@@ -77,7 +78,7 @@ def test_an_unsupported_model_is_refused(tmp_path: Path, name: str):
     family, changes, reason = REFUSED[name]
     save(tmp_path, family, changes)
     with pytest.raises(ModelError, match=reason) as raised:
-        load_model(tmp_path, torch.float32, CPU, lambda done, total: None)
+        load_model(open_model(tmp_path), torch.float32, CPU, lambda done, total: None)
     assert "\n" not in str(raised.value) and "Error(" not in str(raised.value)
 
 
@@ -97,7 +98,7 @@ def test_a_model_that_transformers_does_not_support_is_refused_with_a_remedy(
     own = {"architectures": ["OwnForCausalLM"], "model_type": "own"}
     (tmp_path / "config.json").write_text(json.dumps(own | config))
     with pytest.raises(ModelError, match=reason) as raised:
-        load_model(tmp_path, torch.float32, CPU, lambda done, total: None, load_format)
+        load_model(open_model(tmp_path), torch.float32, CPU, lambda done, total: None, load_format)
     assert "trust_remote_code" not in str(raised.value) and "\n" not in str(raised.value)
 
 
@@ -134,7 +135,7 @@ def test_a_configuration_that_does_not_fit_is_refused_in_one_line(
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | change))
     with pytest.raises(ModelError, match=reason) as raised:
-        load_model(path, torch.float32, CPU, lambda done, total: None)
+        load_model(open_model(path), torch.float32, CPU, lambda done, total: None)
     assert "\n" not in str(raised.value) and "Error(" not in str(raised.value)
 
 
@@ -155,7 +156,7 @@ def test_damaged_weights_are_named(tmp_path: Path, checkpoints: Checkpoints):
     file = path / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-10])
     with pytest.raises(WeightsError, match=r"model\.safetensors: the file is truncated"):
-        load_model(path, torch.float32, CPU, lambda done, total: None)
+        load_model(open_model(path), torch.float32, CPU, lambda done, total: None)
 
 
 def test_dummy_weights_need_no_files(tmp_path: Path, checkpoints: Checkpoints, kernels: Kernels):
@@ -164,6 +165,6 @@ def test_dummy_weights_need_no_files(tmp_path: Path, checkpoints: Checkpoints, k
     torch.manual_seed(5)
     expected = torch.rand(1)
     torch.manual_seed(5)
-    model = load_model(tmp_path, torch.float32, CPU, lambda done, total: None, "dummy")
+    model = load_model(open_model(tmp_path), torch.float32, CPU, lambda done, total: None, "dummy")
     assert torch.equal(torch.rand(1), expected)
     assert Driver(model, kernels).prefill(Row([1, 2, 3]), 10).isfinite().all()

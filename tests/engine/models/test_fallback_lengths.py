@@ -14,6 +14,7 @@ from transformers.models.olmo2 import modeling_olmo2
 
 from engine.execution.models import ModelError, fallback_lengths, load_model
 from engine.execution.models.fallback_lengths import longest_probe, named_lengths
+from engine.model_files.open_model import open_model
 from tests.engine.models.checkpoints import FALLBACKS, Checkpoint, save
 
 WINDOW = 40
@@ -105,7 +106,7 @@ def test_a_window_that_the_attention_function_receives_causes_no_warning(
     family, changes = FALLBACKS["starcoder2-window"]
     made = save(tmp_path, family, changes | {"sliding_window": 50})
     with caplog.at_level(logging.WARNING):
-        load_model(made.path, torch.float32, torch.device("cpu"), lambda done, total: None)
+        load_model(open_model(made.path), torch.float32, torch.device("cpu"), lambda done, total: None)
     assert "too long for the comparison" not in caplog.text
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from engine.execution.models import load_model
+from engine.model_files.open_model import open_model
 from engine.scheduling.batch import Batch, Join
 from engine.types import SamplingParams
 from kernels.cpu.backend import CpuKernels
@@ -63,7 +64,9 @@ def test_a_fused_step_equals_its_single_operations(
 ):
     """Decode rows and chunks in any batch, some with NaN, some with the full sampler, some with masks, have equal
     tokens, slot lengths, last tokens and cache bits."""
-    model = load_model(checkpoint.path, dtype, torch.device("cpu"), lambda *_: None, kernels=CpuKernels(allow_bf16))
+    model = load_model(
+        open_model(checkpoint.path), dtype, torch.device("cpu"), lambda *_: None, kernels=CpuKernels(allow_bf16)
+    )
     with torch.inference_mode():
         model._weights.embedding.table[NAN_TOKEN] = math.nan
     runners = [make_runner(model, kernels, dtype) for kernels in (CpuKernels(allow_bf16), SingleOperations(allow_bf16))]

@@ -29,7 +29,7 @@ class SingleOperations(CpuKernels):
 
 
 def load(checkpoint: Checkpoint, kernels: CpuKernels) -> Model:
-    return load_model(checkpoint.path, torch.float32, torch.device("cpu"), lambda *_: None, kernels=kernels)
+    return load_model(open_model(checkpoint.path), torch.float32, torch.device("cpu"), lambda *_: None, kernels=kernels)
 
 
 KINDS = pytest.mark.parametrize(("allow_bf16", "bits"), [(True, 4), (True, 8), (False, 8)])

@@ -13,6 +13,7 @@ import torch
 from engine.execution import graphs
 from engine.execution.graphs import MAX_SHORT_TILES
 from engine.execution.models import load_model
+from engine.model_files.open_model import open_model
 from engine.scheduling.batch import Batch, Chunk, Join
 from engine.types import SamplingParams
 from kernels.query_tiles import MAX_TILE_QUERIES
@@ -44,7 +45,9 @@ def test_a_recorded_step_equals_its_single_operations(
     """Decode rows and chunks in any batch, some too long for a recording, some with NaN, some with the full sampler,
     some with masks; slots on the device are equal too."""
     monkeypatch.setattr(graphs, "MAX_PROMPT_ROWS", 150)
-    model = load_model(checkpoint.path, torch.float32, torch.device("cpu"), lambda *_: None, kernels=ReferenceKernels())
+    model = load_model(
+        open_model(checkpoint.path), torch.float32, torch.device("cpu"), lambda *_: None, kernels=ReferenceKernels()
+    )
     with torch.inference_mode():
         model._weights.embedding.table[NAN_TOKEN] = math.nan
     recorded, eager = (

@@ -12,12 +12,16 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.execution.models import Model, ModelError, WeightsError, load_model
 from engine.execution.models.sources import DummySource
+from engine.model_files.open_model import open_model
 from kernels.interface import Kernels
+from tests import requirements
 from tests.engine.models.checkpoints import Checkpoint, Checkpoints, save
 from tests.engine.models.driver import Driver, Row
+from tests.gguf_export import Type, export_gguf
 from tests.limits import HANG_SECONDS
 
 CPU = torch.device("cpu")
@@ -25,7 +29,7 @@ FILE = "model.safetensors"
 
 
 def load(path: Path) -> Model:
-    return load_model(path, torch.float32, CPU, lambda done, total: None)
+    return load_model(open_model(path), torch.float32, CPU, lambda done, total: None)
 
 
 @pytest.fixture
@@ -155,7 +159,7 @@ def test_progress_ascends_to_the_size_of_the_files(checkpoints: Checkpoints):
     """Bytes done never decrease and end at the total, which is the size of all tensors."""
     calls: list[tuple[int, int]] = []
     checkpoint = checkpoints["llama"]
-    load_model(checkpoint.path, torch.float32, CPU, lambda done, total: calls.append((done, total)))
+    load_model(open_model(checkpoint.path), torch.float32, CPU, lambda done, total: calls.append((done, total)))
     done = [call[0] for call in calls]
     size = sum(tensor.nbytes for tensor in load_file(checkpoint.path / FILE).values())
     assert done == sorted(done) and len(done) > 10
@@ -167,7 +171,7 @@ def test_dummy_weights_need_no_files_and_are_the_same_every_time(
 ):
     """load_format="dummy" fills the shapes of config.json with the same random numbers at every start."""
     shutil.copy(checkpoints["qwen3"].path / "config.json", tmp_path)
-    models = [load_model(tmp_path, torch.float32, CPU, lambda done, total: None, "dummy") for _ in range(2)]
+    models = [load_model(open_model(tmp_path), torch.float32, CPU, lambda done, total: None, "dummy") for _ in range(2)]
     first, second = (Driver(model, kernels).prefill(Row([1, 2, 3]), 10) for model in models)
     assert torch.equal(first, second)
     assert first.isfinite().all() and float(first.std()) > 0
@@ -184,7 +188,7 @@ def test_dummy_weights_are_created_on_their_device():
 def test_an_unknown_load_format_is_refused(tmp_path: Path):
     """The message lists the supported formats."""
     with pytest.raises(ModelError, match="load_format must be one of safetensors, dummy, got 'gguf'"):
-        load_model(tmp_path, None, CPU, lambda done, total: None, "gguf")
+        load_model(open_model(tmp_path), None, CPU, lambda done, total: None, "gguf")
 
 
 MEASURE = """
@@ -192,34 +196,61 @@ import sys
 from pathlib import Path
 import torch
 from engine.execution.models import load_model
+from engine.model_files.open_model import open_model
 from kernels.load import load
 
-def peak():
+def status(name):
     lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
 load(torch.device("cpu"), torch.float32).pack_linear(torch.ones(64, 64), None)(torch.ones(3, 64))
-before = peak()
-model = load_model(Path(sys.argv[1]), torch.float32, torch.device("cpu"), lambda done, total: None)
-print(peak() - before, 4 * model.num_parameters)
+peak, resident = status("VmHWM"), status("RssAnon")
+files = open_model(Path(sys.argv[1]), with_vocabulary=False)
+model = load_model(files, torch.float32, torch.device("cpu"), lambda done, total: None)
+print(status("VmHWM") - peak, status("RssAnon") - resident, 4 * model.num_parameters)
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from /proc")
+needs_status = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
+
+
+@needs_status
 def test_loading_takes_little_more_memory_than_the_weights(tmp_path: Path):
     """With a checkpoint of 200 MB, packed while loading, the peak rises by less than 1.35 times its size."""
     shape = {"hidden_size": 1024, "intermediate_size": 2752, "num_attention_heads": 16, "num_key_value_heads": 8}
     made: Checkpoint = save(tmp_path, "Llama", shape | {"num_hidden_layers": 4, "vocab_size": 3000})
     del made
-    root = Path(__file__).resolve().parents[3]
+    peak, _, weights = measure(tmp_path)
+    assert weights > 190e6
+    assert peak < 1.35 * weights, f"{peak / 1e6:.0f} MB for {weights / 1e6:.0f} MB of weights"
+
+
+@needs_status
+@requirements.a_compiler
+def test_quantised_weights_take_the_memory_of_their_tensors(demo: Path, tmp_path: Path):
+    """Rows of a GGUF file that were unpacked for loading leave nothing behind."""
+    for file in demo.glob("*.json"):
+        shutil.copy(file, tmp_path)
+    shape = {"hidden_size": 1024, "intermediate_size": 2752, "num_attention_heads": 16, "head_dim": 64}
+    config = json.loads((demo / "config.json").read_text()) | shape | {"num_key_value_heads": 8}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tensors = LlamaForCausalLM(LlamaConfig(**config)).state_dict()
+    save_file({name: part for name, part in tensors.items() if name != "lm_head.weight"}, tmp_path / FILE)
+    file = export_gguf(tmp_path, tmp_path / "model.gguf", lambda name: Type.Q4_1)
+    _, resident, _ = measure(file)
+    size = open_model(file).description().file_bytes
+    assert size > 40e6
+    assert resident < 1.1 * size, f"{resident / 1e6:.0f} MB for {size / 1e6:.0f} MB of tensors"
+
+
+def measure(model: Path) -> list[int]:
+    """Load a model in a new process; return the rise of its peak and of its memory, and the bytes of its weights."""
     result = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(tmp_path)],
-        cwd=root,
+        [sys.executable, "-c", MEASURE, str(model)],
+        cwd=Path(__file__).resolve().parents[3],
         capture_output=True,
         text=True,
         timeout=HANG_SECONDS,
         check=True,
     )
-    peak, weights = (int(word) for word in result.stdout.split())
-    assert weights > 190e6
-    assert peak < 1.35 * weights, f"{peak / 1e6:.0f} MB for {weights / 1e6:.0f} MB of weights"
+    return [int(word) for word in result.stdout.split()]
