@@ -24,8 +24,8 @@ TABLE_SHIFT = 128  # makes the values of a table unsigned
 def can_pack(matrix: QuantizedMatrix) -> bool:
     """Return whether the kernels compute with a matrix as it is stored.
 
-    Groups must be halves or whole blocks; with integer scales, a half or one block. Minimums exclude halves, offsets and
-    zero points. Tables must have 4-bit codes of 8-bit values, and no zero points.
+    Groups must be halves or whole blocks; with integer scales, a half or one block. Minimums exclude halves, offsets
+    and zero points. Tables must have 4-bit codes of 8-bit values, and no zero points.
     """
     scheme = matrix.scheme
     group = _group(matrix)
