@@ -179,8 +179,8 @@ class EngineClient:
         if not self._in_flight:
             self._last_message_at = time.monotonic()
         ongoing = self._in_flight.add(request, sink)
-        if self.phase is EngineState.READY and not self._in_flight.is_on_trial:
-            self._engine.send(Submit(ongoing.resume_request()))
+        if self.phase is EngineState.READY and self._in_flight.takes_requests(0):
+            self._engine.send(Submit(ongoing.resume_request(0)))
         else:
             ongoing.report_no_engine()
 
@@ -190,7 +190,7 @@ class EngineClient:
         if ongoing is None:
             return
         ongoing.abort(choice)
-        if ongoing.is_sent:
+        if ongoing.member is not None:
             self._engine.send(Abort(request_id, choice))
         else:  # called later: a caller must not receive an event during its own call
             asyncio.get_running_loop().call_soon(self._in_flight.drop_aborted, request_id)
@@ -280,7 +280,7 @@ class EngineClient:
         self._restart = asyncio.create_task(self._restart_engine(self._restart_policy.backoff_seconds))
 
     def _record_engine_end(self) -> None:
-        has_progressed, was_at_work = self._in_flight.has_progressed, self._in_flight.is_at_work
+        has_progressed, was_at_work = self._in_flight.has_progressed(), self._in_flight.is_at_work()
         had_culprit, seconds = self._in_flight.lose_engine(), time.monotonic() - self._ready_at
         self._restart_policy.record_end(
             made_progress=has_progressed, had_work=was_at_work, had_culprit=had_culprit, seconds=seconds
