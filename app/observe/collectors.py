@@ -18,7 +18,8 @@ from app.admission.queues import Admission
 from app.admission.refused_keys import RefusedKeys
 from app.admission.request_pace import RequestPace
 from app.conversations.store import ConversationStore
-from app.engine_client.client import EngineClient, EngineState
+from app.engine_client.client import EngineClient
+from app.engine_client.member import EngineState
 from app.generation.idempotency import IdempotentRequests
 from app.observe.energy import Energy
 from engine.log_queue import LogWriter

@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from app.engine_client.client import EngineClient, EngineState
+from app.engine_client.client import EngineClient
+from app.engine_client.member import EngineState
 from app.observe.rolling_latency import RollingLatency
 from engine.types import EngineLoad, PreemptionMode, ServiceClass, SlotView, Snapshot, WaitView
 

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from app.admission.tenants import TIER_OF_CLASS, Tenant
 from app.admission.thread_queue import Caller
-from app.engine_client.client import EngineState
+from app.engine_client.member import EngineState
 from app.errors import error_body
 from app.generation.request import ChatPrompt, effective_defaults
 from app.http.disconnect import run_unless_disconnected

@@ -19,8 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from app.engine_client.client import EngineClient, EngineState, EngineUnavailable
+from app.engine_client.client import EngineClient, EngineUnavailable
 from app.engine_client.engine_process import EngineProcess, _Channel
+from app.engine_client.member import EngineState
 from app.engine_client.restart_policy import MAX_FAILED_STARTS
 from engine.config import EngineConfig
 from engine.engine import Engine
@@ -547,7 +548,7 @@ async def test_a_killed_engine_process_is_replaced_and_the_text_continues(demo):
         if isinstance(event, TokenEvent):
             events.append(event)
             if len(events) in killed_at:
-                os.kill(client.process.pid, signal.SIGKILL)
+                os.kill(client.members[0].engine.process.pid, signal.SIGKILL)
             if len(events) == len(undisturbed):
                 done.set()
 
@@ -664,9 +665,9 @@ class HangingOnce:
 
 @pytest.fixture
 def short_watchdog_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.engine_client.client.HEARTBEAT_POLL_SECONDS", 0.02)
-    monkeypatch.setattr("app.engine_client.client.STALL_SECONDS", 0.3)
-    monkeypatch.setattr("app.engine_client.client.ECHO_AFTER_SECONDS", 0.1)
+    monkeypatch.setattr("app.engine_client.member.HEARTBEAT_POLL_SECONDS", 0.02)
+    monkeypatch.setattr("app.engine_client.member.STALL_SECONDS", 0.3)
+    monkeypatch.setattr("app.engine_client.member.ECHO_AFTER_SECONDS", 0.1)
 
 
 async def test_a_long_step_with_progress_is_tolerated_and_one_without_is_replaced(
@@ -682,7 +683,7 @@ async def test_a_long_step_with_progress_is_tolerated_and_one_without_is_replace
     loop = asyncio.get_running_loop()
     until = loop.time() + 2.0  # twice the watchdog's time
     while loop.time() < until:  # simulates a long step, which counts its layers
-        client._engine.heartbeat.beat()
+        client.members[0].engine.heartbeat.beat()
         assert not client.is_stalled and client.restarts == 0
         await asyncio.sleep(0.01)
     while not client.is_stalled:
@@ -702,7 +703,7 @@ async def test_an_engine_process_that_is_stopped_is_found_and_replaced(demo, sho
     await asyncio.wait_for(client.ready(), HANG_SECONDS)
     wanted = Request(id="a", prompt=(5, 9, 2), sampling=SamplingParams(max_tokens=200, temperature=0.9, seed=7))
     undisturbed = tokens_of(await follow(client, wanted))
-    stopped = client.process.pid
+    stopped = client.members[0].engine.process.pid
     received = 0
 
     def stop(event: Event) -> None:
@@ -723,7 +724,7 @@ async def test_an_engine_process_that_is_stopped_is_found_and_replaced(demo, sho
         client.submit(wanted, lambda event: (events.append(event), stop(event), client.in_flight or done.set()))
         await done.wait()
     assert [e.token_id for e in events if isinstance(e, TokenEvent)] == undisturbed
-    assert client.restarts == 1 and client.process.pid != stopped
+    assert client.restarts == 1 and client.members[0].engine.process.pid != stopped
     await client.stop()
 
 
@@ -732,9 +733,9 @@ async def test_an_idle_engine_answers_echo_requests_and_is_not_replaced(short_wa
     client = EngineClient(CONFIG, fake_engine, watchdog=0.5)
     await client.start()
     await asyncio.wait_for(client.ready(), HANG_SECONDS)
-    before = client._engine.heartbeat.count
+    before = client.members[0].engine.heartbeat.count
     async with asyncio.timeout(HANG_SECONDS):
-        while client._engine.heartbeat.count < before + 10:  # echo requests, each a turn of the worker's loop
+        while client.members[0].engine.heartbeat.count < before + 10:  # echo requests, each a turn of the worker's loop
             assert not client.is_stalled
             await asyncio.sleep(0.01)
     assert client.restarts == 0

@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 
-from app.engine_client.client import EngineState
+from app.engine_client.member import EngineState
 from app.observe import live_feed
 from app.observe.live_feed import LiveFeed
 from app.observe.rolling_latency import RollingLatency
