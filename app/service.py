@@ -117,17 +117,17 @@ class Service:
     @property
     def info(self) -> ModelInfo:
         """Return the loaded model. Raises `ApiError` (503) before it is loaded, and if no engine will be started."""
-        if self.client.info is None or not self.client.accepts_requests:
+        if (model := self.client.model) is None or not self.client.accepts_requests:
             loading = self.client.loading
             raise ApiError(
                 503,
                 f"the model is loading ({loading.stage})"
-                if self.client.phase is EngineState.LOADING
+                if self.client.state is EngineState.LOADING
                 else ENGINE_UNAVAILABLE,
                 code="engine_unavailable",
                 headers={"Retry-After": "2"},
             )
-        return self.client.info
+        return model
 
     def admit(
         self, tenant: Tenant, requested: ServiceClass | None, tokens: int = 0, choices: int = 1, requests: int = 1
@@ -412,7 +412,7 @@ class Service:
 
     @property
     def _slots(self) -> int:
-        return self.client.info.max_num_seqs if self.client.info else 1
+        return max(1, self.client.slots)
 
     def _started(self, generation: Generation) -> None:
         self._running += generation.request.n

@@ -14,6 +14,7 @@ from functools import partial
 from app.engine_client.engine_process import EngineProcess
 from app.engine_client.in_flight import InFlight, Sink
 from app.engine_client.member import STARTING, EngineMember, EngineState
+from app.engine_client.totals import service_state, total_load
 from engine.checks import check_request
 from engine.config import EngineConfig
 from engine.ipc import LoadProgress, StepResult
@@ -40,7 +41,6 @@ class EngineClient:
         further starts after several in a row have failed; None: the client fails instead. logs: level and format of the
         engine process's log.
         """
-        self.config = config
         self._in_flight = InFlight()
         self._watchers: set[Callable[[Snapshot, EngineLoad], None]] = set()
         self._changed = asyncio.Event()
@@ -60,15 +60,15 @@ class EngineClient:
 
     async def ready(self) -> ModelInfo:
         """Wait until requests are served. Raises `EngineUnavailable` with a one-line reason."""
-        while self.phase in STARTING:
+        while self.state in STARTING:
             await self._changed.wait()
-        if self.info is None or self.phase is not EngineState.READY:
+        if (model := self.model) is None or self.state is not EngineState.READY:
             raise EngineUnavailable(self.failure or "the engine is stopped")
-        return self.info
+        return model
 
     async def failed(self) -> str:
         """Wait until no further engine will be started. Returns the reason."""
-        while self.phase is not EngineState.FAILED:
+        while self.state is not EngineState.FAILED:
             await self._changed.wait()
         return self.failure
 
@@ -77,34 +77,39 @@ class EngineClient:
         await asyncio.gather(*(member.stop() for member in self.members))
 
     @property
-    def phase(self) -> EngineState:
-        """Return the state of the engine."""
-        return self.members[0].phase
+    def state(self) -> EngineState:
+        """Return the state of the service as a whole: ready if any engine is."""
+        return service_state(member.phase for member in self.members)
 
     @property
     def failure(self) -> str:
-        """Return why no engine is expected soon."""
-        return self.members[0].failure
+        """Return why no engine is expected soon; empty if that has not happened."""
+        return next((member.failure for member in self.members if member.failure), "")
 
     @property
-    def info(self) -> ModelInfo | None:
-        """Return the loaded model."""
-        return self.members[0].info
+    def model(self) -> ModelInfo | None:
+        """Return the model that all engines serve; None before any has loaded it."""
+        return next((member.info for member in self.members if member.info is not None), None)
+
+    @property
+    def slots(self) -> int:
+        """Return the batch slots of all engines; 0 before any has loaded the model."""
+        return sum(member.info.max_num_seqs for member in self.members if member.info is not None)
 
     @property
     def load(self) -> EngineLoad | None:
-        """Return the engine's last load report."""
-        return self.members[0].load
+        """Return the last load reports of all engines together; None without an engine that sent one."""
+        return total_load([member.load for member in self.members if member.load is not None])
 
     @property
     def loading(self) -> LoadProgress:
-        """Return the progress of the startup."""
-        return self.members[0].loading
+        """Return the progress of the first engine that starts; that of the first one if none does."""
+        return next((member for member in self.members if member.phase in STARTING), self.members[0]).loading
 
     @property
     def restarts(self) -> int:
         """Return the number of engines that replaced another one."""
-        return self.members[0].restarts
+        return sum(member.restarts for member in self.members)
 
     # Requests -----------------------------------------------------------------------------------------------------
 
@@ -115,8 +120,9 @@ class EngineClient:
 
     @property
     def is_stalled(self) -> bool:
-        """Return whether an engine with work has made no progress for a few seconds. It may still recover."""
-        return self.members[0].is_stalled
+        """Return whether every ready engine has work and has made no progress for a few seconds. It may recover."""
+        ready = [member for member in self.members if member.is_ready]
+        return bool(ready) and all(member.is_stalled for member in ready)
 
     def use_vocabulary(self, vocabulary: Vocabulary) -> None:
         """Give each engine, and each later one, the model's tokens. Further calls do nothing."""
@@ -127,9 +133,9 @@ class EngineClient:
 
     def check(self, request: Request) -> None:
         """Raise `RequestRefused` for a request that can never be served, and `EngineUnavailable` without an engine."""
-        if self.info is None or not self.accepts_requests:
+        if (model := self.model) is None or not self.accepts_requests:
             raise EngineUnavailable(self.failure or "the engine is not ready")
-        check_request(request, self.info)
+        check_request(request, model)
 
     def submit(self, request: Request, sink: Sink) -> None:
         """Send a request that has passed `check`. `sink` is called with each of its events, in order, until every

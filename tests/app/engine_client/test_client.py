@@ -197,7 +197,7 @@ async def test_an_engine_that_cannot_be_built_reports_the_reason():
     await client.start()
     with pytest.raises(EngineUnavailable, match="num_pages: there is no memory"):
         await asyncio.wait_for(client.ready(), HANG_SECONDS)
-    assert client.phase is EngineState.FAILED
+    assert client.state is EngineState.FAILED
     await client.stop()
 
 
@@ -274,7 +274,7 @@ async def test_submit_and_abort_work_while_the_engine_restarts(immediate_restart
     first = asyncio.create_task(follow(client, request("first", 20)))
     client.submit(request("aborted", 5000, n=2), events.append)
     async with asyncio.timeout(HANG_SECONDS):
-        while client.phase is not EngineState.RESTARTING:
+        while client.state is not EngineState.RESTARTING:
             await asyncio.sleep(0.001)
     client.abort("aborted", 1)
     client.abort("aborted")
@@ -314,7 +314,7 @@ async def test_a_request_that_crashes_engines_is_found_and_only_it_ends(
         requests = [request(f"r{i}", 30 + i % 7) for i in range(30)]
         requests[3:3] = [replace(request(f"bad{i}"), prompt=(1, 666, i)) for i in range(2)]
         results = await asyncio.gather(*(follow(client, each) for each in requests))
-        assert client.phase is EngineState.READY
+        assert client.state is EngineState.READY
     for each, events in zip(requests, results, strict=True):
         if each.id.startswith("bad"):
             assert [(type(e), e.code) for e in events if getattr(e, "finish", None)] == [(EndEvent, "engine_died")]
@@ -364,7 +364,7 @@ async def test_engines_that_crash_without_progress_are_not_restarted_for_ever(im
     crash_injector = CrashInjector(steps=[0] * 100)
     async with client_with_crashes(crash_injector) as client:
         results = await asyncio.gather(*(follow(client, request(f"r{i}", n=2)) for i in range(20)))
-        assert client.phase is EngineState.FAILED
+        assert client.state is EngineState.FAILED
         assert (
             crash_injector.engines_started < 2 * MAX_FAILED_STARTS
         )  # the first crash with a given request is not counted
@@ -394,7 +394,7 @@ async def test_engines_that_crash_while_idle_are_not_restarted_for_ever(immediat
     client = EngineClient(CONFIG, build)
     await client.start()
     async with asyncio.timeout(HANG_SECONDS):
-        while client.phase is not EngineState.FAILED:
+        while client.state is not EngineState.FAILED:
             await asyncio.sleep(0.01)
     assert engines_started == MAX_FAILED_STARTS
     await client.stop()
@@ -623,7 +623,7 @@ async def test_a_client_fails_when_no_engine_can_be_started_any_more(no_backoff)
     events = await follow(client, request("waits"))
     assert events[-1].code == "engine_unavailable"
     assert "no memory" in await asyncio.wait_for(client.failed(), HANG_SECONDS)
-    assert client.phase is EngineState.FAILED
+    assert client.state is EngineState.FAILED
     await client.stop()
 
 
@@ -635,7 +635,7 @@ async def test_a_restart_interval_keeps_starting_engines(no_backoff):
     await asyncio.wait_for(client.ready(), HANG_SECONDS)
     events = await follow(client, request("waits"))
     assert events[-1].code == "engine_unavailable"
-    assert client.phase is EngineState.RETRYING and not client.accepts_requests
+    assert client.state is EngineState.RETRYING and not client.accepts_requests
     with pytest.raises(EngineUnavailable):
         client.check(request("new"))
     tries = build.built
@@ -717,7 +717,7 @@ async def test_an_engine_process_that_is_stopped_is_found_and_replaced(demo, sho
         async with asyncio.timeout(HANG_SECONDS):
             while not client.is_stalled:
                 await asyncio.sleep(0.01)
-            while client.restarts == 0 or client.phase is not EngineState.READY:
+            while client.restarts == 0 or client.state is not EngineState.READY:
                 await asyncio.sleep(0.01)
     async with asyncio.timeout(HANG_SECONDS):
         events, done = [], asyncio.Event()
