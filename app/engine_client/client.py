@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
+from app.engine_client.channel_clock import ReceivedEvent
 from app.engine_client.engine_process import EngineProcess
 from app.engine_client.in_flight import InFlight, Sink
 from app.engine_client.member import STARTING, EngineMember, EngineState
@@ -178,9 +179,9 @@ class EngineClient:
 
     # Callbacks of members -------------------------------------------------------------------------------------------
 
-    def on_step(self, result: StepResult) -> Iterator[None]:
+    def on_step(self, events: Iterable[ReceivedEvent], result: StepResult) -> Iterator[None]:
         """Pass on the events of a step; yields after each."""
-        for event in result.events:
+        for event in events:
             if self._in_flight.handle(event):
                 self._send_waiting()
             yield

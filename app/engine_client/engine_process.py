@@ -43,6 +43,8 @@ class EngineProcess:
     up. It is not called after `close`.
     """
 
+    shares_clock = True  # all processes of a machine have one monotonic clock
+
     def __init__(
         self,
         on_message: Callable[[FromEngine], Iterator[None]],
@@ -101,6 +103,11 @@ class EngineProcess:
                 self.process.kill()
                 with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may block the process indefinitely
                     await asyncio.to_thread(self.process.wait, KILL_WAIT_SECONDS)
+
+    @property
+    def heartbeat_count(self) -> int:
+        """Return the engine's progress, which it counts in shared memory."""
+        return self.heartbeat.count
 
     @property
     def exit_description(self) -> str:

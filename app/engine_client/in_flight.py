@@ -19,6 +19,7 @@ from collections.abc import Callable, Set
 
 from msgspec.structs import replace
 
+from app.engine_client.channel_clock import ReceivedEvent
 from engine.request_logging import log_request
 from engine.types import (
     EndEvent,
@@ -218,7 +219,7 @@ class InFlight:
         """Return a request; None if it has ended."""
         return self._requests.get(request_id)
 
-    def handle(self, event: Event) -> bool:
+    def handle(self, event: ReceivedEvent) -> bool:
         """Pass on an event from the engine that has the request. Returns whether its member may be sent more requests,
         because a trial has ended, or the last request before a trial.
         """

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
+from app.engine_client.channel_clock import ChannelClock, ReceivedEvent
 from app.engine_client.engine_process import EngineProcess
 from app.engine_client.in_flight import InFlight, InFlightRequest
 from app.engine_client.restart_policy import MAX_FAILED_STARTS, RestartPolicy
@@ -62,8 +63,8 @@ STARTING = (EngineState.LOADING, EngineState.RESTARTING, EngineState.RETRYING)
 class MemberOwner(Protocol):
     """Receiver of a member's events."""
 
-    def on_step(self, result: StepResult) -> Iterator[None]:
-        """Handle the results of a step; yields after each event."""
+    def on_step(self, events: Iterable[ReceivedEvent], result: StepResult) -> Iterator[None]:
+        """Handle the results of a step, whose events are translated to this process's clock; yields after each."""
 
     def on_ready(self) -> None:
         """Handle that an engine serves requests from now on."""
@@ -122,6 +123,7 @@ class EngineMember:
         self._is_echo_due = False  # an idle engine was sent an echo request
         self._looking: asyncio.Task[None] | None = None
         self._engine = make_engine(self._receive, self._on_lost)
+        self._clock = ChannelClock(is_shared=self._engine.shares_clock)
 
     # Engine lifecycle -----------------------------------------------------------------------------------------------
 
@@ -172,7 +174,7 @@ class EngineMember:
 
     def send(self, requests: Iterable[Request]) -> None:
         """Send requests that `in_flight` has given to this member."""
-        self._engine.send(*map(Submit, requests))
+        self._engine.send(*(Submit(self._clock.to_engine(request)) for request in requests))
 
     def abort(self, request_id: str, choice: int | None) -> None:
         """Ask the engine to end a request or one choice."""
@@ -200,11 +202,13 @@ class EngineMember:
         match message:
             case StepResult():
                 self.load = message.load
-                return self._owner.on_step(message)
+                self._clock.observe(message.clock, self._last_message_at)
+                return self._owner.on_step(self._clock.from_engine(message.events), message)
             case LoadProgress():
                 self.loading = message
                 self._owner.on_change()
-            case Ready(info) if self.phase in STARTING:
+            case Ready(info, clock) if self.phase in STARTING:
+                self._clock.observe(clock, self._last_message_at)
                 self._on_ready(info)
         return iter(())
 
@@ -266,6 +270,7 @@ class EngineMember:
                 log.error("the process of that engine ended %s", self._engine.exit_description)
             await asyncio.sleep(pause)
             self._engine = self._make_engine(self._receive, self._on_lost)
+            self._clock = ChannelClock(is_shared=self._engine.shares_clock)
             self._note_progress()
             # keep the number of pages: an admitted request may need all of them
             config = replace(self._config, num_pages=self.info.num_pages) if self.info else self._config
@@ -277,7 +282,7 @@ class EngineMember:
             self._on_lost(f"no engine could be started: {error}")
 
     def _note_progress(self) -> None:
-        self._last_message_at, self._beats, self._is_echo_due = time.monotonic(), self._engine.heartbeat.count, False
+        self._last_message_at, self._beats, self._is_echo_due = time.monotonic(), self._engine.heartbeat_count, False
 
     async def _look(self) -> None:
         """Check the heartbeat, send echo requests, and replace an engine that makes no progress."""
@@ -288,13 +293,13 @@ class EngineMember:
                 time.monotonic() - began > HEARTBEAT_POLL_SECONDS + STALL_SECONDS / 2
             ):  # this process was delayed, and possibly the engine too
                 self._last_message_at = time.monotonic()
-            if self._engine.heartbeat.count != self._beats:
+            if self._engine.heartbeat_count != self._beats:
                 self._note_progress()
             elif self.is_ready:
                 self._send_echo_request()
             if self._is_silent:
                 await asyncio.sleep(CATCH_UP_SECONDS)
-                if self._engine.heartbeat.count == self._beats and self._is_silent:
+                if self._engine.heartbeat_count == self._beats and self._is_silent:
                     silent = time.monotonic() - self._last_message_at
                     self._engine.abandon(f"{self._name} has made no progress for {silent:.0f} s")
 

@@ -473,7 +473,7 @@ async def test_pending_events_of_a_lost_engine_are_dropped(monkeypatch: pytest.M
     channel = _Channel(on_event, lost.append)
     ours, theirs = socket.socketpair()
     await asyncio.get_running_loop().create_connection(lambda: channel, sock=ours)
-    theirs.send(encode(StepResult(tuple(TokenEvent("r", 0, token) for token in range(4)), load)))
+    theirs.send(encode(StepResult(tuple(TokenEvent("r", 0, token) for token in range(4)), load, 0.0)))
     async with asyncio.timeout(HANG_SECONDS):
         while not received:
             await asyncio.sleep(0)
