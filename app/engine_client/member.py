@@ -9,16 +9,16 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import Protocol
 
 from msgspec.structs import replace
 
 from app.engine_client.channel_clock import ChannelClock, ReceivedEvent
-from app.engine_client.engine_process import EngineProcess
 from app.engine_client.in_flight import InFlight, InFlightRequest
 from app.engine_client.restart_policy import MAX_FAILED_STARTS, RestartPolicy
+from app.engine_client.transport import Transport, TransportMaker
 from engine.config import EngineConfig
 from engine.ipc import (
     Abort,
@@ -79,10 +79,6 @@ class MemberOwner(Protocol):
         """Handle a change of the state or of the loading progress."""
 
 
-# Returns an engine that has not been started, for the handlers of messages and of its loss.
-EngineMaker = Callable[[Callable[[FromEngine], Iterator[None]], Callable[[str], None]], EngineProcess]
-
-
 class EngineMember:
     """One engine at a time, each of which replaces the previous one."""
 
@@ -90,7 +86,7 @@ class EngineMember:
         self,
         index: int,
         config: EngineConfig,
-        make_engine: EngineMaker,
+        make_engine: TransportMaker,
         in_flight: InFlight,
         owner: MemberOwner,
         *,
@@ -161,8 +157,8 @@ class EngineMember:
         return self.is_ready and self._is_heartbeat_due and time.monotonic() - self._last_message_at > STALL_SECONDS
 
     @property
-    def engine(self) -> EngineProcess:
-        """Return the current engine."""
+    def engine(self) -> Transport:
+        """Return the channel to the current engine."""
         return self._engine
 
     # Messages -------------------------------------------------------------------------------------------------------

@@ -117,7 +117,7 @@ async def test_an_engine_sends_its_clock_with_every_step(monkeypatch: pytest.Mon
     client = EngineClient(CONFIG, fake_engine)
     await client.start()
     await asyncio.wait_for(client.ready(), HANG_SECONDS)
-    assert len(clocks) == 1
+    assert clocks
     await follow(client, replace(request(), id="b"))
     await client.stop()
     assert len(clocks) > 5 and all(delay >= 0.0 for delay in clocks)

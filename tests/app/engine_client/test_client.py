@@ -19,8 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from app.engine_client.channel import Channel
 from app.engine_client.client import EngineClient, EngineUnavailable
-from app.engine_client.engine_process import EngineProcess, _Channel
+from app.engine_client.engine_process import EngineProcess
 from app.engine_client.member import EngineState
 from app.engine_client.restart_policy import MAX_FAILED_STARTS
 from engine.config import EngineConfig
@@ -129,7 +130,7 @@ async def test_events_of_many_requests_reach_their_own_sinks(client):
 
 async def test_the_event_loop_runs_between_a_few_events_of_a_step(monkeypatch: pytest.MonkeyPatch):
     """Other tasks run in the middle of a large step, and the order within each stream stays."""
-    monkeypatch.setattr("app.engine_client.engine_process.MAX_EVENTS_PER_TURN", 8)
+    monkeypatch.setattr("app.engine_client.channel.MAX_EVENTS_PER_TURN", 8)
     client = EngineClient(msgspec.structs.replace(CONFIG, max_num_seqs=64), fake_engine)
     await client.start()
     await asyncio.wait_for(client.ready(), HANG_SECONDS)
@@ -462,7 +463,7 @@ async def test_a_failed_rebuild_of_the_engine_is_retried(immediate_restart):
 
 async def test_pending_events_of_a_lost_engine_are_dropped(monkeypatch: pytest.MonkeyPatch):
     """A connection that sends invalid data in the middle of a step is closed, and the next engine computes the rest."""
-    monkeypatch.setattr("app.engine_client.engine_process.MAX_EVENTS_PER_TURN", 1)
+    monkeypatch.setattr("app.engine_client.channel.MAX_EVENTS_PER_TURN", 1)
     received, lost, load = [], [], fake_engine(CONFIG, lambda *_: None).load()
 
     def on_event(message) -> Iterator[None]:
@@ -470,7 +471,7 @@ async def test_pending_events_of_a_lost_engine_are_dropped(monkeypatch: pytest.M
             received.append(event)
             yield
 
-    channel = _Channel(on_event, lost.append)
+    channel = Channel(on_event, lost.append)
     ours, theirs = socket.socketpair()
     await asyncio.get_running_loop().create_connection(lambda: channel, sock=ours)
     theirs.send(encode(StepResult(tuple(TokenEvent("r", 0, token) for token in range(4)), load, 0.0)))
