@@ -29,7 +29,7 @@ _LENGTH = struct.Struct("<I")
 if TYPE_CHECKING:  # written out, because mypy 2.4 fails on a NewType of a struct
 
     class EngineRequest(Request, frozen=True, kw_only=True):
-        """Request whose moments are on the engine's clock. It is a plain `Request` at runtime."""
+        """Request with moments on the engine's clock. It is a plain `Request` at runtime."""
 
 else:
     EngineRequest = Request

@@ -22,7 +22,7 @@ MAX_OFFSET_AGE_SECONDS = 60.0
 if TYPE_CHECKING:  # written out, because mypy 2.4 fails on a NewType of a struct
 
     class ReceivedStatus(StatusEvent, frozen=True):
-        """Status event whose moment is on this process's clock. It is a plain `StatusEvent` at runtime."""
+        """Status event with its moment on this process's clock. It is a plain `StatusEvent` at runtime."""
 
 else:
     ReceivedStatus = StatusEvent
