@@ -153,7 +153,7 @@ class LLM:
             put(error)
 
     async def _generate(self, requests: list[GenerationRequest]) -> list[str]:
-        places = asyncio.Semaphore(PROMPTS_PER_SLOT * self._client.config.max_num_seqs)
+        places = asyncio.Semaphore(PROMPTS_PER_SLOT * self._client.slots)
 
         async def complete(request: GenerationRequest) -> str:
             async with places:

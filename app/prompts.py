@@ -15,14 +15,13 @@ from typing import Any
 from app.admission.thread_queue import Caller, ThreadQueue
 from app.errors import ApiError
 from app.generation.choice import EchoedPrompt
+from app.generation.prepared import PreparedPrompt
 from app.generation.request import ChatPrompt, GenerationRequest
 from app.generation.truncation import drop_oldest
 from app.http.json_body import MAX_INLINE_BYTES, check_structure, decode_json
 from app.protocols.schema import Schema, validate
 from app.text.chat_template import MessagesRefused, ReservedVariable
 from app.text.detokenizer import Detokenizer
-from app.text.marks import NO_MARKS, Marks
-from app.text.output_parser import OutputParser
 from app.text.schemas.errors import InvalidFormat
 from app.text.text_model import TextModel
 from app.text.tokenize_queue import TokenizeQueue
@@ -97,22 +96,6 @@ def _schema_size(answer: AnswerSyntax) -> int:
         elif isinstance(value, list):
             pending += value
     return size
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedPrompt:
-    """Token ids of a request's prompt, and what depends on its rendered text.
-
-    parser: constructor of the choices' output parsers. marks: the special tokens that these read. grammar,
-    reasoning_limit: constraints of the answer.
-    """
-
-    ids: list[int]
-    parser: Callable[[], OutputParser | None] = lambda: None
-    marks: Marks = NO_MARKS
-    echo: EchoedPrompt | None = None
-    grammar: str | None = None
-    reasoning_limit: ReasoningLimit | None = None
 
 
 @dataclass

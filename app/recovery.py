@@ -22,8 +22,8 @@ from app.admission.tenants import Tenant
 from app.admission.thread_queue import Caller
 from app.errors import ApiError
 from app.generation.generation import Generation
+from app.generation.prepared import PreparedPrompt
 from app.generation.request import GenerationRequest, Observer
-from app.prompts import PreparedPrompt
 from app.protocols.common import TextRequest
 from app.protocols.responses import ResponsesRequest
 from app.protocols.text_requests import TEXT_REQUESTS

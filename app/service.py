@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,13 +28,14 @@ from app.conversations.memory_store import MemoryStore
 from app.conversations.saves import Saves
 from app.conversations.shelf import Limits
 from app.conversations.store import ConversationStore
-from app.engine_client.client import EngineClient, EngineState, EngineUnavailable
+from app.engine_client.client import EngineClient, EngineUnavailable
 from app.engine_client.grammar_checker import GrammarChecker
 from app.engine_client.in_flight import Sink
+from app.engine_client.member import EngineState
 from app.errors import ApiError
-from app.generation.choice import OutputOptions
 from app.generation.generation import Generation
 from app.generation.idempotency import IdempotentRequests
+from app.generation.prepared import PreparedPrompt
 from app.generation.prompt_batch import PromptBatch
 from app.generation.registry import StreamRegistry
 from app.generation.request import AnswerHead, GenerationRequest, Observer
@@ -43,7 +43,7 @@ from app.observe.energy import Energy
 from app.observe.live_feed import LiveFeed
 from app.observe.metrics import Metrics
 from app.options import check_keys
-from app.prompts import PreparedPrompt, Prompts, constraint_param, with_names
+from app.prompts import Prompts, constraint_param, with_names
 from app.settings import Settings, SettingsError
 from app.store.entries import Entry
 from app.streams.stream_log import StreamLog
@@ -58,11 +58,6 @@ if TYPE_CHECKING:
 
 ENGINE_UNAVAILABLE = "the engine is not available; see the server log"
 MAX_RESUME_SECONDS = 600.0  # maximum seconds for which an answer continues without a reader
-
-
-def new_stream_id() -> str:
-    """Return an unguessable stream id."""
-    return secrets.token_hex(12)
 
 
 @dataclass
@@ -116,17 +111,11 @@ class Service:
     @property
     def info(self) -> ModelInfo:
         """Return the loaded model. Raises `ApiError` (503) before it is loaded, and if no engine will be started."""
-        if self.client.info is None or not self.client.accepts_requests:
-            loading = self.client.loading
-            raise ApiError(
-                503,
-                f"the model is loading ({loading.stage})"
-                if self.client.phase is EngineState.LOADING
-                else ENGINE_UNAVAILABLE,
-                code="engine_unavailable",
-                headers={"Retry-After": "2"},
-            )
-        return self.client.info
+        if (model := self.client.model) is None or not self.client.accepts_requests:
+            is_loading = self.client.state is EngineState.LOADING
+            message = f"the model is loading ({self.client.loading.stage})" if is_loading else ENGINE_UNAVAILABLE
+            raise ApiError(503, message, code="engine_unavailable", headers={"Retry-After": "2"})
+        return model
 
     def admit(
         self, tenant: Tenant, requested: ServiceClass | None, tokens: int = 0, choices: int = 1, requests: int = 1
@@ -257,7 +246,7 @@ class Service:
         intake: IntakeTimeline,
     ) -> Generation:
         self.admit(tenant, service_class, len(prompt.ids), request.n)
-        queued = self._engine_request(request, prompt, tenant, service_class, intake)
+        queued = prompt.engine_request(request, self.text, self.info, tenant, service_class, intake)
         try:
             self.client.check(queued)  # before anything is created from its tokens
         except RequestRefused as error:
@@ -292,7 +281,7 @@ class Service:
         return Generation(
             queued,
             self.text,
-            self._output_options(request, prompt),
+            prompt.output_options(request, self.text),
             log,
             request.encoder(head) if request.encoder is not None else None,
             self.client,
@@ -314,46 +303,6 @@ class Service:
         if observer is not None:
             observer.queued(generation)
         generation.start_deadline_timer()
-
-    def _output_options(self, request: GenerationRequest, prompt: PreparedPrompt) -> OutputOptions:
-        """Return how the tokens of a request become text."""
-        return OutputOptions(
-            stop=request.stop,
-            includes_stop=request.includes_stop,
-            shown_tokens=self.text.special_texts if request.shows_special_tokens else {},
-            marks=prompt.marks,
-            echo=prompt.echo,
-            discards_tokens=request.max_tokens == 0,
-            lists_prompt=request.lists_prompt,
-        )
-
-    def _engine_request(
-        self,
-        request: GenerationRequest,
-        prompt: PreparedPrompt,
-        tenant: Tenant,
-        service_class: ServiceClass,
-        intake: IntakeTimeline,
-    ) -> Request:
-        """Return the request for the engine."""
-        room = max(1, self.info.max_sequence_tokens - len(prompt.ids))
-        sampling = request.sampling_params(room, self.text.eos_token_ids, self.text.sampling_defaults)
-        if prompt.grammar is not None or prompt.reasoning_limit is not None:
-            sampling = msgspec.structs.replace(sampling, grammar=prompt.grammar, reasoning_limit=prompt.reasoning_limit)
-        deadline_ms = tenant.deadline_ms if request.deadline_ms is None else request.deadline_ms
-        return Request(
-            id=request.stream_id or new_stream_id(),
-            prompt=tuple(prompt.ids),
-            sampling=sampling,
-            service_class=service_class,
-            priority=request.priority,
-            n=request.n,
-            cache_salt=tenant.owner,
-            tenant=tenant.id,
-            weight=tenant.weight,
-            deadline=None if deadline_ms is None else intake.arrived_at + deadline_ms / 1000,
-            client_id=intake.client_id,
-        )
 
     async def drain(self, seconds: float, is_hurried: Callable[[], bool] = lambda: False) -> None:
         """Refuse new requests, let requests with readers finish for `seconds` or until `is_hurried()`, then end the
@@ -411,7 +360,7 @@ class Service:
 
     @property
     def _slots(self) -> int:
-        return self.client.info.max_num_seqs if self.client.info else 1
+        return max(1, self.client.slots)
 
     def _started(self, generation: Generation) -> None:
         self._running += generation.request.n
@@ -442,10 +391,7 @@ class Service:
             return
         name = self.metrics.name_of(generation.request.tenant)
         row = self.metering.row_of(generation, name, self.settings.model_name, self._slots)
-        if self.state_file is None or not self._is_stored(generation):
+        if self.state_file is not None and self._is_stored(generation):
+            self.metering.record_held(row, self.state_file.usage_rows)
+        else:
             self.metering.record(row)
-            return
-        rows = self.state_file.usage_rows
-        rows.hold(row.request_id, row.ended_at, row)
-        if not self.metering.record(row, partial(rows.settle, row.request_id)):
-            rows.settle(row.request_id)

@@ -10,10 +10,11 @@ import selectors
 import socket
 import struct
 import time
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
 
+from engine.clock import EngineTime
 from engine.config import EngineConfig
 from engine.types import EngineLoad, Event, ModelInfo, Request, Snapshot, Vocabulary
 
@@ -23,6 +24,15 @@ MAX_READ_BYTES = 16 << 20  # read between two steps
 SELECTOR_TICK_SECONDS = 0.001  # a selector rounds its timeout up to a multiple of this
 
 _LENGTH = struct.Struct("<I")
+
+
+if TYPE_CHECKING:  # written out, because mypy 2.4 fails on a NewType of a struct
+
+    class EngineRequest(Request, frozen=True, kw_only=True):
+        """Request with moments on the engine's clock. It is a plain `Request` at runtime."""
+
+else:
+    EngineRequest = Request
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
@@ -40,7 +50,7 @@ class UseVocabulary(msgspec.Struct, frozen=True, tag="vocabulary"):
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
     """A new request."""
 
-    request: Request
+    request: EngineRequest
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -72,9 +82,10 @@ class LoadProgress(msgspec.Struct, frozen=True, tag="loading"):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """The model is loaded and requests are served."""
+    """The model is loaded and requests are served. clock: when it was sent."""
 
     info: ModelInfo
+    clock: EngineTime
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
@@ -84,10 +95,11 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 class StepResult(msgspec.Struct, frozen=True, tag="step"):
-    """Results of one step."""
+    """Results of one step. Moments in events are on the engine's clock; clock: when it was sent."""
 
     events: tuple[Event, ...]
     load: EngineLoad
+    clock: EngineTime
     snapshot: Snapshot | None = None
 
 

@@ -172,7 +172,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cache_salt: str = ""  # prompts share cached pages only within the same salt
     tenant: str = ""  # owner: tenants of a class take turns
     weight: float = 1.0  # of its tenant: share relative to a tenant of weight 1
-    deadline: float | None = None  # when all of it must be complete, on the machine's monotonic clock
+    deadline: float | None = None  # when all of it must be complete, on the monotonic clock of the process that has it
     # Output of a previous engine that died, by choice; choices not listed had ended. Empty: there was no output.
     output_so_far: dict[int, tuple[int, ...]] = {}
     # Start of the wait on the same clock, if it began before this request or in an engine that died.
@@ -249,7 +249,7 @@ class StatusEvent(msgspec.Struct, frozen=True, array_like=True, tag="status"):
     mechanism: PreemptionMode | None = None  # paused
     victim_reason: str = ""  # paused: why this sequence was chosen
     cached_tokens: int = 0  # in its first slot: prompt tokens found in the prefix cache
-    monotonic_time: float = 0.0  # time on the machine's monotonic clock, which all its processes share
+    monotonic_time: float = 0.0  # on the monotonic clock of the process that has the event; see engine.clock
 
     @property
     def state(self) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from engine.clock import engine_time
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import EngineError, RequestRefused
@@ -101,7 +102,7 @@ class Worker:
                 self._send_step(events, view)
 
     def _send_step(self, events: list[Event], view: Snapshot | None = None) -> None:
-        self._channel.send(StepResult(tuple(events), self._engine.load(), view))
+        self._channel.send(StepResult(tuple(events), self._engine.load(), engine_time(), view))
 
     def _poll_timeout(self) -> float | None:
         """Return the seconds to wait for a message; None (no limit) while idle and not watched."""
@@ -195,7 +196,7 @@ def serve(sock: socket.socket, build: Builder, heartbeat: Heartbeat) -> None:
         engine = _build(channel, build, start.config)
         gc.collect()
         gc.freeze()  # exempt loaded objects from garbage collection between tokens
-        channel.send(Ready(engine.info))
+        channel.send(Ready(engine.info, engine_time()))
         Worker(channel, engine, heartbeat).run(early)
     except ChannelClosed:
         return

@@ -17,7 +17,8 @@ from app.errors import ApiError
 from app.generation.request import GenerationRequest
 from app.streams.stream_log import ChoiceFinished, Failure, Record, StreamLog, Usage
 from app.streams.timeline import IntakeTimeline
-from engine.ipc import ChannelClosed
+from engine.config import EngineConfig
+from engine.ipc import ChannelClosed, FromEngine, ToEngine
 from engine.scheduling.batch import Batch, Join, Sampled, StepOutcome
 from engine.scheduling.constraint import NO_TOKEN_ALLOWED, ConstraintFailure
 
@@ -305,3 +306,34 @@ class FakeService:
         self.requests.append(request)
         generation = self.generations[f"resp_{request.stream_id}"] = FakeGeneration(request.stream_id)
         return generation
+
+
+class FakeTransport:
+    """Channel to an engine of which a test sends the messages."""
+
+    exit_description = ""
+    heartbeat_count = 0
+
+    def __init__(self, on_message: Callable[[FromEngine], Iterator[None]], *, shares_clock: bool = True) -> None:
+        self.shares_clock = shares_clock
+        self.sent: list[ToEngine] = []
+        self._on_message = on_message
+
+    async def start(self, config: EngineConfig) -> None:
+        """Do nothing; the test sends `Ready`."""
+
+    def send(self, *messages: ToEngine) -> None:
+        """Record the messages."""
+        self.sent += messages
+
+    def receive(self, message: FromEngine) -> None:
+        """Deliver a message of the engine, with all of its events."""
+        for _ in self._on_message(message):
+            pass
+
+    def abandon(self, why: str) -> None:
+        """Fail the test, which has no watchdog."""
+        raise AssertionError(why)
+
+    async def close(self, grace_seconds: float) -> None:
+        """Do nothing."""

@@ -1,9 +1,13 @@
-"""Requests in flight: every request that has not ended, with its output so far, so that a new engine can resume it; and
-the choice of requests that an engine is given. Independent of processes.
+"""Requests in flight: every request that has not ended, with its output so far, so that another engine can resume it;
+and the choice of requests that an engine is given. Independent of processes.
 
-A request that was being computed when an engine died is suspected from the second time on. Suspects are tried one after
-another while all other requests wait. If the engine dies again with only a suspect at work, that request alone ends
-with an error.
+Each engine is a member, named by a number. A request waits, or exactly one member has it.
+
+A request that was being computed when an engine died is suspected from the second time on. A suspect is tried alone: it
+has a member for itself, and the requests of other members go on. If the engine dies again with only the suspect at
+work, that request alone ends with an error. A member that tries suspects takes no other request until none is left. A
+suspect that has made progress stays on its member. The next one is tried after its end, or at once on an idle member;
+the only member tries the next one beside it, as there is no other place.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from collections.abc import Callable, Set
 
 from msgspec.structs import replace
 
+from app.engine_client.channel_clock import ReceivedEvent
 from engine.request_logging import log_request
 from engine.types import (
     EndEvent,
@@ -41,7 +46,7 @@ CULPRIT_MESSAGE = (
 
 
 class InFlightRequest:
-    """A request, the output of its choices, and its state in the current engine."""
+    """A request, the output of its choices, and its state in the engine that has it."""
 
     __slots__ = (
         "_aborted",
@@ -49,7 +54,7 @@ class InFlightRequest:
         "_running",
         "_waiting_since",
         "deaths",
-        "is_sent",
+        "member",
         "output",
         "progress",
         "request",
@@ -61,7 +66,7 @@ class InFlightRequest:
         self.sink = sink
         # token ids of choices that have not ended
         self.output = {choice: array("I", request.output_so_far.get(choice, ())) for choice in request.choices}
-        self.is_sent = False
+        self.member: int | None = None  # that has it; None: it waits
         self.progress = 0  # tokens since it was sent
         self.deaths = 0  # of engines that were computing it, since its last progress
         self._aborted: set[int] = set()  # choices
@@ -71,17 +76,22 @@ class InFlightRequest:
 
     @property
     def may_be_computing(self) -> bool:
-        """Return whether an engine may be computing it; true unless it is known to wait."""
-        return self.is_sent and (bool(self._running) or not self._has_reported)
+        """Return whether its engine may be computing it; true unless it is known to wait."""
+        return self.member is not None and (bool(self._running) or not self._has_reported)
 
     @property
     def has_progressed(self) -> bool:
         """Return whether it made enough progress since it was sent that its earlier state did not crash the engine."""
         return self.progress >= MIN_PROGRESS_TOKENS * len(self.output)
 
-    def resume_request(self) -> Request:
-        """Mark the request as sent and return it with its output so far, for the current engine to resume."""
-        self.is_sent, self._has_reported, self.progress = True, False, 0
+    @property
+    def is_suspect(self) -> bool:
+        """Return whether it is tried alone before it is computed beside other requests."""
+        return self.deaths >= SUSPECT_DEATHS
+
+    def resume_request(self, member: int) -> Request:
+        """Mark the request as sent to a member and return it with its output so far, for that engine to resume."""
+        self.member, self._has_reported, self.progress = member, False, 0
         self._running.clear()
         output: dict[int, tuple[int, ...]] = {}
         if len(self.output) < self.request.n or any(self.output.values()):
@@ -150,36 +160,55 @@ class InFlightRequest:
         self.end(self.output.keys(), FinishReason.ERROR, message, code)
 
     def lose_engine(self) -> None:
-        """Record the loss of the engine; the request waits for the next one."""
+        """Record the loss of its engine; the request waits for another one."""
         level, activity = (
             (logging.WARNING, "while computing it") if self.may_be_computing else (logging.INFO, "while it waited")
         )
         log_request(log, level, self.request, "the engine died %s; it resumes in the next engine", activity)
         self.deaths += self.may_be_computing
-        self.is_sent, self.progress = False, 0
+        self.member, self.progress = None, 0
         self.report_no_engine()
 
 
 class InFlight:
-    """Requests in flight, in order of arrival."""
+    """Requests in flight, in order of arrival, and the members that have them."""
 
-    def __init__(self) -> None:
+    def __init__(self, members: int = 1) -> None:
+        self._members = members
         self._requests: dict[str, InFlightRequest] = {}
-        self._suspects: list[InFlightRequest] = []  # the first one is on trial
-        self._has_answered = False  # the current engine has completed a request
+        self._suspects: list[InFlightRequest] = []  # in order of their trials
+        # Suspect that a member tries. None: its trial has ended, and the member is kept free for the next suspect.
+        self._trials: dict[int, InFlightRequest | None] = {}
+        self._answered: set[int] = set()  # members whose current engine has completed a request
 
     def __len__(self) -> int:
         return len(self._requests)
 
-    @property
-    def is_at_work(self) -> bool:
-        """Return whether the engine may be computing any request."""
-        return any(request_state.may_be_computing for request_state in self._requests.values())
+    def has_requests(self, member: int) -> bool:
+        """Return whether a member has any request."""
+        return any(request_state.member == member for request_state in self._requests.values())
+
+    def is_at_work(self, member: int = 0) -> bool:
+        """Return whether a member's engine may be computing any request."""
+        return any(request_state.may_be_computing for request_state in self._requests_of(member))
+
+    def has_progressed(self, member: int = 0) -> bool:
+        """Return whether a member's engine has completed a request, or has made progress with one."""
+        return member in self._answered or any(
+            request_state.has_progressed for request_state in self._requests_of(member)
+        )
 
     @property
     def is_on_trial(self) -> bool:
-        """Return whether a suspect is on trial while other requests wait."""
+        """Return whether a suspect is on trial, or waits for its trial."""
         return bool(self._suspects)
+
+    def takes_requests(self, member: int) -> bool:
+        """Return whether a new request may be sent to a member, which tries no suspect and is not the next to."""
+        return not self.is_on_trial or not (
+            self._trials.get(member) is not None
+            or (self._next_suspect is not None and (member in self._trials or self._may_try(member)))
+        )
 
     def add(self, request: Request, sink: Sink) -> InFlightRequest:
         """Add a new request."""
@@ -190,71 +219,98 @@ class InFlight:
         """Return a request; None if it has ended."""
         return self._requests.get(request_id)
 
-    def handle(self, event: Event) -> bool:
-        """Pass on an event from the engine. Returns whether it ended a trial."""
+    def handle(self, event: ReceivedEvent) -> bool:
+        """Pass on an event from the engine that has the request. Returns whether its member may be sent more requests,
+        because a trial has ended, or the last request before a trial.
+        """
         request_state = self._requests.get(event.request_id)
         if request_state is None or event.choice not in request_state.output:
             return False
         request_state.update(event)
         if not request_state.output:
             del self._requests[event.request_id]
-            self._has_answered = self._has_answered or isinstance(event, TokenEvent)
+            if isinstance(event, TokenEvent) and request_state.member is not None:
+                self._answered.add(request_state.member)
         request_state.deliver(event)
-        if not request_state.deaths or not request_state.has_progressed:
+        if not request_state.deaths and not self._suspects:
             return False
-        request_state.deaths = 0
-        if request_state not in self._suspects:
-            return False
-        self._suspects.remove(request_state)
-        return True
+        return self._end_trial(request_state)
 
-    def requests_to_send(self) -> list[Request]:
-        """Return the requests that may be sent to the engine now and have not been, in order."""
+    def _end_trial(self, request_state: InFlightRequest) -> bool:
+        """Clear a request that has made progress or ended. Returns what `handle` does."""
+        member = request_state.member
+        if member is None:
+            return False
+        if request_state.deaths and request_state.has_progressed:
+            request_state.deaths = 0
+            if request_state in self._suspects:
+                self._suspects.remove(request_state)
+                self._trials[member] = None
+                return True
+        return not request_state.output and self.is_on_trial and not self.has_requests(member)
+
+    def requests_to_send(self, member: int = 0) -> list[Request]:
+        """Return the requests that may be sent to a member's engine now and wait, in order."""
         for request_state in list(self._requests.values()):
-            if not request_state.is_sent:
+            if request_state.member is None:
                 request_state.end_aborted()
         self._forget_ended()
-        eligible = self._suspects[:1] or self._requests.values()
-        return [request_state.resume_request() for request_state in eligible if not request_state.is_sent]
+        if self._trials.get(member) is not None:
+            return []
+        if suspect := self._next_suspect:
+            if self._may_try(member):
+                self._trials[member] = suspect
+                return [suspect.resume_request(member)]
+            if member in self._trials:
+                return []
+        self._trials.pop(member, None)
+        waiting = (request_state for request_state in self._requests.values() if request_state.member is None)
+        return [request_state.resume_request(member) for request_state in waiting if not request_state.is_suspect]
 
     def drop_aborted(self, request_id: str) -> None:
         """End the aborted choices of a request that no engine has."""
         request_state = self._requests.get(request_id)
-        if request_state is not None and not request_state.is_sent:
+        if request_state is not None and request_state.member is None:
             request_state.end_aborted()
             if not request_state.output:
                 self._forget_ended()
 
-    @property
-    def has_progressed(self) -> bool:
-        """Return whether the current engine has completed a request, or has made progress with one."""
-        return self._has_answered or any(request_state.has_progressed for request_state in self._requests.values())
-
-    def lose_engine(self) -> bool:
-        """Record the loss of the engine. Its culprit, if known, ends with an error; the others wait for the next
-        engine. Returns whether there is a culprit.
+    def lose_engine(self, member: int = 0) -> bool:
+        """Record the loss of a member's engine. Its culprit, if known, ends with an error; the member's other requests
+        wait for another engine. Returns whether there is a culprit.
         """
-        at_work = [request_state for request_state in self._requests.values() if request_state.may_be_computing]
-        culprits = at_work if at_work == self._suspects[:1] else []
-        for culprit in culprits:
+        at_work = [request_state for request_state in self._requests_of(member) if request_state.may_be_computing]
+        suspect = self._trials.pop(member, None)
+        culprit = suspect if at_work == [suspect] else None
+        if culprit is not None:
             message = CULPRIT_MESSAGE.format(culprit.deaths + 1)
             log_request(log, logging.ERROR, culprit.request, "%s", message)
             culprit.fail(message, "engine_died")
-        for request_state in list(self._requests.values()):
+        for request_state in self._requests_of(member):
             request_state.lose_engine()
-        self._has_answered = False
+        self._answered.discard(member)
         self._forget_ended()
-        suspects = (
-            request_state for request_state in self._requests.values() if request_state.deaths >= SUSPECT_DEATHS
-        )
+        suspects = (request_state for request_state in self._requests.values() if request_state.is_suspect)
         self._suspects = sorted(suspects, key=lambda request_state: request_state.request.service_class)
-        return bool(culprits)
+        return culprit is not None
 
     def fail(self, message: str, code: str) -> None:
         """End all requests, because there will be no further engine."""
-        requests, self._requests, self._suspects = self._requests, {}, []
+        requests, self._requests, self._suspects, self._trials = self._requests, {}, [], {}
         for request_state in requests.values():
             request_state.fail(message, code)
+
+    @property
+    def _next_suspect(self) -> InFlightRequest | None:
+        """Return the first suspect that waits for its trial."""
+        return next((request_state for request_state in self._suspects if request_state.member is None), None)
+
+    def _may_try(self, member: int) -> bool:
+        """Return whether a member can try a suspect; the only one may still have those that were tried before."""
+        return self._members == 1 or not self.has_requests(member)
+
+    def _requests_of(self, member: int) -> list[InFlightRequest]:
+        return [request_state for request_state in self._requests.values() if request_state.member == member]
 
     def _forget_ended(self) -> None:
         self._requests = {

@@ -18,7 +18,8 @@ from app.admission.queues import Admission
 from app.admission.refused_keys import RefusedKeys
 from app.admission.request_pace import RequestPace
 from app.conversations.store import ConversationStore
-from app.engine_client.client import EngineClient, EngineState
+from app.engine_client.client import EngineClient
+from app.engine_client.member import EngineState
 from app.generation.idempotency import IdempotentRequests
 from app.observe.energy import Energy
 from engine.log_queue import LogWriter
@@ -41,7 +42,7 @@ class EngineCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         load = self._client.load
         up = GaugeMetricFamily("carousel:engine_up", "1 if the engine serves requests.")
-        up.add_metric([], float(self._client.phase is EngineState.READY and not self._client.is_stalled))
+        up.add_metric([], float(self._client.state is EngineState.READY and not self._client.is_stalled))
         yield up
         restarts = CounterMetricFamily("carousel:engine_restarts", "Engines started to replace one that died.")
         restarts.add_metric([], self._client.restarts)
@@ -93,10 +94,9 @@ class EngineCollector(Collector):
             for mechanism, count in zip(PreemptionMode, counts, strict=True):
                 preempted.add_metric([self._model, service_class.label, mechanism.value], count)
         yield preempted
-        info = self._client.info
         slots = GaugeMetricFamily("carousel:slots", "Batch slots by state.", labels=("model_name", "state"))
         slots.add_metric([self._model, "taken"], sum(load.running))
-        slots.add_metric([self._model, "total"], info.max_num_seqs if info else 0)
+        slots.add_metric([self._model, "total"], self._client.slots)
         yield slots
         step = GaugeMetricFamily("carousel:step_rows", "Rows of the last step by kind.", labels=("model_name", "kind"))
         step.add_metric([self._model, "decodes"], load.decode_rows)

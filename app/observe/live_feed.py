@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from app.engine_client.client import EngineClient, EngineState
+from app.engine_client.client import EngineClient
+from app.engine_client.member import EngineState
 from app.observe.rolling_latency import RollingLatency
 from engine.types import EngineLoad, PreemptionMode, ServiceClass, SlotView, Snapshot, WaitView
 
@@ -75,7 +76,7 @@ class LiveFeed:
         """Publish the phase of an engine that is not ready, and the end of the feed."""
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(CHECK_SECONDS, self._check)
-        phase, now = self._client.phase, loop.time()
+        phase, now = self._client.state, loop.time()
         if self._is_draining():
             self._publish(b"")
         elif phase is not EngineState.READY and (phase is not self._phase or now - self._phase_at > PHASE_SECONDS):

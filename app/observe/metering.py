@@ -9,12 +9,14 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from app.admission.tenants import TIER_OF_CLASS
 from app.generation.generation import ABANDONED_CODE, Generation
 from app.settings import SettingsError
+from app.store.usage_rows import UsageRows
 from app.store.writer import Write, Writer
 from app.streams.stream_log import ChoiceFinished, Failure
 
@@ -190,6 +192,12 @@ class Metering:
         thread when it is in the file.
         """
         return self._writer.put(Write(INSERT, row), written=written)
+
+    def record_held(self, row: Row, rows: UsageRows) -> None:
+        """Queue a row that a store keeps until it is in the file."""
+        rows.hold(row.request_id, row.ended_at, row)
+        if not self.record(row, partial(rows.settle, row.request_id)):
+            rows.settle(row.request_id)
 
     def close(self) -> None:
         """Write pending rows and stop. Blocks for a bounded time; further calls do nothing."""

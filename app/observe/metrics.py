@@ -176,7 +176,7 @@ class Metrics:
         self._cached.labels(*labels).inc(generation.cached_tokens)
         slot_seconds = generation.timeline.slot_seconds
         self._slot_seconds.labels(*labels).inc(slot_seconds)
-        slots = self._client.info.max_num_seqs if self._client.info else 1
+        slots = max(1, self._client.slots)
         self._cost.labels(*labels).inc(slot_seconds / slots * self._price_per_hour / 3600)
         self._e2e.labels(*labels).observe(time.monotonic() - timing.received_at)
         if timing.started is not None:

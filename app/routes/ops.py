@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from app.admission.tenants import TIER_OF_CLASS, Tenant
 from app.admission.thread_queue import Caller
-from app.engine_client.client import EngineState
+from app.engine_client.member import EngineState
 from app.errors import error_body
 from app.generation.request import ChatPrompt, effective_defaults
 from app.http.disconnect import run_unless_disconnected
@@ -129,11 +129,11 @@ async def health(request: Request) -> Response:
     if service.draining:
         body = error_body(503, "the server is stopping", code="server_shutdown")
         return JSONResponse(body, status_code=503, headers={"Retry-After": "5"})
-    if client.phase is EngineState.READY and not client.is_stalled and not service.grammars.is_starting:
+    if client.state is EngineState.READY and not client.is_stalled and not service.grammars.is_starting:
         return JSONResponse({"status": "ready"} | _store_state(service.state_file))
-    message = STALLED_TEXT if client.is_stalled else LOADING_TEXTS.get(client.phase, ENGINE_UNAVAILABLE)
+    message = STALLED_TEXT if client.is_stalled else LOADING_TEXTS.get(client.state, ENGINE_UNAVAILABLE)
     body = error_body(503, message, code="engine_unavailable")
-    if client.phase in LOADING_TEXTS:
+    if client.state in LOADING_TEXTS:
         loading = client.loading
         body["loading"] = {"what": loading.stage, "done": loading.done, "total": loading.total}
     return JSONResponse(body, status_code=503, headers={"Retry-After": "2"})
@@ -150,7 +150,7 @@ async def livez(request: Request) -> Response:
     """GET /livez: return 200 while the event loop runs, even while the model loads and during a drain; 503 if the
     process is about to exit because no engine can be started.
     """
-    if get_service(request).client.phase in (EngineState.FAILED, EngineState.STOPPED):
+    if get_service(request).client.state in (EngineState.FAILED, EngineState.STOPPED):
         return JSONResponse(error_body(503, ENGINE_UNAVAILABLE, code="engine_unavailable"), status_code=503)
     return JSONResponse({"status": "alive"})
 

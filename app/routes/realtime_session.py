@@ -19,6 +19,7 @@ from app.admission.tenants import Tenant
 from app.admission.thread_queue import Caller
 from app.errors import ApiError
 from app.generation.generation import Generation
+from app.generation.prepared import new_stream_id
 from app.http.json_body import MAX_INLINE_BYTES
 from app.protocols.conversation import Conversation
 from app.protocols.realtime import (
@@ -55,7 +56,7 @@ from app.routes import log_ignored_tools
 from app.routes.frame_pace import FramePace
 from app.routes.realtime_prompt import response_prompt
 from app.routes.socket_loop import Send, Write, cancel_all
-from app.service import Service, new_stream_id
+from app.service import Service
 from app.store.entries import Origin
 from app.streams.tail import stream_chunks
 from app.streams.timeline import IntakeTimeline

@@ -19,8 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from app.engine_client.client import EngineClient, EngineState, EngineUnavailable
-from app.engine_client.engine_process import EngineProcess, _Channel
+from app.engine_client.channel import Channel
+from app.engine_client.client import EngineClient, EngineUnavailable
+from app.engine_client.engine_process import EngineProcess
+from app.engine_client.member import EngineState
 from app.engine_client.restart_policy import MAX_FAILED_STARTS
 from engine.config import EngineConfig
 from engine.engine import Engine
@@ -128,7 +130,7 @@ async def test_events_of_many_requests_reach_their_own_sinks(client):
 
 async def test_the_event_loop_runs_between_a_few_events_of_a_step(monkeypatch: pytest.MonkeyPatch):
     """Other tasks run in the middle of a large step, and the order within each stream stays."""
-    monkeypatch.setattr("app.engine_client.engine_process.MAX_EVENTS_PER_TURN", 8)
+    monkeypatch.setattr("app.engine_client.channel.MAX_EVENTS_PER_TURN", 8)
     client = EngineClient(msgspec.structs.replace(CONFIG, max_num_seqs=64), fake_engine)
     await client.start()
     await asyncio.wait_for(client.ready(), HANG_SECONDS)
@@ -196,7 +198,7 @@ async def test_an_engine_that_cannot_be_built_reports_the_reason():
     await client.start()
     with pytest.raises(EngineUnavailable, match="num_pages: there is no memory"):
         await asyncio.wait_for(client.ready(), HANG_SECONDS)
-    assert client.phase is EngineState.FAILED
+    assert client.state is EngineState.FAILED
     await client.stop()
 
 
@@ -273,7 +275,7 @@ async def test_submit_and_abort_work_while_the_engine_restarts(immediate_restart
     first = asyncio.create_task(follow(client, request("first", 20)))
     client.submit(request("aborted", 5000, n=2), events.append)
     async with asyncio.timeout(HANG_SECONDS):
-        while client.phase is not EngineState.RESTARTING:
+        while client.state is not EngineState.RESTARTING:
             await asyncio.sleep(0.001)
     client.abort("aborted", 1)
     client.abort("aborted")
@@ -313,7 +315,7 @@ async def test_a_request_that_crashes_engines_is_found_and_only_it_ends(
         requests = [request(f"r{i}", 30 + i % 7) for i in range(30)]
         requests[3:3] = [replace(request(f"bad{i}"), prompt=(1, 666, i)) for i in range(2)]
         results = await asyncio.gather(*(follow(client, each) for each in requests))
-        assert client.phase is EngineState.READY
+        assert client.state is EngineState.READY
     for each, events in zip(requests, results, strict=True):
         if each.id.startswith("bad"):
             assert [(type(e), e.code) for e in events if getattr(e, "finish", None)] == [(EndEvent, "engine_died")]
@@ -363,7 +365,7 @@ async def test_engines_that_crash_without_progress_are_not_restarted_for_ever(im
     crash_injector = CrashInjector(steps=[0] * 100)
     async with client_with_crashes(crash_injector) as client:
         results = await asyncio.gather(*(follow(client, request(f"r{i}", n=2)) for i in range(20)))
-        assert client.phase is EngineState.FAILED
+        assert client.state is EngineState.FAILED
         assert (
             crash_injector.engines_started < 2 * MAX_FAILED_STARTS
         )  # the first crash with a given request is not counted
@@ -393,7 +395,7 @@ async def test_engines_that_crash_while_idle_are_not_restarted_for_ever(immediat
     client = EngineClient(CONFIG, build)
     await client.start()
     async with asyncio.timeout(HANG_SECONDS):
-        while client.phase is not EngineState.FAILED:
+        while client.state is not EngineState.FAILED:
             await asyncio.sleep(0.01)
     assert engines_started == MAX_FAILED_STARTS
     await client.stop()
@@ -461,7 +463,7 @@ async def test_a_failed_rebuild_of_the_engine_is_retried(immediate_restart):
 
 async def test_pending_events_of_a_lost_engine_are_dropped(monkeypatch: pytest.MonkeyPatch):
     """A connection that sends invalid data in the middle of a step is closed, and the next engine computes the rest."""
-    monkeypatch.setattr("app.engine_client.engine_process.MAX_EVENTS_PER_TURN", 1)
+    monkeypatch.setattr("app.engine_client.channel.MAX_EVENTS_PER_TURN", 1)
     received, lost, load = [], [], fake_engine(CONFIG, lambda *_: None).load()
 
     def on_event(message) -> Iterator[None]:
@@ -469,10 +471,10 @@ async def test_pending_events_of_a_lost_engine_are_dropped(monkeypatch: pytest.M
             received.append(event)
             yield
 
-    channel = _Channel(on_event, lost.append)
+    channel = Channel(on_event, lost.append)
     ours, theirs = socket.socketpair()
     await asyncio.get_running_loop().create_connection(lambda: channel, sock=ours)
-    theirs.send(encode(StepResult(tuple(TokenEvent("r", 0, token) for token in range(4)), load)))
+    theirs.send(encode(StepResult(tuple(TokenEvent("r", 0, token) for token in range(4)), load, 0.0)))
     async with asyncio.timeout(HANG_SECONDS):
         while not received:
             await asyncio.sleep(0)
@@ -547,7 +549,7 @@ async def test_a_killed_engine_process_is_replaced_and_the_text_continues(demo):
         if isinstance(event, TokenEvent):
             events.append(event)
             if len(events) in killed_at:
-                os.kill(client.process.pid, signal.SIGKILL)
+                os.kill(client.members[0].engine.process.pid, signal.SIGKILL)
             if len(events) == len(undisturbed):
                 done.set()
 
@@ -622,7 +624,7 @@ async def test_a_client_fails_when_no_engine_can_be_started_any_more(no_backoff)
     events = await follow(client, request("waits"))
     assert events[-1].code == "engine_unavailable"
     assert "no memory" in await asyncio.wait_for(client.failed(), HANG_SECONDS)
-    assert client.phase is EngineState.FAILED
+    assert client.state is EngineState.FAILED
     await client.stop()
 
 
@@ -634,7 +636,7 @@ async def test_a_restart_interval_keeps_starting_engines(no_backoff):
     await asyncio.wait_for(client.ready(), HANG_SECONDS)
     events = await follow(client, request("waits"))
     assert events[-1].code == "engine_unavailable"
-    assert client.phase is EngineState.RETRYING and not client.accepts_requests
+    assert client.state is EngineState.RETRYING and not client.accepts_requests
     with pytest.raises(EngineUnavailable):
         client.check(request("new"))
     tries = build.built
@@ -664,9 +666,9 @@ class HangingOnce:
 
 @pytest.fixture
 def short_watchdog_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.engine_client.client.HEARTBEAT_POLL_SECONDS", 0.02)
-    monkeypatch.setattr("app.engine_client.client.STALL_SECONDS", 0.3)
-    monkeypatch.setattr("app.engine_client.client.ECHO_AFTER_SECONDS", 0.1)
+    monkeypatch.setattr("app.engine_client.member.HEARTBEAT_POLL_SECONDS", 0.02)
+    monkeypatch.setattr("app.engine_client.member.STALL_SECONDS", 0.3)
+    monkeypatch.setattr("app.engine_client.member.ECHO_AFTER_SECONDS", 0.1)
 
 
 async def test_a_long_step_with_progress_is_tolerated_and_one_without_is_replaced(
@@ -682,7 +684,7 @@ async def test_a_long_step_with_progress_is_tolerated_and_one_without_is_replace
     loop = asyncio.get_running_loop()
     until = loop.time() + 2.0  # twice the watchdog's time
     while loop.time() < until:  # simulates a long step, which counts its layers
-        client._engine.heartbeat.beat()
+        client.members[0].engine.heartbeat.beat()
         assert not client.is_stalled and client.restarts == 0
         await asyncio.sleep(0.01)
     while not client.is_stalled:
@@ -702,7 +704,7 @@ async def test_an_engine_process_that_is_stopped_is_found_and_replaced(demo, sho
     await asyncio.wait_for(client.ready(), HANG_SECONDS)
     wanted = Request(id="a", prompt=(5, 9, 2), sampling=SamplingParams(max_tokens=200, temperature=0.9, seed=7))
     undisturbed = tokens_of(await follow(client, wanted))
-    stopped = client.process.pid
+    stopped = client.members[0].engine.process.pid
     received = 0
 
     def stop(event: Event) -> None:
@@ -716,14 +718,14 @@ async def test_an_engine_process_that_is_stopped_is_found_and_replaced(demo, sho
         async with asyncio.timeout(HANG_SECONDS):
             while not client.is_stalled:
                 await asyncio.sleep(0.01)
-            while client.restarts == 0 or client.phase is not EngineState.READY:
+            while client.restarts == 0 or client.state is not EngineState.READY:
                 await asyncio.sleep(0.01)
     async with asyncio.timeout(HANG_SECONDS):
         events, done = [], asyncio.Event()
         client.submit(wanted, lambda event: (events.append(event), stop(event), client.in_flight or done.set()))
         await done.wait()
     assert [e.token_id for e in events if isinstance(e, TokenEvent)] == undisturbed
-    assert client.restarts == 1 and client.process.pid != stopped
+    assert client.restarts == 1 and client.members[0].engine.process.pid != stopped
     await client.stop()
 
 
@@ -732,9 +734,9 @@ async def test_an_idle_engine_answers_echo_requests_and_is_not_replaced(short_wa
     client = EngineClient(CONFIG, fake_engine, watchdog=0.5)
     await client.start()
     await asyncio.wait_for(client.ready(), HANG_SECONDS)
-    before = client._engine.heartbeat.count
+    before = client.members[0].engine.heartbeat.count
     async with asyncio.timeout(HANG_SECONDS):
-        while client._engine.heartbeat.count < before + 10:  # echo requests, each a turn of the worker's loop
+        while client.members[0].engine.heartbeat.count < before + 10:  # echo requests, each a turn of the worker's loop
             assert not client.is_stalled
             await asyncio.sleep(0.01)
     assert client.restarts == 0

@@ -128,9 +128,9 @@ def test_a_suspect_is_not_blamed_for_a_request_beside_it():
     for token in range(MIN_PROGRESS_TOKENS):
         in_flight.handle(TokenEvent("a", 0, token))
     assert [each.id for each in in_flight.requests_to_send()] == ["b"]
-    assert in_flight.has_progressed
+    assert in_flight.has_progressed()
     assert not in_flight.lose_engine()
-    assert not in_flight.has_progressed
+    assert not in_flight.has_progressed()
     assert not any(isinstance(event, EndEvent) for event in ends)
     assert [each.id for each in in_flight.requests_to_send()] == ["b"]
     assert in_flight.lose_engine()

@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 
-from app.engine_client.client import EngineState
+from app.engine_client.member import EngineState
 from app.observe import live_feed
 from app.observe.live_feed import LiveFeed
 from app.observe.rolling_latency import RollingLatency
@@ -16,7 +16,7 @@ from tests.limits import HANG_SECONDS
 class FakeClient:
     """An engine client whose snapshots are sent by the test."""
 
-    phase = EngineState.READY
+    state = EngineState.READY
 
     def __init__(self) -> None:
         self.watchers: list = []
@@ -49,7 +49,7 @@ async def test_one_snapshot_is_encoded_once_for_all_watchers(monkeypatch):
 async def test_watchers_see_that_an_engine_is_lost_and_end_when_the_server_drains():
     """The change is an event of its own, and draining ends the stream."""
     client, draining = FakeClient(), [False]
-    client.phase = EngineState.RESTARTING
+    client.state = EngineState.RESTARTING
     feed = LiveFeed(client, RollingLatency(time.monotonic), lambda: draining[0])
     watcher = feed.watch(lambda: True)
     assert await asyncio.wait_for(anext(watcher), HANG_SECONDS) == b'event: engine\ndata: {"phase":"restarting"}\n\n'
@@ -60,7 +60,7 @@ async def test_watchers_see_that_an_engine_is_lost_and_end_when_the_server_drain
 async def test_watchers_are_woken_a_few_at_a_time():
     """The event loop runs other tasks between two groups, and every watcher gets the event."""
     client = FakeClient()
-    client.phase = EngineState.RESTARTING
+    client.state = EngineState.RESTARTING
     feed = LiveFeed(client, RollingLatency(time.monotonic), lambda: False)
     watchers = [feed.watch(lambda: True) for _ in range(5 * live_feed.MAX_WOKEN_PER_TURN)]
     events = [asyncio.ensure_future(anext(watcher)) for watcher in watchers]

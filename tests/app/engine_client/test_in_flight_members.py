@@ -1,0 +1,214 @@
+"""Requests in flight on several members: each is on one of them, and suspects are tried alone."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
+
+from app.engine_client.in_flight import MIN_PROGRESS_TOKENS, SUSPECT_DEATHS, InFlight
+from engine.types import EndEvent, FinishReason, Phase, Request, SamplingParams, ServiceClass, StatusEvent, TokenEvent
+
+MEMBERS = 3
+member_numbers = st.integers(0, MEMBERS - 1)
+MAX_KILLED = SUSPECT_DEATHS + 1  # members that one request kills before it ends
+
+
+def request(name: str, n: int = 1, service_class: ServiceClass = ServiceClass.STANDARD) -> Request:
+    return Request(id=name, prompt=(1, 2), sampling=SamplingParams(max_tokens=99), n=n, service_class=service_class)
+
+
+class InFlightMachine(RuleBasedStateMachine):
+    """Members that join, answer and die in any order, beside a plain record of the requests that each has."""
+
+    names = Bundle("names")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.in_flight = InFlight(MEMBERS)
+        self.joined: dict[int, set[str]] = {}  # requests of each member that is up
+        self.output: dict[tuple[str, int], list[int]] = {}  # of choices that have not ended
+        self.aborted: set[tuple[str, int]] = set()
+        self.ends: Counter[tuple[str, int]] = Counter()
+        self.tried: dict[int, str] = {}  # suspect that each member tries
+        self.submitted: set[str] = set()
+        self.tokens = 0
+
+    def sink(self, event) -> None:
+        key = event.request_id, event.choice
+        assert not self.ends[key]
+        if isinstance(event, TokenEvent):
+            self.output[key].append(event.token_id)
+        if getattr(event, "finish", None) is not None:
+            self.ends[key] += 1
+            del self.output[key]
+
+    def send_waiting(self) -> None:
+        """Send each member the requests that it may have, as their client does."""
+        for member in sorted(self.joined):
+            self.send(member)
+
+    def send(self, member: int) -> None:
+        for sent in self.in_flight.requests_to_send(member):
+            assert not any(sent.id in names for names in self.joined.values()), "a request is on two members"
+            state = self.in_flight.get(sent.id)
+            for choice in sent.choices:
+                assert list(sent.output_so_far.get(choice, ())) == self.output[sent.id, choice]
+            if state.is_suspect:
+                assert not self.joined[member], "a suspect shares its member"
+                self.tried[member] = sent.id
+            self.joined[member].add(sent.id)
+
+    def handle(self, event) -> None:
+        [member] = [member for member, names in self.joined.items() if event.request_id in names]
+        may_send = self.in_flight.handle(event)
+        if self.in_flight.get(event.request_id) is None:
+            self.joined[member].discard(event.request_id)
+        if self.tried.get(member) == event.request_id and may_send:
+            del self.tried[member]
+        if may_send:
+            self.send_waiting()
+
+    @rule(target=names, n=st.integers(1, 2), service_class=st.sampled_from(ServiceClass))
+    def submit(self, n: int, service_class: ServiceClass) -> str:
+        name = f"r{len(self.submitted)}"
+        self.submitted.add(name)
+        self.output |= {(name, choice): [] for choice in range(n)}
+        state = self.in_flight.add(request(name, n, service_class), self.sink)
+        free = [member for member in self.joined if self.in_flight.takes_requests(member)]
+        if free:
+            state.resume_request(free[0])
+            self.joined[free[0]].add(name)
+        else:
+            state.report_no_engine()
+        return name
+
+    @rule(member=member_numbers)
+    def join(self, member: int) -> None:
+        if member not in self.joined:
+            self.joined[member] = set()
+            self.send_waiting()
+
+    @rule(member=member_numbers)
+    def lose(self, member: int) -> None:
+        if member not in self.joined:
+            return
+        names, before, ended = self.joined.pop(member), len(self.in_flight), set(self.ends)
+        others = {name: self.in_flight.get(name).member for mine in self.joined.values() for name in mine}
+        suspect = self.tried.pop(member, None)
+        has_culprit = self.in_flight.lose_engine(member)
+        assert len(self.in_flight) == before - has_culprit
+        assert {name: self.in_flight.get(name).member for name in others} == others, "another member lost a request"
+        culprits = {name for name, _ in set(self.ends) - ended if self.in_flight.get(name) is None}
+        assert culprits <= {suspect} and len(culprits) <= has_culprit
+        assert all(self.in_flight.get(name).member is None for name in names - culprits)
+        self.send_waiting()
+
+    @rule(name=names, phase=st.sampled_from([Phase.QUEUED, Phase.PREFILL, Phase.DECODE, Phase.PAUSED]))
+    def status(self, name: str, phase: Phase) -> None:
+        if self.is_sent(name):
+            self.handle(StatusEvent(name, self.choices(name)[0], phase))
+
+    @rule(name=names, tokens=st.integers(1, MIN_PROGRESS_TOKENS), ends=st.booleans())
+    def progress(self, name: str, tokens: int, ends: bool) -> None:
+        for serial in range(tokens):
+            if self.is_sent(name):
+                self.tokens += 1
+                finish = FinishReason.STOP if ends and serial == tokens - 1 else None
+                self.handle(TokenEvent(name, self.choices(name)[-1], self.tokens, finish))
+
+    @rule(name=names)
+    def abort(self, name: str) -> None:
+        """Abort all choices; a member that has the request ends it."""
+        if (state := self.in_flight.get(name)) is None:
+            return
+        state.abort(None)
+        if state.member is None:
+            self.in_flight.drop_aborted(name)
+            assert self.in_flight.get(name) is None
+        for choice in self.choices(name):
+            self.handle(EndEvent(name, choice, FinishReason.ABORT))
+
+    def is_sent(self, name: str) -> bool:
+        return any(name in names for names in self.joined.values())
+
+    def choices(self, name: str) -> list[int]:
+        return [choice for request_id, choice in self.output if request_id == name]
+
+    @invariant()
+    def no_request_is_lost(self) -> None:
+        live = {name for name, _ in self.output}
+        assert live == {name for name in self.submitted if self.in_flight.get(name) is not None}
+        for name in live:
+            on = [member for member, names in self.joined.items() if name in names]
+            assert on == ([] if (member := self.in_flight.get(name).member) is None else [member])
+
+    @invariant()
+    def a_suspect_has_its_member_for_itself(self) -> None:
+        for member, name in self.tried.items():
+            assert self.joined[member] == {name} and not self.in_flight.takes_requests(member)
+
+    @invariant()
+    def no_request_waits_beside_a_member_that_takes_it(self) -> None:
+        waiting = [state for name, _ in self.output if (state := self.in_flight.get(name)).member is None]
+        if any(not state.is_suspect for state in waiting):
+            assert not any(self.in_flight.takes_requests(member) for member in self.joined)
+        if any(state.is_suspect for state in waiting):
+            assert all(self.joined.values()), "a suspect waits beside an idle member"
+
+
+InFlightMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
+TestInFlightMachine = InFlightMachine.TestCase
+
+
+@given(st.integers(0, 2**32), st.integers(2, 4), st.integers(0, 8))
+def test_a_request_that_kills_its_members_ends_after_three(seed: int, members: int, others: int):
+    """It is on any members beside any requests, its deaths travel with it, and all other requests are answered."""
+    in_flight, ends, killed, drawn = InFlight(members), {}, 0, random.Random(seed)
+    bad = drawn.randrange(others + 1)
+
+    def sink(event) -> None:
+        if getattr(event, "finish", None) is not None:
+            ends[event.request_id] = getattr(event, "code", "")
+
+    names = [f"r{number}" if number != bad else "bad" for number in range(others + 1)]
+    for name in names:
+        state = in_flight.add(request(name), sink)
+        free = [member for member in range(members) if in_flight.takes_requests(member)]
+        state.resume_request(drawn.choice(free))
+    while len(in_flight):
+        computing = [state for name in names if (state := in_flight.get(name)) and state.member is not None]
+        chosen = drawn.choice(computing)
+        in_flight.handle(StatusEvent(chosen.request.id, 0, Phase.PREFILL))
+        member = chosen.member
+        if chosen.request.id == "bad":
+            in_flight.lose_engine(member)
+            killed += 1
+            asked = drawn.sample(range(members), members)  # the lost one is replaced before or after others ask
+        else:
+            finish = drawn.choice([FinishReason.STOP, None])
+            asked = range(members) if in_flight.handle(TokenEvent(chosen.request.id, 0, 7, finish)) else []
+        for each in asked:
+            in_flight.requests_to_send(each)
+    assert ends == {name: "engine_died" if name == "bad" else "" for name in names}
+    assert killed == MAX_KILLED
+
+
+def test_the_requests_of_other_members_go_on_during_a_trial():
+    """Only the lost member's requests wait, and a new request goes to a member without a trial."""
+    in_flight, ends = InFlight(2), []
+    for _ in range(SUSPECT_DEATHS):
+        in_flight.get("bad") or in_flight.add(request("bad"), ends.append)
+        in_flight.requests_to_send(0)
+        in_flight.handle(StatusEvent("bad", 0, Phase.PREFILL))
+        in_flight.lose_engine(0)
+    in_flight.add(request("fine"), ends.append).resume_request(1)
+    assert [each.id for each in in_flight.requests_to_send(0)] == ["bad"]
+    assert not in_flight.takes_requests(0) and in_flight.takes_requests(1)
+    assert in_flight.get("fine").member == 1
+    assert in_flight.lose_engine(0)
+    assert [event.request_id for event in ends if isinstance(event, EndEvent)] == ["bad"]
+    assert in_flight.get("fine").member == 1 and in_flight.takes_requests(0)
