@@ -13,6 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+CPU = torch.device("cpu")
+
 PIECE_WEIGHTS = 1 << 20  # of the rows that are unpacked at a time; temporary tensors have some bytes a weight
 
 
@@ -192,7 +194,7 @@ class StackedWeight:
 
     parts: Sequence[Tensor | QuantizedMatrix]
     dtype: torch.dtype = torch.float32
-    device: torch.device = torch.device("cpu")
+    device: torch.device = CPU
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -73,6 +73,17 @@ def _extract_bits(x: Array, first: Array, length: Array) -> Array:
     return (wide - (sign << length)).astype(x.dtype)
 
 
+def _permute_bytes(x: Array, y: Array, selectors: Array) -> Array:
+    """Select four of the eight bytes of y and x; the fourth bit of a selector gives a byte's sign instead."""
+    both = x.astype(np.uint64) | y.astype(np.uint64) << np.uint64(32)
+    out = np.zeros_like(x)
+    for index in range(4):
+        chosen = selectors >> 4 * index & 15
+        byte = (both >> (chosen & 7).astype(np.uint64) * np.uint64(8)).astype(np.uint32) & 255
+        out |= np.where(chosen & 8, (byte >> 7) * 255, byte).astype(np.uint32) << 8 * index
+    return out
+
+
 def _wide_product(x: Array, y: Array) -> Array:
     return np.multiply(x, y, dtype=f"{x.dtype.kind}8")
 
@@ -109,10 +120,11 @@ FORMS: dict[str, tuple[Compute, str]] = {
     "xor": (np.bitwise_xor, "b32"),
     "not": (np.invert, "pred b32"),
     "shl": (_shift_left, "b16 b32 b64"),
-    "shr": (_shift_right, "s32 u32 s64 u64"),
+    "shr": (_shift_right, "s16 u16 s32 u32 s64 u64"),
     "selp": (lambda x, y, chosen: np.where(chosen, x, y), "b16 b32 b64 f32 f64"),
     "mov": (lambda x: x, "pred b16 u16 b32 u32 b64 u64"),
     "bfe": (_extract_bits, "s32 u32"),
+    "prmt": (_permute_bytes, "b32"),
     "popc": (np.bitwise_count, "b32"),
     "ex2": (_in_float64(np.exp2), "f32"),
     "lg2": (_in_float64(np.log2), "f32"),
