@@ -132,13 +132,15 @@ FORMS: dict[str, tuple[Compute, str]] = {
     "rsqrt": (_in_float64(lambda x: 1 / np.sqrt(x)), "f32"),
 }
 CASTS = (
-    "f32.bf16 f32.f16 f64.f32 f16.f32 f32.s32 f32.u32 f32.f64 f64.s32 f64.s64 s64.s32 u16.u32 u32.u16 u32.u64 u64.u32"
+    "f32.bf16 f32.f16 f64.f32 f16.f32 f32.s16 f32.u16 f32.s32 f32.u32 f32.f64 "
+    "f64.s32 f64.s64 s64.s32 u16.u32 u32.u16 u32.u64 u64.u32"
 )
 OPERATIONS: dict[str, Compute] = {
     **{f"{name}.{kind}": compute for name, (compute, kinds) in FORMS.items() for kind in kinds.split()},
     **{f"cvt.{cast}": _cast(cast.split(".")[0]) for cast in CASTS.split()},
     "div.s32": _divide_int32,
     "mul.bf16x2": _multiply_bf16_pairs,
+    "cvt.s16.s8": lambda x: x.astype(np.uint8).view(np.int8).astype(np.int16),
     "cvt.rzi.s64.f32": _to_int64,
     "cvt.rzi.s64.f64": _to_int64,
     "cvt.rzi.f64.f64": np.trunc,
@@ -152,6 +154,7 @@ OPERAND_TYPES = {
     "shl": "{kind} u32",
     "shr": "{kind} u32",
     "selp": "{kind} {kind} pred",
+    "cvt.s16": "u16",
     "bfe": "{kind} u32 u32",
 }
 COMPARISONS = {
