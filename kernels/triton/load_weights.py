@@ -5,7 +5,7 @@ float32, one rounding to the dtype of the activations. A compiler may fuse the p
 no bit: `kernels.triton.packed_matrix.can_pack` allows minimums only if the products are exact.
 
 Except loads, only operations on single elements, views and joins appear here. Triton then computes the operand of a
-product in the registers in which the tensor core reads it (tests/kernels/test_compile.py).
+product in the registers in which the tensor core reads it, without a way through shared memory.
 """
 
 # Kernel pointers have no Python type; the comment next to each parameter gives its shape and dtype.
