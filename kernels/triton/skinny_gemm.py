@@ -43,8 +43,9 @@ class Tile:
     stages: int
 
 
-# Of quantised weights, not measured yet. A part has 128 inputs, so that every plane is copied asynchronously.
-QUANTIZED_TILE = Tile(16, 512, 4, 4)
+# Of quantised weights, by bytes of an activation; not measured yet. In half precision a part has 128 inputs, so that
+# every plane is copied asynchronously; in float32 fewer, because the gated kernel would spill registers.
+QUANTIZED_TILES = {2: Tile(16, 512, 4, 4), 4: Tile(16, 128, 4, 4)}
 TILES = {matrix: Tile(*tile) for matrix, tile in FOUND.items()}
 
 
@@ -294,8 +295,8 @@ def launch_quantized(
     T up to MAX_ROWS. gated: the matrix is a gate, then its projection, of N outputs each. add: add to `out`.
     """
     assert x.shape[0] <= MAX_ROWS and x.stride(1) == 1 and out.stride(1) == 1
-    (rows, inputs), outputs, layout, tile = x.shape, out.shape[1], matrix.layout, QUANTIZED_TILE
-    planes = dict(matrix.planes)
+    (rows, inputs), outputs, layout = x.shape, out.shape[1], matrix.layout
+    tile, planes = QUANTIZED_TILES[x.element_size()], dict(matrix.planes)
     _skinny_gemm_kernel[(triton.cdiv(outputs, tile.outputs),)](
         x,
         planes.pop("codes"),

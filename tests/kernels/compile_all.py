@@ -117,11 +117,11 @@ QUANTIZED: dict[str, tuple[QuantScheme, dict[str, str]]] = {
 }
 
 
-def quantized(name: str, gated: bool = False, columns: int = 8) -> Case:
+def quantized(dtype: str, name: str, gated: bool, columns: int = 8) -> Case:
     """Return a product of few rows with a quantised matrix of 2048 inputs."""
     scheme, planes = QUANTIZED[name]
-    layout, tile = layout_of(scheme, 2048), skinny_gemm.QUANTIZED_TILE
-    kernel, types, constants, _ = _few_rows("*bf16", columns, 3072, 2048, gated)
+    layout, tile = layout_of(scheme, 2048), skinny_gemm.QUANTIZED_TILES[4 if dtype == FLOAT else 2]
+    kernel, types, constants, _ = _few_rows(dtype, columns, 3072, 2048, gated)
     constants |= {"LAYOUT": layout, "OUT_STRIDE": 3072, "BLOCK_N": tile.outputs, "PARTS": tile.warps}
     constants |= {"BLOCK_K": tile.inputs // tile.warps}
     constants |= {"PREFETCH_BYTES": skinny_gemm.prefetch_bytes(tile.outputs, layout.code_bytes, gated)}
@@ -199,7 +199,7 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
         ),
         *(_few_rows(dtype, skinny_gemm.MAX_ALWAYS_ROWS, *matrix) for matrix in MATRICES),
         *(_few_rows(dtype, skinny_gemm.MAX_ROWS, *matrix) for matrix in MATRICES if dtype != FLOAT),
-        *(quantized(name, gated) for name in QUANTIZED for gated in (False, True)),
+        *(quantized(dtype, name, gated) for name in QUANTIZED for gated in (False, True)),
         *(_dequantize(name) for name in QUANTIZED),
         (
             silu_mul._silu_mul_kernel,

@@ -50,7 +50,7 @@ REFUSED = {
 @pytest.fixture(autouse=True)
 def same_tile(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sum dense products in the order of quantised ones."""
-    monkeypatch.setattr(skinny_gemm, "tile_for", lambda *_: skinny_gemm.QUANTIZED_TILE)
+    monkeypatch.setattr(skinny_gemm, "tile_for", lambda *matrix: skinny_gemm.QUANTIZED_TILES[matrix[-1]])
 
 
 def make_linear(

@@ -85,7 +85,7 @@ def _permute_bytes(x: Array, y: Array, selectors: Array) -> Array:
 
 
 def _wide_product(x: Array, y: Array) -> Array:
-    return np.multiply(x, y, dtype=f"{x.dtype.kind}8")
+    return np.multiply(x, y, dtype=f"{x.dtype.kind}{2 * x.dtype.itemsize}")
 
 
 def _to_int64(x: Array) -> Array:
@@ -104,7 +104,7 @@ FORMS: dict[str, tuple[Compute, str]] = {
     "add": (np.add, "s32 s64 f32 f64"),
     "sub": (np.subtract, "s32 s64 f32 f64"),
     "mul": (np.multiply, "s32 s64 f32 f64"),
-    "mul.wide": (_wide_product, "s32 u32"),
+    "mul.wide": (_wide_product, "s16 u16 s32 u32"),
     "mul.hi": (lambda x, y: (_wide_product(x, y) >> 32).astype(x.dtype), "s32 u32"),
     "mad": (lambda x, y, z: x * y + z, "s32 s64"),
     "mad.wide": (lambda x, y, z: _wide_product(x, y) + z, "s32 u32"),
