@@ -70,7 +70,7 @@ class Kernels(Protocol):
         """Return a layer of weight[N, K] and bias[N] or None; a back end that repacks `weight` keeps no reference.
 
         weight: a matrix, or matrices that are stacked by outputs. Compiled CPU kernels compute with quantised ones as
-        they are stored, if the layout exists; everything else converts a stack to float32.
+        they are stored, if the layout exists; everything else converts a stack to the dtype of the activations.
         """
 
     def pack_head(self, weight: LinearWeight, bias: Tensor | None) -> Linear:

@@ -13,6 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+CPU = torch.device("cpu")
+
 PIECE_WEIGHTS = 1 << 20  # of the rows that are unpacked at a time; temporary tensors have some bytes a weight
 
 
@@ -183,17 +185,33 @@ def dequantize_into(matrix: QuantizedMatrix, out: Tensor) -> None:
         out[first:last] = matrix.rows(first, last).dequantize()
 
 
-# Weight of a layer: a matrix, or several that are stacked by outputs.
-LinearWeight = Tensor | Sequence[Tensor | QuantizedMatrix]
+@dataclass(frozen=True, slots=True)
+class StackedWeight:
+    """Weight of a layer in parts that are stacked by outputs, some of them quantised.
+
+    dtype and device: of the layer's activations.
+    """
+
+    parts: Sequence[Tensor | QuantizedMatrix]
+    dtype: torch.dtype = torch.float32
+    device: torch.device = CPU
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return the numbers of outputs and inputs."""
+        return sum(part.shape[0] for part in self.parts), self.parts[0].shape[1]
+
+
+LinearWeight = Tensor | StackedWeight
 
 
 def dense_weight(weight: LinearWeight) -> Tensor:
-    """Return a weight as one matrix. Stacked matrices are converted to float32."""
+    """Return a weight as one matrix. Stacked parts are converted to the dtype of the activations, on their device."""
     if isinstance(weight, Tensor):
         return weight
-    dense = torch.empty((sum(part.shape[0] for part in weight), weight[0].shape[1]))
+    dense = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
     begin = 0
-    for part in weight:
+    for part in weight.parts:
         rows = dense[begin : begin + part.shape[0]]
         rows.copy_(part) if isinstance(part, Tensor) else dequantize_into(part, rows)
         begin += part.shape[0]

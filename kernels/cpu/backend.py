@@ -21,7 +21,7 @@ from kernels.cpu.structs import address
 from kernels.decoder import DecoderShape, DecoderWeights, Embedding, EmbeddingTable, ForwardPass, Linear, StepPass
 from kernels.paging import PagedKV
 from kernels.plans import DecodePlan, RopeInputs, RopePlan
-from kernels.quantization import LinearWeight, QuantizedMatrix, dense_weight
+from kernels.quantization import LinearWeight, QuantizedMatrix, StackedWeight, dense_weight
 from kernels.reference.backend import ReferenceKernels
 from kernels.reference.decode_attention import write_rows
 from kernels.slots import SamplingTensors, StepState
@@ -86,11 +86,11 @@ class CpuKernels(ReferenceKernels):
 
     def _pack(self, weight: LinearWeight, bias: Tensor | None, bits: Bits | None) -> CpuLinear:
         if bits and isinstance(weight, Tensor):
-            weight = [quantize(weight, bits)]
+            weight = StackedWeight([quantize(weight, bits)])
         matrix: Tensor | list[QuantizedMatrix] | None = None
         if not isinstance(weight, Tensor):
-            floats = float8_matrix(weight)
-            matrix = quantized.packable(weight) if floats is None else [floats]
+            floats = float8_matrix(weight.parts)
+            matrix = quantized.packable(weight.parts) if floats is None else [floats]
         if matrix is None:
             matrix = dense_weight(weight)
         return CpuLinear(matrix, bias, allow_bf16_activations=self._allow_bf16_activations)

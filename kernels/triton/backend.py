@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.decoder import Linear
+from kernels.decoder import Embedding, EmbeddingTable, Linear
 from kernels.paging import PagedKV
 from kernels.plans import DecodePlan, RopePlan
 from kernels.quantization import LinearWeight, dense_weight
@@ -13,10 +13,13 @@ from kernels.reference.log_probs import log_probs
 from kernels.triton.decode_attention import decode_attention, max_head_dim
 from kernels.triton.decode_step import gather_slots
 from kernels.triton.decode_tasks import plan_decode
+from kernels.triton.dequantize import Scratch
 from kernels.triton.device_limits import shared_bytes
 from kernels.triton.mask import mask_slots
+from kernels.triton.packed_matrix import pack_parts
 from kernels.triton.pdl import PDL_SWITCH, uses_pdl
 from kernels.triton.prefill_attention import attend_tiles, prefill_attention
+from kernels.triton.quantized_linear import PackedEmbedding, QuantizedLinear
 from kernels.triton.rms_norm import rms_norm
 from kernels.triton.rope_and_cache import rope_and_cache, write_cache
 from kernels.triton.sample import sample, sample_slots
@@ -45,9 +48,38 @@ class TritonKernels(UnfusedKernels):
     sample_slots = staticmethod(sample_slots)
     log_probs = staticmethod(log_probs)
 
+    def __init__(self) -> None:
+        self._scratches: dict[tuple[torch.dtype, torch.device], Scratch] = {}
+
+    def pack_linear(self, weight: LinearWeight, bias: Tensor | None) -> Linear:
+        layer = self._pack(weight, bias)
+        return self._multiply_dense(dense_weight(weight), bias) if layer is None else self._multiply_quantized(layer)
+
+    def pack_embedding(self, weight: LinearWeight) -> Embedding:
+        embedding, _ = self.pack_tied_embedding(weight)
+        return embedding
+
+    def pack_tied_embedding(self, weight: LinearWeight) -> tuple[Embedding, Linear]:
+        layer = self._pack(weight, None)
+        if isinstance(weight, Tensor) or layer is None or len(layer.matrices) > 1:
+            table = dense_weight(weight)
+            return EmbeddingTable(table), self.pack_head(table, None)
+        return PackedEmbedding(layer.matrices[0], weight.dtype), self._multiply_quantized(layer)
+
+    def _pack(self, weight: LinearWeight, bias: Tensor | None) -> QuantizedLinear | None:
+        """Return the layer of a weight that stays quantised; None if it does not."""
+        if isinstance(weight, Tensor) or (matrices := pack_parts(weight.parts, weight.device)) is None:
+            return None
+        scratch = self._scratches.setdefault((weight.dtype, weight.device), Scratch(weight.dtype, weight.device))
+        return QuantizedLinear(matrices, bias, scratch)
+
     @staticmethod
-    def pack_linear(weight: LinearWeight, bias: Tensor | None) -> Linear:
-        return DenseLinear(dense_weight(weight), bias)
+    def _multiply_dense(weight: Tensor, bias: Tensor | None) -> Linear:
+        return DenseLinear(weight, bias)
+
+    @staticmethod
+    def _multiply_quantized(layer: QuantizedLinear) -> Linear:
+        return layer
 
     def use_early_launch(self, allowed: bool) -> bool:
         PDL_SWITCH.is_on = allowed
@@ -57,24 +89,24 @@ class TritonKernels(UnfusedKernels):
         return max_head_dim(dtype.itemsize, shared_bytes(device))
 
     def norm_linear(self, x: Tensor, norm: Tensor, eps: float, layer: Linear) -> Tensor:
-        if isinstance(layer, DenseLinear) and layer.supports(x):
+        if isinstance(layer, DenseLinear | QuantizedLinear) and layer.supports(x):
             return layer.multiply_skinny(x, norm, eps)
         return super().norm_linear(x, norm, eps, layer)
 
     def norm_gated_linear(self, x: Tensor, norm: Tensor, eps: float, layer: Linear) -> Tensor:
-        if isinstance(layer, DenseLinear) and layer.supports(x, gated=True):
+        if isinstance(layer, DenseLinear | QuantizedLinear) and layer.supports(x, gated=True):
             return layer.multiply_skinny(x, norm, eps, gated=True)
         return super().norm_gated_linear(x, norm, eps, layer)
 
     def add_linear(self, x: Tensor, layer: Linear, residual: Tensor, multiplier: float = 1.0) -> None:
-        if isinstance(layer, DenseLinear) and multiplier == 1.0:
+        if isinstance(layer, DenseLinear | QuantizedLinear) and multiplier == 1.0:
             layer.add_to(x, residual)
         else:
             super().add_linear(x, layer, residual, multiplier)
 
     @property
     def multiplies_quantized(self) -> bool:
-        return False
+        return True
 
     @property
     def robust_to_noisy_cores(self) -> bool:

@@ -12,6 +12,8 @@ by how much.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -20,9 +22,9 @@ from torch import Tensor
 from kernels.decoder import Linear
 from kernels.paging import PagedKV
 from kernels.plans import DecodePlan, DecodeTilePlan
-from kernels.quantization import LinearWeight, dense_weight
 from kernels.triton.backend import TritonKernels
 from kernels.triton.prefill_attention import attend_tiles
+from kernels.triton.quantized_linear import QuantizedLinear
 
 BLOCK_M, BLOCK_N, BLOCK_K = 64, 64, 64
 SPLIT = 1024  # values of k per partial sum; a multiple of BLOCK_K
@@ -155,12 +157,32 @@ class InvariantLinear:
         )
 
 
+@dataclass(frozen=True)
+class InvariantQuantizedLinear:
+    """Linear layer of a quantised weight: each dense piece of it is multiplied as `InvariantLinear` does."""
+
+    layer: QuantizedLinear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Compute x[T, K] -> [T, N], in the dtype of x."""
+        bias = self.layer.bias
+        products = [
+            InvariantLinear(weight, None if bias is None else bias[columns])(x)
+            for columns, weight in self.layer.dense_pieces()
+        ]
+        return products[0] if len(products) == 1 else torch.cat(products, dim=1)
+
+
 class InvariantKernels(TritonKernels):
     """Batch-invariant `kernels.interface.Kernels`: overrides the operations of `TritonKernels` that mix rows."""
 
     @staticmethod
-    def pack_linear(weight: LinearWeight, bias: Tensor | None) -> Linear:
-        return InvariantLinear(dense_weight(weight), bias)
+    def _multiply_dense(weight: Tensor, bias: Tensor | None) -> Linear:
+        return InvariantLinear(weight, bias)
+
+    @staticmethod
+    def _multiply_quantized(layer: QuantizedLinear) -> Linear:
+        return InvariantQuantizedLinear(layer)
 
     def plan_decode(
         self, page_table: Tensor, context_lens: Tensor, query_heads: int, kv: PagedKV, window: int

@@ -22,6 +22,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.triton.load_weights import load_weights
+from kernels.triton.packed_matrix import PackedMatrix
 from kernels.triton.pdl import PREFETCH_ALIGN_BYTES, fetch, pdl_options
 from kernels.triton.tile_table import FOUND
 
@@ -41,6 +43,9 @@ class Tile:
     stages: int
 
 
+# Of quantised weights, by bytes of an activation; not measured yet. In half precision a part has 128 inputs, so that
+# every plane is copied asynchronously; in float32 fewer, because the gated kernel would spill registers.
+QUANTIZED_TILES = {2: Tile(16, 512, 4, 4), 4: Tile(16, 128, 4, 4)}
 TILES = {matrix: Tile(*tile) for matrix, tile in FOUND.items()}
 
 
@@ -57,12 +62,11 @@ def tile_for(outputs: int, inputs: int, gated: bool, columns: int, number_bytes:
     return replace(tile, inputs=tile.inputs * 2 // number_bytes)
 
 
-def prefetch_bytes(outputs: int, inputs: int, gated: bool, number_bytes: int) -> int:
+def prefetch_bytes(outputs: int, row: int, gated: bool) -> int:
     """Return the bytes of each output's weights to prefetch, a power of two; 0 if the weight rows are not aligned.
 
-    outputs: outputs per program.
+    outputs: outputs per program. row: bytes of an output's weights.
     """
-    row = inputs * number_bytes
     if row % PREFETCH_ALIGN_BYTES.value:
         return 0
     return 1 << (min(row, MAX_PREFETCH_BYTES // (2 * outputs if gated else outputs)).bit_length() - 1)
@@ -70,10 +74,10 @@ def prefetch_bytes(outputs: int, inputs: int, gated: bool, number_bytes: int) ->
 
 @triton.jit
 def _fetch_weights(
-    weight,  # [N, K]
+    weight,  # [N, ROW]
     first,  # first output, int64
     N,
-    K: tl.constexpr,
+    ROW: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BYTES: tl.constexpr,
     LANES: tl.constexpr,
@@ -81,17 +85,17 @@ def _fetch_weights(
     """Prefetch the first BYTES of the weights of BLOCK_N outputs, one lane per output."""
     LANES_PER_OUTPUT: tl.constexpr = LANES // BLOCK_N
     lanes = tl.arange(0, LANES)
-    fetch(weight + tl.minimum(first + lanes // LANES_PER_OUTPUT, N - 1) * K, lanes % LANES_PER_OUTPUT == 0, BYTES)
+    fetch(weight + tl.minimum(first + lanes // LANES_PER_OUTPUT, N - 1) * ROW, lanes % LANES_PER_OUTPUT == 0, BYTES)
 
 
 # Values that change with the batch are not specialised: the first odd value would trigger a compilation while serving.
 @triton.jit(do_not_specialize=["M"])
 def _skinny_gemm_kernel(
     x,  # [M, K] any float, strided over M
-    weight,  # [N, K], with GATED [2 N, K]: gate, then up projection
+    weight,  # [N, K], with GATED [2 N, K]: gate, then up projection; with LAYOUT its codes
     bias,  # [N] or [2 N], read when HAS_BIAS
     norm,  # [K], read when NORM
-    out,  # [M, N]; with ADD the product is added to it
+    out,  # [M, N], strided over M with LAYOUT; with ADD the product is added to it
     M,
     N,
     x_stride,
@@ -108,6 +112,12 @@ def _skinny_gemm_kernel(
     PRECISION: tl.constexpr,
     USE_PDL: tl.constexpr,
     PREFETCH_BYTES: tl.constexpr,  # bytes to prefetch of each output's weights
+    LAYOUT: tl.constexpr = None,  # of a quantised weight, whose other planes follow; see `load_weights`
+    OUT_STRIDE: tl.constexpr = None,
+    high_bits=None,
+    scales=None,
+    factors=None,
+    zeros=None,
 ):
     """Compute BLOCK_N outputs of all rows."""
     first = tl.program_id(0).to(tl.int64) * BLOCK_N
@@ -119,14 +129,18 @@ def _skinny_gemm_kernel(
     if USE_PDL:
         tl.extra.cuda.gdc_launch_dependents()
         if PREFETCH_BYTES > 0:
-            _fetch_weights(weight, first, N, K, BLOCK_N, PREFETCH_BYTES, 32 * PARTS)
+            ROW: tl.constexpr = K if LAYOUT is None else LAYOUT.code_bytes
+            _fetch_weights(weight, first, N, ROW, BLOCK_N, PREFETCH_BYTES, 32 * PARTS)
             if GATED:
-                _fetch_weights(weight + tl.cast(N, tl.int64) * K, first, N, K, BLOCK_N, PREFETCH_BYTES, 32 * PARTS)
+                _fetch_weights(weight + tl.cast(N, tl.int64) * ROW, first, N, ROW, BLOCK_N, PREFETCH_BYTES, 32 * PARTS)
     if NORM:
         next_gain = tl.load(norm + first_inner, mask=first_inner < K, other=0.0)
     if USE_PDL:
         tl.extra.cuda.gdc_wait()
-    target = out + rows[None, :] * N + columns[:, None]
+    if LAYOUT is None:
+        target = out + rows[None, :] * N + columns[:, None]
+    else:
+        target = out + rows[None, :] * OUT_STRIDE + columns[:, None]
     store_mask = row_inside[None, :] & column_inside[:, None]
     if ADD:  # loaded early, so that it has arrived when the product is done
         residual = tl.load(target, mask=store_mask, other=0.0)
@@ -154,12 +168,25 @@ def _skinny_gemm_kernel(
             ahead = start + BLOCK
             next_gain = tl.load(norm + ahead + first_inner, mask=ahead + first_inner < K, other=0.0)
             next_values = tl.load(at_squares + ahead, mask=row_inside[:, None] & (ahead + flat < K)[None, :], other=0.0)
-        weights = weight + columns[None, :, None] * K + inner[:, None, :]
-        weight_mask = column_inside[None, :, None] & inside[:, None, :]
-        total = tl.dot(tl.load(weights, mask=weight_mask, other=0.0), right, total, input_precision=PRECISION)
-        if GATED:
-            other = tl.load(weights + tl.cast(N, tl.int64) * K, mask=weight_mask, other=0.0)
-            gated = tl.dot(other, right, gated, input_precision=PRECISION)
+        if LAYOUT is None:
+            weights = weight + columns[None, :, None] * K + inner[:, None, :]
+            weight_mask = column_inside[None, :, None] & inside[:, None, :]
+            total = tl.dot(tl.load(weights, mask=weight_mask, other=0.0), right, total, input_precision=PRECISION)
+            if GATED:
+                other = tl.load(weights + tl.cast(N, tl.int64) * K, mask=weight_mask, other=0.0)
+                gated = tl.dot(other, right, gated, input_precision=PRECISION)
+        else:
+            left = load_weights(
+                *(weight, high_bits, scales, factors, zeros, columns, column_inside, start),
+                *(LAYOUT, PARTS, BLOCK_N, BLOCK_K, right.dtype),
+            )
+            total = tl.dot(left, right, total, input_precision=PRECISION)
+            if GATED:
+                other = load_weights(
+                    *(weight, high_bits, scales, factors, zeros, columns + N, column_inside, start),
+                    *(LAYOUT, PARTS, BLOCK_N, BLOCK_K, right.dtype),
+                )
+                gated = tl.dot(other, right, gated, input_precision=PRECISION)
     result, factor = tl.sum(total, axis=0), tl.sum(gated, axis=0)
     if NORM:
         scale = tl.rsqrt(tl.sum(squares, axis=1) / K + eps)
@@ -246,8 +273,55 @@ class DenseLinear:
             BLOCK_K=tile.inputs // tile.warps,
             PARTS=tile.warps,
             PRECISION="ieee",  # applies to float32 operands; half precision is not affected
-            PREFETCH_BYTES=prefetch_bytes(tile.outputs, inputs, gated, x.element_size()),
+            PREFETCH_BYTES=prefetch_bytes(tile.outputs, inputs * x.element_size(), gated),
             num_warps=tile.warps,
             num_stages=tile.stages,
             **pdl_options(x.device),
         )
+
+
+def launch_quantized(
+    matrix: PackedMatrix,
+    bias: Tensor | None,
+    x: Tensor,
+    norm: Tensor | None,
+    eps: float,
+    out: Tensor,
+    gated: bool = False,
+    add: bool = False,
+) -> None:
+    """Write the product of x[T, K] with a quantised matrix to out[T, N], strided over T, as `DenseLinear` does.
+
+    T up to MAX_ROWS. gated: the matrix is a gate, then its projection, of N outputs each. add: add to `out`.
+    """
+    assert x.shape[0] <= MAX_ROWS and x.stride(1) == 1 and out.stride(1) == 1
+    (rows, inputs), outputs, layout = x.shape, out.shape[1], matrix.layout
+    tile, planes = QUANTIZED_TILES[x.element_size()], dict(matrix.planes)
+    _skinny_gemm_kernel[(triton.cdiv(outputs, tile.outputs),)](
+        x,
+        planes.pop("codes"),
+        bias,
+        norm,
+        out,
+        rows,
+        outputs,
+        x.stride(0),
+        eps,
+        K=inputs,
+        HAS_BIAS=bias is not None,
+        NORM=norm is not None,
+        GATED=gated,
+        ADD=add,
+        BLOCK_M=columns_for(rows),
+        BLOCK_N=tile.outputs,
+        BLOCK_K=tile.inputs // tile.warps,
+        PARTS=tile.warps,
+        PRECISION="ieee",
+        PREFETCH_BYTES=prefetch_bytes(tile.outputs, layout.code_bytes, gated),
+        LAYOUT=layout,
+        OUT_STRIDE=out.stride(0),
+        **planes,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        **pdl_options(x.device),
+    )

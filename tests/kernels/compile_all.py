@@ -17,6 +17,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import torch
 import triton
 from triton import knobs
 from triton.backends.compiler import GPUTarget
@@ -24,10 +25,12 @@ from triton.backends.nvidia.compiler import CUDABackend
 from triton.compiler import ASTSource
 
 from kernels import query_tiles
+from kernels.quantization import QuantScheme
 from kernels.triton import (
     decode_attention,
     decode_step,
     decode_tasks,
+    dequantize,
     filters,
     invariant,
     mask,
@@ -39,6 +42,7 @@ from kernels.triton import (
     skinny_gemm,
 )
 from kernels.triton.device_limits import SHARED_BYTES
+from kernels.triton.packed_matrix import layout_of
 from tests.profiles import NIGHTLY, PROFILE
 
 MODEL, FLOAT, INT, LONG = "model", "*fp32", "*i32", "*i64"  # MODEL: a pointer to the compiled dtype
@@ -89,10 +93,49 @@ def _few_rows(dtype: str, columns: int, outputs: int, inputs: int, gated: bool) 
         {"K": inputs, "HAS_BIAS": True, "NORM": True, "GATED": gated, "ADD": not gated, "PRECISION": "ieee"}
         | {
             "USE_PDL": True,
-            "PREFETCH_BYTES": skinny_gemm.prefetch_bytes(tile.outputs, inputs, gated, 4 if dtype == FLOAT else 2),
+            "PREFETCH_BYTES": skinny_gemm.prefetch_bytes(tile.outputs, inputs * (4 if dtype == FLOAT else 2), gated),
         }
         | {"BLOCK_M": columns, "BLOCK_N": tile.outputs, "BLOCK_K": tile.inputs // tile.warps, "PARTS": tile.warps},
         _launch_options(tile.warps, tile.stages),
+    )
+
+
+# Planes beside the codes, of a scheme with each way to unpack codes and scales.
+QUANTIZED: dict[str, tuple[QuantScheme, dict[str, str]]] = {
+    "Q4_0": (QuantScheme("Q4_0", 4, group=32, offset=8), {"scales": "*fp16"}),
+    "Q5_K": (
+        QuantScheme("Q5_K", 5, group=32, shared=256, has_minimums=True),
+        {"high_bits": "*u8", "scales": INT, "factors": "*i16"},
+    ),
+    "Q6_K": (
+        QuantScheme("Q6_K", 6, group=16, shared=256, offset=32),
+        {"high_bits": "*u8", "scales": FLOAT, "factors": "*i8"},
+    ),
+    "AWQ": (QuantScheme("AWQ", 4, group=128, has_zeros=True), {"scales": INT}),
+    "MXFP4": (QuantScheme("MXFP4", 4, 32, table=tuple(range(16)), scale_dtype=torch.float32), {"scales": FLOAT}),
+    "FP8": (QuantScheme("FP8", 8, group=128, scale_dtype=torch.float32, is_float8=True), {"scales": FLOAT}),
+}
+
+
+def quantized(dtype: str, name: str, gated: bool, columns: int = 8) -> Case:
+    """Return a product of few rows with a quantised matrix of 2048 inputs."""
+    scheme, planes = QUANTIZED[name]
+    layout, tile = layout_of(scheme, 2048), skinny_gemm.QUANTIZED_TILES[4 if dtype == FLOAT else 2]
+    kernel, types, constants, _ = _few_rows(dtype, columns, 3072, 2048, gated)
+    constants |= {"LAYOUT": layout, "OUT_STRIDE": 3072, "BLOCK_N": tile.outputs, "PARTS": tile.warps}
+    constants |= {"BLOCK_K": tile.inputs // tile.warps}
+    constants |= {"PREFETCH_BYTES": skinny_gemm.prefetch_bytes(tile.outputs, layout.code_bytes, gated)}
+    return kernel, types | {"weight": "*u8"} | planes, constants, _launch_options(tile.warps, tile.stages)
+
+
+def _dequantize(name: str) -> Case:
+    scheme, planes = QUANTIZED[name]
+    return (
+        dequantize._dequantize_kernel,
+        {"codes": "*u8", "ids": LONG, "out": MODEL, "first": "i32", "count": "i32"} | planes,
+        {name: None for name in ("high_bits", "scales", "factors", "zeros") if name not in planes}
+        | {"LAYOUT": layout_of(scheme, 2048), "BLOCK_N": dequantize.BLOCK_N, "BLOCK_K": dequantize.BLOCK_K},
+        _launch_options(dequantize.NUM_WARPS),
     )
 
 
@@ -156,6 +199,8 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
         ),
         *(_few_rows(dtype, skinny_gemm.MAX_ALWAYS_ROWS, *matrix) for matrix in MATRICES),
         *(_few_rows(dtype, skinny_gemm.MAX_ROWS, *matrix) for matrix in MATRICES if dtype != FLOAT),
+        *(quantized(dtype, name, gated) for name in QUANTIZED for gated in (False, True)),
+        *(_dequantize(name) for name in QUANTIZED),
         (
             silu_mul._silu_mul_kernel,
             {"gate_up": MODEL, "out": MODEL},
@@ -288,6 +333,8 @@ def compile_one(case: Case, dtype: str, capability: int = 90) -> Any:
     """Compile a case to PTX as a launch does; pointers and specialised integers are multiples of 16 here."""
     kernel, types, constants, options = case
     names = kernel.arg_names
+    constants = {param.name: param.default for param in kernel.params if param.has_default} | constants
+    constants = {name: value for name, value in constants.items() if name not in types}
     signature = {name: types.get(name, "constexpr").replace(MODEL, dtype) for name in names}
     aligned = [*specialised(case), *(name for name in names if signature[name].startswith("*"))]
     source = ASTSource(

@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 KERNELS = [
     "_rms_norm_kernel",
     "_skinny_gemm_kernel",
+    "_dequantize_kernel",
     "_silu_mul_kernel",
     "_rope_and_cache_kernel",
     "_write_cache_kernel",

@@ -7,7 +7,7 @@ import torch
 
 from kernels.cpu.backend import CpuKernels
 from kernels.cpu.linear import CpuLinear
-from kernels.quantization import QuantScheme, StoredMatrix
+from kernels.quantization import QuantScheme, StackedWeight, StoredMatrix
 from tests.kernels.conftest import cpu_kernels
 
 SHAPES = [(64, 256, 128), (33, 576, 128), (70, 200, 0), (96, 81, 32), (1, 48, 16)]  # outputs, inputs, inputs of a group
@@ -72,7 +72,7 @@ def test_parts_of_a_layer_are_packed_together():
     """The gated product of two stacked matrices equals the separate operations."""
     parts = [make_matrix(64, 256, 128, seed) for seed in range(2)]
     kernels, x = CpuKernels(), random_rows(7, 256) * 1e-3
-    layer = kernels.pack_linear(parts, None)
+    layer = kernels.pack_linear(StackedWeight(parts), None)
     assert isinstance(layer, CpuLinear) and layer.packed_bytes <= 1.04 * 128 * 256
     separate = torch.cat([CpuLinear([part], None)(x) for part in parts], dim=1)
     assert torch.equal(layer(x), separate)
@@ -81,7 +81,7 @@ def test_parts_of_a_layer_are_packed_together():
 def test_parts_of_several_kinds_are_dequantised():
     """A layer has one layout."""
     matrix = make_matrix(32, 64, 32)
-    layer = CpuKernels().pack_linear([matrix, torch.ones(32, 64)], None)
+    layer = CpuKernels().pack_linear(StackedWeight([matrix, torch.ones(32, 64)]), None)
     found = layer(torch.eye(64))
     torch.testing.assert_close(found[:, :32], matrix.dequantize().T)
     assert torch.equal(found[:, 32:], torch.ones(64, 32))

@@ -46,6 +46,13 @@ SELECTED = {
             "products_of_few_rows_agree_with_float64[24-40-8-dtype1]",
             "products_of_few_rows_agree_with_float64[576-130-5-dtype1]",
         ],
+        "kernels/test_quantized_gpu.py": [
+            *(f"weights_have_the_bits_of_the_reference[dtype1-{name}]" for name in ("Q5_K", "GPTQ", "MXFP4")),
+            *(
+                f"a_product_of_few_rows_has_the_bits_of_the_dense_one[dtype1-{name}]"
+                for name in ("Q4_0", "Q4_K", "FP8 in blocks")
+            ),
+        ],
         "kernels/test_norm_and_gate.py": [
             f"{name}_equals_its_formula[triton-7-1025-dtype{number}]"
             for name in ("rms_norm", "silu_mul")

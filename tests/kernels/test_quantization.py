@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.quantization import QuantScheme, StackedMatrix, StoredMatrix, dense_weight, row_ranges
+from kernels.quantization import QuantScheme, StackedMatrix, StackedWeight, StoredMatrix, dense_weight, row_ranges
 from tests.kernels.quantized_matrices import SCHEMES, make_matrix
 
 
@@ -53,7 +53,7 @@ def test_planes_that_the_scheme_does_not_have_are_refused(wrong: dict[str, torch
 def test_stacked_matrices_have_the_rows_of_all_parts(scheme: QuantScheme):
     """A range of rows may begin and end in any part."""
     parts = [make_matrix(scheme, outputs, 256, seed) for seed, outputs in enumerate((5, 1, 9))]
-    stacked, expected = StackedMatrix(parts), dense_weight(parts)
+    stacked, expected = StackedMatrix(parts), dense_weight(StackedWeight(parts))
     assert stacked.shape == expected.shape
     for first, last in ((0, 15), (0, 5), (4, 6), (5, 6), (3, 15), (7, 8)):
         assert torch.equal(stacked.rows(first, last).dequantize(), expected[first:last])

@@ -18,7 +18,7 @@ from kernels.cpu.library import INT_SIGNATURES, SIGNATURES, load
 from kernels.cpu.linear import CpuLinear
 from kernels.cpu.quantize import Bits, quantize
 from kernels.cpu.structs import Layout
-from kernels.quantization import QuantScheme, StoredMatrix
+from kernels.quantization import QuantScheme, StackedWeight, StoredMatrix
 from kernels.reference.backend import ReferenceKernels
 from tests.kernels.conftest import cpu_kernels
 from tests.kernels.quantized_matrices import BYTES_OF_256_WEIGHTS, SCHEMES, make_matrix, rounded_rows
@@ -228,8 +228,8 @@ def test_parts_of_several_schemes_are_packed_as_one_layer():
     parts = [make_matrix(SCHEMES[name], outputs, 256) for name, outputs in (("8 bits", 40), ("8 bits", 24))]
     parts.append(make_matrix(SCHEMES["4 bits and an offset"], 33, 256))
     x, kernels = random_rows(5, 256), CpuKernels(allow_bf16_activations=True)
-    layer = kernels.pack_linear(parts, None)
-    expected = torch.cat([kernels.pack_linear([part], None)(x) for part in parts], dim=1)
+    layer = kernels.pack_linear(StackedWeight(parts), None)
+    expected = torch.cat([kernels.pack_linear(StackedWeight([part]), None)(x) for part in parts], dim=1)
     assert isinstance(layer, CpuLinear) and layer.struct.layout == Layout.QUANTIZED
     assert torch.equal(layer(x), expected)
 
@@ -243,7 +243,7 @@ def test_parts_without_a_common_layout_are_multiplied_in_float32(
     parts = [make_matrix(SCHEMES["8 bits"], outputs, 256), make_matrix(SCHEMES["5 bits and an offset"], 32, 256)]
     x, last = random_rows(5, 256), torch.randn(32, 256).bfloat16()
     expected = x.double() @ torch.cat((*(part.dequantize() for part in parts), last.float())).double().T
-    found = make_kernels().pack_linear([*parts, last], None)(x)
+    found = make_kernels().pack_linear(StackedWeight([*parts, last]), None)(x)
     torch.testing.assert_close(found.double(), expected, atol=1e-3, rtol=1e-4)
 
 

@@ -73,8 +73,19 @@ def _extract_bits(x: Array, first: Array, length: Array) -> Array:
     return (wide - (sign << length)).astype(x.dtype)
 
 
+def _permute_bytes(x: Array, y: Array, selectors: Array) -> Array:
+    """Select four of the eight bytes of y and x; the fourth bit of a selector gives a byte's sign instead."""
+    both = x.astype(np.uint64) | y.astype(np.uint64) << np.uint64(32)
+    out = np.zeros_like(x)
+    for index in range(4):
+        chosen = selectors >> 4 * index & 15
+        byte = (both >> (chosen & 7).astype(np.uint64) * np.uint64(8)).astype(np.uint32) & 255
+        out |= np.where(chosen & 8, (byte >> 7) * 255, byte).astype(np.uint32) << 8 * index
+    return out
+
+
 def _wide_product(x: Array, y: Array) -> Array:
-    return np.multiply(x, y, dtype=f"{x.dtype.kind}8")
+    return np.multiply(x, y, dtype=f"{x.dtype.kind}{2 * x.dtype.itemsize}")
 
 
 def _to_int64(x: Array) -> Array:
@@ -93,7 +104,7 @@ FORMS: dict[str, tuple[Compute, str]] = {
     "add": (np.add, "s32 s64 f32 f64"),
     "sub": (np.subtract, "s32 s64 f32 f64"),
     "mul": (np.multiply, "s32 s64 f32 f64"),
-    "mul.wide": (_wide_product, "s32 u32"),
+    "mul.wide": (_wide_product, "s16 u16 s32 u32"),
     "mul.hi": (lambda x, y: (_wide_product(x, y) >> 32).astype(x.dtype), "s32 u32"),
     "mad": (lambda x, y, z: x * y + z, "s32 s64"),
     "mad.wide": (lambda x, y, z: _wide_product(x, y) + z, "s32 u32"),
@@ -109,10 +120,11 @@ FORMS: dict[str, tuple[Compute, str]] = {
     "xor": (np.bitwise_xor, "b32"),
     "not": (np.invert, "pred b32"),
     "shl": (_shift_left, "b16 b32 b64"),
-    "shr": (_shift_right, "s32 u32 s64 u64"),
+    "shr": (_shift_right, "s16 u16 s32 u32 s64 u64"),
     "selp": (lambda x, y, chosen: np.where(chosen, x, y), "b16 b32 b64 f32 f64"),
     "mov": (lambda x: x, "pred b16 u16 b32 u32 b64 u64"),
     "bfe": (_extract_bits, "s32 u32"),
+    "prmt": (_permute_bytes, "b32"),
     "popc": (np.bitwise_count, "b32"),
     "ex2": (_in_float64(np.exp2), "f32"),
     "lg2": (_in_float64(np.log2), "f32"),
@@ -120,13 +132,15 @@ FORMS: dict[str, tuple[Compute, str]] = {
     "rsqrt": (_in_float64(lambda x: 1 / np.sqrt(x)), "f32"),
 }
 CASTS = (
-    "f32.bf16 f32.f16 f64.f32 f16.f32 f32.s32 f32.u32 f32.f64 f64.s32 f64.s64 s64.s32 u16.u32 u32.u16 u32.u64 u64.u32"
+    "f32.bf16 f32.f16 f64.f32 f16.f32 f32.s16 f32.u16 f32.s32 f32.u32 f32.f64 "
+    "f64.s32 f64.s64 s64.s32 u16.u32 u32.u16 u32.u64 u64.u32"
 )
 OPERATIONS: dict[str, Compute] = {
     **{f"{name}.{kind}": compute for name, (compute, kinds) in FORMS.items() for kind in kinds.split()},
     **{f"cvt.{cast}": _cast(cast.split(".")[0]) for cast in CASTS.split()},
     "div.s32": _divide_int32,
     "mul.bf16x2": _multiply_bf16_pairs,
+    "cvt.s16.s8": lambda x: x.astype(np.uint8).view(np.int8).astype(np.int16),
     "cvt.rzi.s64.f32": _to_int64,
     "cvt.rzi.s64.f64": _to_int64,
     "cvt.rzi.f64.f64": np.trunc,
@@ -140,6 +154,7 @@ OPERAND_TYPES = {
     "shl": "{kind} u32",
     "shr": "{kind} u32",
     "selp": "{kind} {kind} pred",
+    "cvt.s16": "u16",
     "bfe": "{kind} u32 u32",
 }
 COMPARISONS = {

@@ -12,8 +12,8 @@ Array = NDArray[Any]
 TYPES = {
     name: np.dtype(numpy_name)
     for name, numpy_name in {
-        "pred": "?", "b8": "u1", "b16": "u2", "u16": "u2", "bf16": "u2", "f16": "f2", "b32": "u4", "u32": "u4",
-        "s32": "i4", "f32": "f4", "bf16x2": "u4", "b64": "u8", "u64": "u8", "s64": "i8", "f64": "f8",
+        "pred": "?", "b8": "u1", "b16": "u2", "u16": "u2", "s16": "i2", "bf16": "u2", "f16": "f2", "b32": "u4",
+        "u32": "u4", "s32": "i4", "f32": "f4", "bf16x2": "u4", "b64": "u8", "u64": "u8", "s64": "i8", "f64": "f8",
     }.items()
 }  # fmt: skip
 WORDS = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)} | {16: np.dtype("V16")}  # by size in bytes

@@ -107,7 +107,7 @@ def _constant(text: str, dtype: np.dtype) -> Array:
     """Parse a constant of a dtype: a float by its bits (0f3F800000), an integer, or an address in shared memory."""
     if text[:2] in ("0f", "0d"):
         return np.array(int(text[2:], 16), WORDS[dtype.itemsize]).view(dtype)
-    number = int(text.removeprefix(SHARED) or 0) if text.startswith(SHARED) else int(text, 0)
+    number = int(text.removeprefix(SHARED) or 0) if text.startswith(SHARED) else int(text.removesuffix("U"), 0)
     if dtype.kind == "b":
         return np.array(bool(number))
     return np.array(number & (1 << 8 * dtype.itemsize) - 1, WORDS[dtype.itemsize]).view(dtype)

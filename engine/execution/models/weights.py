@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +16,7 @@ from engine.execution.models.sources import WeightSource
 from kernels.decoder import DecoderLayer, DecoderWeights, Linear
 from kernels.huge_pages import mmap_zeros
 from kernels.interface import Kernels
-from kernels.quantization import LinearWeight, QuantizedMatrix
+from kernels.quantization import LinearWeight, QuantizedMatrix, StackedWeight
 
 log = logging.getLogger("carousel.engine")
 
@@ -128,7 +129,7 @@ class _Reader:
                 self.matrix(f"{name}.weight", size, inputs) if matrix is None else matrix
                 for (name, size), matrix in zip(parts, stored, strict=True)
             ]
-            return self.kernels.pack_linear(matrices, biases)
+            return self.kernels.pack_linear(self._stacked(matrices), biases)
         outputs = sum(size for _, size in parts)
         dtypes = {self.stored_dtype(f"{name}.weight") for name, _ in parts}
         weight = self._empty((outputs, inputs), dtypes.pop() if len(dtypes) == 1 else self.dtype)
@@ -142,7 +143,10 @@ class _Reader:
         """Read a matrix as it is quantised, or in the dtype in which the kernels store it."""
         self.source.check(name, shape)
         stored = self._stored(name)
-        return self.matrix(name, *shape) if stored is None else [stored]
+        return self.matrix(name, *shape) if stored is None else self._stacked([stored])
+
+    def _stacked(self, parts: Sequence[Tensor | QuantizedMatrix]) -> StackedWeight:
+        return StackedWeight(parts, self._activations, self.device)
 
     def _biases(self, parts: tuple[tuple[str, int], ...]) -> Tensor:
         """Read the biases of stacked layers."""
