@@ -27,7 +27,7 @@ class Layout:
     """Layout of a packed matrix, a constant of the kernels that read it.
 
     bits: stored of a code: 4, 5, 6 or 8. group and shared: inputs that share a group and a float scale; powers of two.
-    offset: subtracted from codes after the table, whose 16 bytes are two int64.
+    offset: subtracted from codes after the table; the 16 bytes of that are two int64.
     """
 
     inputs: int
@@ -75,7 +75,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class PackedMatrix:
-    """Matrix of N outputs, whose planes [N, ...] are the arguments of `load_weights`; absent ones are None."""
+    """Matrix of N outputs. Its planes [N, ...] are the arguments of `load_weights`; absent ones are None."""
 
     layout: Layout
     outputs: int

@@ -112,7 +112,7 @@ def _skinny_gemm_kernel(
     PRECISION: tl.constexpr,
     USE_PDL: tl.constexpr,
     PREFETCH_BYTES: tl.constexpr,  # bytes to prefetch of each output's weights
-    LAYOUT: tl.constexpr = None,  # of a quantised weight, whose other planes follow; see `load_weights`
+    LAYOUT: tl.constexpr = None,  # of a quantised weight; its other planes follow, see `load_weights`
     OUT_STRIDE: tl.constexpr = None,
     high_bits=None,
     scales=None,

@@ -8,7 +8,7 @@ typedef int32_t I8 __attribute__((vector_size(32)));
 typedef int32_t I4 __attribute__((vector_size(16)));
 typedef int8_t B16 __attribute__((vector_size(16)));
 
-// Combine elements whose numbers differ by a multiple of 4.
+// Combine elements with equal numbers modulo 4.
 template <class F>
 inline I4 reduce(I16 v, const F& f) {
     const I8 low{v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7]}, high{v[8], v[9], v[10], v[11], v[12], v[13], v[14], v[15]};
