@@ -60,7 +60,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         Literal["none", "int8", "int4"],
         Option(
             COMPUTATION,
-            "on a CPU: quantise the matrices of layers at load, in groups of 32 inputs; the output projection to int8",
+            "quantise the matrices of layers at load, in groups of 32 inputs; the output projection to int8",
         ),
     ] = "none"
     kernels: Annotated[

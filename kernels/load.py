@@ -32,14 +32,16 @@ def load(
     `choice="torch"` selects explicitly. batch_invariant: return a back end that gives a row the same bits in every
     batch, as all do in float32 on a CPU; raise `ValueError` if there is none. allow_bf16_activations: for float32 on a
     CPU, allow rounding the operands that bfloat16 weights, keys and values are multiplied with, as `dtype` bfloat16
-    does. weight_bits: quantise the matrices of layers; raise `QuantizationError` where C++ does not compute.
+    does. weight_bits: quantise the matrices of layers; raise `QuantizationError` where that is not possible.
     progress: called with files compiled and files in total, if C++ has to be compiled.
     """
     from kernels.reference.backend import ReferenceKernels
 
     is_compiled = device.type == "cpu" and choice != "torch" and dtype in (torch.float32, torch.bfloat16)
-    if weight_bits and not is_compiled:
-        raise QuantizationError("only compiled CPU kernels in float32 or bfloat16 quantise weights")
+    if weight_bits and not (is_compiled or (device.type == "cuda" and choice != "torch")):
+        raise QuantizationError(
+            "only Triton and compiled CPU kernels in float32 or bfloat16 quantise weights"
+        )
     if device.type == "cuda":
         if batch_invariant and choice == "torch":
             raise ValueError(
@@ -47,13 +49,15 @@ def load(
             )
         if choice == "torch":
             return ReferenceKernels()
+        if weight_bits:
+            _load_quantizer(progress)
         if batch_invariant:
             from kernels.triton.invariant import InvariantKernels
 
-            return InvariantKernels()
+            return InvariantKernels(weight_bits)
         from kernels.triton.backend import TritonKernels
 
-        return TritonKernels()
+        return TritonKernels(weight_bits)
     if is_compiled:
         from kernels.cpu.compiler import CompileError
 
@@ -70,3 +74,14 @@ def load(
     if batch_invariant and dtype != torch.float32:
         raise ValueError(f"torch's kernels are batch-invariant on a CPU in float32 only, got dtype {dtype}")
     return ReferenceKernels()
+
+
+def _load_quantizer(progress: Callable[[int, int], None]) -> None:
+    """Load the C++ functions that quantise weights on the host, also those of a GPU."""
+    from kernels.cpu.compiler import CompileError
+    from kernels.cpu.library import load as load_library
+
+    try:
+        load_library(progress)
+    except CompileError as error:
+        raise QuantizationError(f"the CPU kernels are unavailable: {error}") from error

@@ -16,7 +16,7 @@ from kernels.cpu.decoder import KV_DTYPES, CpuForward, CpuStep, supports_decoder
 from kernels.cpu.float8 import float8_matrix
 from kernels.cpu.library import load
 from kernels.cpu.linear import CpuLinear, PackedEmbedding
-from kernels.cpu.quantize import Bits, quantize
+from kernels.cpu.quantize import HEAD_BITS, Bits, quantize
 from kernels.cpu.structs import address
 from kernels.decoder import DecoderShape, DecoderWeights, Embedding, EmbeddingTable, ForwardPass, Linear, StepPass
 from kernels.paging import PagedKV
@@ -26,7 +26,6 @@ from kernels.reference.backend import ReferenceKernels
 from kernels.reference.decode_attention import write_rows
 from kernels.slots import SamplingTensors, StepState
 
-HEAD_BITS: Bits = 8
 MAX_HEAD_DIM = 512  # floats; as in source/elementwise.cpp
 
 

@@ -13,6 +13,7 @@ from kernels.quantization import QuantScheme, StoredMatrix
 
 Bits = Literal[4, 8]
 
+HEAD_BITS: Bits = 8  # of output projections and embeddings, which lose most by rounding
 GROUP = 32  # inputs that share a scale
 SCHEMES: dict[Bits, QuantScheme] = {
     4: QuantScheme("int4", 4, group=GROUP, has_minimums=True),

@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.cpu.quantize import HEAD_BITS, Bits, quantize
 from kernels.decoder import Embedding, EmbeddingTable, Linear
 from kernels.paging import PagedKV
 from kernels.plans import DecodePlan, RopePlan
-from kernels.quantization import LinearWeight, dense_weight
+from kernels.quantization import LinearWeight, StackedWeight, dense_weight
 from kernels.reference.log_probs import log_probs
 from kernels.triton.decode_attention import decode_attention, max_head_dim
 from kernels.triton.decode_step import gather_slots
@@ -31,7 +32,8 @@ from kernels.unfused import UnfusedKernels
 class TritonKernels(UnfusedKernels):
     """Triton implementation of `kernels.interface.Kernels`; products of many rows use torch.
 
-    Index arithmetic is free inside a kernel, so rotary embedding needs no plan.
+    Index arithmetic is free inside a kernel, so rotary embedding needs no plan. weight_bits: quantise the matrices of
+    layers that are not quantised, on the host.
     """
 
     set_threads = staticmethod(torch.set_num_threads)
@@ -48,23 +50,31 @@ class TritonKernels(UnfusedKernels):
     sample_slots = staticmethod(sample_slots)
     log_probs = staticmethod(log_probs)
 
-    def __init__(self) -> None:
+    def __init__(self, weight_bits: Bits | None = None) -> None:
+        self._weight_bits = weight_bits
         self._scratches: dict[tuple[torch.dtype, torch.device], Scratch] = {}
 
     def pack_linear(self, weight: LinearWeight, bias: Tensor | None) -> Linear:
-        layer = self._pack(weight, bias)
-        return self._multiply_dense(dense_weight(weight), bias) if layer is None else self._multiply_quantized(layer)
+        return self._multiply(_quantized(weight, self._weight_bits), bias)
+
+    def pack_head(self, weight: LinearWeight, bias: Tensor | None) -> Linear:
+        return self._multiply(_quantized(weight, self._weight_bits and HEAD_BITS), bias)
 
     def pack_embedding(self, weight: LinearWeight) -> Embedding:
         embedding, _ = self.pack_tied_embedding(weight)
         return embedding
 
     def pack_tied_embedding(self, weight: LinearWeight) -> tuple[Embedding, Linear]:
+        weight = _quantized(weight, self._weight_bits and HEAD_BITS)
         layer = self._pack(weight, None)
         if isinstance(weight, Tensor) or layer is None or len(layer.matrices) > 1:
             table = dense_weight(weight)
-            return EmbeddingTable(table), self.pack_head(table, None)
+            return EmbeddingTable(table), self._multiply_dense(table, None)
         return PackedEmbedding(layer.matrices[0], weight.dtype), self._multiply_quantized(layer)
+
+    def _multiply(self, weight: LinearWeight, bias: Tensor | None) -> Linear:
+        layer = self._pack(weight, bias)
+        return self._multiply_dense(dense_weight(weight), bias) if layer is None else self._multiply_quantized(layer)
 
     def _pack(self, weight: LinearWeight, bias: Tensor | None) -> QuantizedLinear | None:
         """Return the layer of a weight that stays quantised; None if it does not."""
@@ -128,3 +138,10 @@ class TritonKernels(UnfusedKernels):
         self, page_table: Tensor, context_lens: Tensor, query_heads: int, kv: PagedKV, window: int
     ) -> DecodePlan | None:
         return plan_decode(page_table, context_lens, kv, window)
+
+
+def _quantized(weight: LinearWeight, bits: Bits | None) -> LinearWeight:
+    """Return a weight in `bits` bits, unless these are None or it is quantised already."""
+    if bits is None or not isinstance(weight, Tensor):
+        return weight
+    return StackedWeight([quantize(weight.cpu(), bits)], weight.dtype, weight.device)

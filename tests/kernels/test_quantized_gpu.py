@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.cpu.quantize import HEAD_BITS, Bits, quantize
+from kernels.load import QuantizationError, load
 from kernels.quantization import QuantScheme, StackedWeight, StoredMatrix
 from kernels.triton import dequantize, skinny_gemm
 from kernels.triton.backend import TritonKernels
@@ -172,3 +174,25 @@ def test_an_invariant_layer_has_the_bits_of_the_dense_one_in_every_batch(names: 
     assert torch.equal(together, InvariantLinear(weight, None)(x))
     for rows in (1, 17, 64):
         assert torch.equal(layer(x[:rows]), together[:rows])
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_dense_weight_is_quantised_at_load(bits: Bits, device: torch.device):
+    """A layer takes the bits that are asked for, an output projection and its embedding take 8."""
+    weight = random(64, 96, dtype=torch.float32, device=device)
+    kernels, x = TritonKernels(bits), random(3, 96, dtype=torch.float32, device=device, seed=2)
+    embedding, head = kernels.pack_tied_embedding(weight)
+    for layer, used in ((kernels.pack_linear(weight, None), bits), (head, HEAD_BITS)):
+        expected = quantize(weight.cpu(), used).dequantize().double() @ x.cpu().double().T
+        torch.testing.assert_close(layer(x).double().T.cpu(), expected, atol=1e-4, rtol=1e-4)
+    ids = torch.tensor([3, 40], device=device)
+    assert torch.equal(embedding.lookup(ids).cpu(), quantize(weight.cpu(), HEAD_BITS).dequantize()[ids.cpu()])
+
+
+def test_weights_are_quantised_at_load_for_a_gpu_but_not_by_torch():
+    """Kernels that would compute with dense weights refuse it."""
+    gpu = torch.device("cuda")
+    assert isinstance(load(gpu, torch.bfloat16, weight_bits=4), TritonKernels)
+    assert isinstance(load(gpu, torch.bfloat16, weight_bits=4, batch_invariant=True), InvariantKernels)
+    with pytest.raises(QuantizationError, match="only Triton and compiled CPU kernels"):
+        load(gpu, torch.bfloat16, "torch", weight_bits=4)
