@@ -39,9 +39,7 @@ def load(
 
     is_compiled = device.type == "cpu" and choice != "torch" and dtype in (torch.float32, torch.bfloat16)
     if weight_bits and not (is_compiled or (device.type == "cuda" and choice != "torch")):
-        raise QuantizationError(
-            "only Triton and compiled CPU kernels in float32 or bfloat16 quantise weights"
-        )
+        raise QuantizationError("only Triton and compiled CPU kernels in float32 or bfloat16 quantise weights")
     if device.type == "cuda":
         if batch_invariant and choice == "torch":
             raise ValueError(
