@@ -15,6 +15,7 @@ while the previous kernel ends (`kernels.triton.pdl`).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -249,35 +250,11 @@ class DenseLinear:
         self._launch(x, None, 0.0, residual, gated=False, add=True)
 
     def _launch(self, x: Tensor, norm: Tensor | None, eps: float, out: Tensor, gated: bool, add: bool) -> None:
-        assert x.shape[0] <= MAX_ROWS and x.stride(1) == 1 and out.is_contiguous()
-        (rows, inputs), outputs = x.shape, out.shape[1]
-        columns = columns_for(rows)
-        tile = tile_for(outputs, inputs, gated, columns, x.element_size())
-        _skinny_gemm_kernel[(triton.cdiv(outputs, tile.outputs),)](
-            x,
-            self.weight,
-            self.bias,
-            norm,
-            out,
-            rows,
-            outputs,
-            x.stride(0),
-            eps,
-            K=inputs,
-            HAS_BIAS=self.bias is not None,
-            NORM=norm is not None,
-            GATED=gated,
-            ADD=add,
-            BLOCK_M=columns,
-            BLOCK_N=tile.outputs,
-            BLOCK_K=tile.inputs // tile.warps,
-            PARTS=tile.warps,
-            PRECISION="ieee",  # applies to float32 operands; half precision is not affected
-            PREFETCH_BYTES=prefetch_bytes(tile.outputs, inputs * x.element_size(), gated),
-            num_warps=tile.warps,
-            num_stages=tile.stages,
-            **pdl_options(x.device),
-        )
+        assert out.is_contiguous()
+        (rows, inputs), number_bytes = x.shape, x.element_size()
+        tile = tile_for(out.shape[1], inputs, gated, columns_for(rows), number_bytes)
+        row_bytes = inputs * number_bytes
+        _launch(self.weight, row_bytes, tile, self.bias, x, norm, eps, out, gated, add)
 
 
 def launch_quantized(
@@ -294,12 +271,32 @@ def launch_quantized(
 
     T up to MAX_ROWS. gated: the matrix is a gate, then its projection, of N outputs each. add: add to `out`.
     """
-    assert x.shape[0] <= MAX_ROWS and x.stride(1) == 1 and out.stride(1) == 1
-    (rows, inputs), outputs, layout = x.shape, out.shape[1], matrix.layout
-    tile, planes = QUANTIZED_TILES[x.element_size()], dict(matrix.planes)
+    planes, layout, tile = dict(matrix.planes), matrix.layout, QUANTIZED_TILES[x.element_size()]
+    options = {"LAYOUT": layout, "OUT_STRIDE": out.stride(0)}
+    codes = planes.pop("codes")
+    assert codes is not None and out.stride(1) == 1
+    _launch(codes, layout.code_bytes, tile, bias, x, norm, eps, out, gated, add, **planes, **options)
+
+
+def _launch(
+    weight: Tensor,
+    row_bytes: int,
+    tile: Tile,
+    bias: Tensor | None,
+    x: Tensor,
+    norm: Tensor | None,
+    eps: float,
+    out: Tensor,
+    gated: bool,
+    add: bool,
+    **quantized: Any,
+) -> None:
+    """Launch the kernel. row_bytes: of an output's weights. quantized: the other arguments of a quantised weight."""
+    assert x.shape[0] <= MAX_ROWS and x.stride(1) == 1
+    (rows, inputs), outputs = x.shape, out.shape[1]
     _skinny_gemm_kernel[(triton.cdiv(outputs, tile.outputs),)](
         x,
-        planes.pop("codes"),
+        weight,
         bias,
         norm,
         out,
@@ -316,11 +313,9 @@ def launch_quantized(
         BLOCK_N=tile.outputs,
         BLOCK_K=tile.inputs // tile.warps,
         PARTS=tile.warps,
-        PRECISION="ieee",
-        PREFETCH_BYTES=prefetch_bytes(tile.outputs, layout.code_bytes, gated),
-        LAYOUT=layout,
-        OUT_STRIDE=out.stride(0),
-        **planes,
+        PRECISION="ieee",  # applies to float32 operands; half precision is not affected
+        PREFETCH_BYTES=prefetch_bytes(tile.outputs, row_bytes, gated),
+        **quantized,
         num_warps=tile.warps,
         num_stages=tile.stages,
         **pdl_options(x.device),

@@ -113,27 +113,18 @@ struct Dot<8> {
 // Products of codes less half of their range, which are at most as large as without their sign bit: sums of more words fit
 // in 16 bits. The intermediate sums may not, but they wrap, and so does the start: the products of a row with that half.
 template <int BITS>
-struct CentredDot {
+struct CentredDot : Dot<BITS> {
     static constexpr int WORDS = BITS == 5 ? 8 : 4;
-    typedef StripCodes Weights;
-    __m256i pairs;
 
     // centres: -16 times the sums of the row's codes that pairs are added with, of the first half of a block, and the second.
     template <int WORD, int COUNT>
-    void begin(Weights w, StripInts x, const int16_t (&centres)[2][2]) {
-        pairs = spread_pair(centres[WORD / 4]);
-        if constexpr (COUNT == 8) pairs = _mm256_add_epi16(pairs, spread_pair(centres[1]));
-        if constexpr (BITS == 6) pairs = _mm256_add_epi16(pairs, pairs);
-        add(w, x);
+    void begin(StripCodes w, StripInts x, const int16_t (&centres)[2][2]) {
+        __m256i start = (__m256i)spread_word(centres[WORD / 4]);
+        if constexpr (COUNT == 8) start = _mm256_add_epi16(start, (__m256i)spread_word(centres[1]));
+        if constexpr (BITS == 6) start = _mm256_add_epi16(start, start);
+        this->pairs = start;
+        this->add(w, x);
     }
-    void add(Weights w, StripInts x) {
-        pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16((__m256i)w, (__m256i)x));
-        asm("" : "+x"(pairs));
-    }
-    StripInts sum() const { return (StripInts)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
-
-  private:
-    static __m256i spread_pair(const int16_t (&pair)[2]) { return (__m256i)spread_word(pair); }
 };
 #endif
 
