@@ -106,6 +106,13 @@ def build_engine(
     _check_free_memory(config, device)
     policy = make_policy(config, costs)
     described = files.description()
+    quantization = described.quantization(config.quantization)
+    if config.quantization not in ("none", quantization):
+        log.warning(
+            "the matrices that the file has in %s stay as they are; quantization %s applies to others only",
+            quantization,
+            config.quantization,
+        )
     info = ModelInfo(
         name=files.name,
         vocab_size=model.vocab_size,
@@ -119,7 +126,7 @@ def build_engine(
         is_exact=_is_exact(config, model, kernels, device),
         format=described.format,
         family=described.family or "carousel",
-        quantization=described.quantization(config.quantization),
+        quantization=quantization,
         file_bytes=described.file_bytes,
         fingerprint=fingerprint(files, config, str(model.dtype), type(kernels).__name__, model.variant),
     )

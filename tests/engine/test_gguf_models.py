@@ -114,6 +114,16 @@ def test_the_engine_describes_weights_that_it_quantises(demo: Path):
 
 
 @requirements.a_compiler
+def test_quantisation_at_load_of_a_quantised_file_is_noted(
+    demo: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """The file's own matrices stay as they are, and the log says so."""
+    engine = make_engine(exported(demo, tmp_path, "Q8_0"), dtype="auto", quantization="int4")
+    assert engine.info.quantization == "Q8_0"
+    assert "the matrices that the file has in Q8_0 stay as they are" in caplog.text
+
+
+@requirements.a_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Q4_1", "Q8_0", "mixed", "K"])
 def test_64_streams_of_quantised_weights_generate_the_same_texts_as_alone(
