@@ -32,6 +32,7 @@ from benchmarks.results import save
 from engine.execution.cache import KVCache
 from engine.execution.inputs import ModelInputs
 from engine.execution.models import Model, load_model
+from engine.host import num_cores
 from engine.model_files.open_model import open_model
 from kernels.cpu.backend import CpuKernels
 from kernels.interface import Kernels
@@ -116,10 +117,10 @@ def measure(model: Path, quantization: str | None, tokens: list[int]) -> Iterato
     """Yield the figures of each way to compute, and those of the reference."""
     reference = Variant("reference", ReferenceKernels(), torch.float32)
     bits = BITS[quantization] if quantization else None
-    name = quantization or "as stored"
+    label = quantization or "as stored"
     variants = [
-        Variant(f"{name}, rows in 8 bits (auto)", CpuKernels(True, bits), torch.bfloat16),
-        Variant(f"{name}, rows in 15 bits (float32)", CpuKernels(False, bits), torch.float32),
+        Variant(f"{label}, rows in 8 bits (auto)", CpuKernels(True, bits), torch.bfloat16),
+        Variant(f"{label}, rows in 15 bits (float32)", CpuKernels(False, bits), torch.float32),
     ]
     runners = {
         each.name: Runner(
@@ -128,19 +129,22 @@ def measure(model: Path, quantization: str | None, tokens: list[int]) -> Iterato
         )
         for each in (reference, *variants)
     }
-    losses: dict[str, list[float]] = {each: [] for each in runners}
-    divergences: dict[str, list[float]] = {each: [] for each in runners}
+    for each in variants:
+        each.kernels.set_threads(num_cores())
+    torch.set_num_threads(num_cores())  # of the reference; compiled kernels set it to one
+    losses: dict[str, list[float]] = {name: [] for name in runners}
+    divergences: dict[str, list[float]] = {name: [] for name in runners}
     for number, window in enumerate(windows(tokens)):
         expected = runners["reference"].log_probs(window)
         targets = torch.tensor(window[WINDOW // 2 + 1 :]).unsqueeze(1)
-        for each, runner in runners.items():
-            found = expected if each == "reference" else runner.log_probs(window)
-            losses[each] += (-found.gather(1, targets).squeeze(1)).tolist()
-            divergences[each] += (expected.exp() * (expected - found)).sum(-1).tolist()
+        for name, runner in runners.items():
+            found = expected if name == reference.name else runner.log_probs(window)
+            losses[name] += (-found.gather(1, targets).squeeze(1)).tolist()
+            divergences[name] += (expected.exp() * (expected - found)).sum(-1).tolist()
         print(f"window {number + 1}", end="\r", flush=True)
-    for each in runners:
-        perplexity = float(torch.tensor(losses[each], dtype=torch.float64).mean().exp())
-        yield {"variant": each, "perplexity": perplexity, "kl": statistics.mean(divergences[each])}
+    for name in runners:
+        perplexity = float(torch.tensor(losses[name], dtype=torch.float64).mean().exp())
+        yield {"variant": name, "perplexity": perplexity, "kl": statistics.mean(divergences[name])}
 
 
 def measure_llama(file: Path, text: str) -> dict[str, Any]:
