@@ -76,13 +76,10 @@ inline StripFloats load_floats(const float* p) {
 }
 
 inline StripFloats load_floats16(const uint16_t* p) {
-#if defined(__F16C__) && !defined(PLAIN_DOT)
-    StripFloats v;
-    for (int half = 0; half < STRIP / HALF; half++) {
-        const __m256 eight = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + HALF * half)));
-        std::memcpy(reinterpret_cast<float*>(&v) + HALF * half, &eight, sizeof eight);
-    }
-    return v;
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__) && !defined(PLAIN_DOT)
+    return (StripFloats)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#elif defined(__F16C__) && !defined(PLAIN_DOT)
+    return (StripFloats)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 #else
     // Shifted by 13 bits the exponent is too small by 112, which a product repairs, also for denormal numbers.
     typedef uint32_t Words __attribute__((vector_size(STRIP * 4)));
