@@ -19,7 +19,7 @@ from kernels.decoder import DecoderShape, DecoderWeights, Embedding, ForwardPass
 from kernels.paging import PagedKV
 from kernels.plans import DecodePlan, RopeInputs, RopePlan
 from kernels.quantization import LinearWeight
-from kernels.slots import PromptRows, SamplingTensors, SlotMasks, SlotTensors, StepRows, StepState
+from kernels.slots import PromptRows, SamplingTensors, SeenTokens, SlotMasks, SlotTensors, StepRows, StepState
 
 BackendChoice = Literal["auto", "torch"]
 
@@ -175,6 +175,17 @@ class Kernels(Protocol):
 
         tiles[tiles, 4] int32 as in `kernels.query_tiles`; tiles without queries are skipped. q[T, Hq, D],
         page_table[C, P] int32. Writes only the listed rows of out[T, Hq, D]; bits do not depend on the tiling.
+        """
+
+    def penalize(
+        self, logits: Tensor, rows: Tensor, slot_ids: Tensor, seen: SeenTokens, sampling: SamplingTensors
+    ) -> None:
+        """Penalise seen tokens in place: in rows[N] int64 of logits[R, V] float32, contiguous, the tokens that texts
+        of the slots slot_ids[N] int64 have.
+
+        sampling: of the N rows. A seen token's logit is divided by `repetition_penalty` if it is positive, else
+        multiplied by it (Keskar et al., "CTRL", 2019). `frequency_penalty` times its count, and `presence_penalty` if
+        it was generated, are subtracted (as OpenAI's API defines them). Bits of a row do not depend on others.
         """
 
     def mask_logits(self, logits: Tensor, rows: Tensor, masks: Tensor) -> Tensor:

@@ -117,6 +117,16 @@ class SlotMasks:
     words: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class SeenTokens:
+    """Tokens in the text of each slot. counts: [slots, V] float32, how often each was generated. in_prompt: [slots, V]
+    bool. Contiguous.
+    """
+
+    counts: Tensor
+    in_prompt: Tensor
+
+
 @dataclass(frozen=True)
 class PromptRows:
     """Prompt tokens among the B rows of a step.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kernels.decoder import DecoderShape, DecoderWeights, Embedding, EmbeddingTable, ForwardPass, Linear, StepPass
 from kernels.quantization import LinearWeight, dense_weight
-from kernels.slots import SlotMasks, StepState
+from kernels.slots import SamplingTensors, SeenTokens, SlotMasks, StepState
 
 if TYPE_CHECKING:
     from kernels.interface import Kernels
@@ -45,6 +45,18 @@ class UnfusedKernels:
 
     def add_linear(self: Kernels, x: Tensor, layer: Linear, residual: Tensor, multiplier: float = 1.0) -> None:
         residual.add_(layer(x) if multiplier == 1.0 else layer(x) * multiplier)
+
+    def penalize(
+        self, logits: Tensor, rows: Tensor, slot_ids: Tensor, seen: SeenTokens, sampling: SamplingTensors
+    ) -> None:
+        counts, penalised = seen.counts[slot_ids], logits[rows]
+        names = ("repetition_penalty", "frequency_penalty", "presence_penalty")
+        factor, frequency, presence = (sampling.field(name).unsqueeze(1) for name in names)
+        scaled = torch.where(penalised > 0, penalised / factor, penalised * factor)
+        penalised = torch.where((counts > 0) | seen.in_prompt[slot_ids], scaled, penalised)
+        penalised -= frequency * counts
+        penalised -= presence * (counts > 0)
+        logits.index_copy_(0, rows, penalised)
 
     def mask_logits(self, logits: Tensor, rows: Tensor, masks: Tensor) -> Tensor:
         masked = logits[rows].masked_fill_(~_allowed(masks, logits.shape[1]), -torch.inf)

@@ -18,6 +18,8 @@ from torch import Tensor
 from engine.execution.slots import Ints, SlotState
 from engine.execution.transfer import to_device
 from engine.scheduling.batch import Join
+from kernels.interface import Kernels
+from kernels.slots import SamplingTensors, SeenTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +34,14 @@ class LogitEditMask:
 
 
 class LogitEdits:
-    """Edit tables: counts float32, in_prompt bool, bias float32 and stops bool, each [slots, V], on `device`."""
+    """Edit tables: those of `SeenTokens`, bias float32 and stops bool, each [slots, V], on `device`."""
 
-    def __init__(self, slots: SlotState, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, slots: SlotState, kernels: Kernels, vocab_size: int, device: torch.device) -> None:
         self._slots = slots
+        self._kernels = kernels
         self._size = (len(slots.lengths), vocab_size)
         self._device = device
-        self._counts: Tensor | None = None  # how often each ID was generated
-        self._in_prompt: Tensor | None = None
+        self._seen: SeenTokens | None = None
         self._bias: Tensor | None = None
         self._stops: Tensor | None = None  # IDs that cannot be sampled before min_tokens
 
@@ -50,7 +52,7 @@ class LogitEdits:
 
     def reserve(self) -> None:
         """Allocate all tables, so that no request can fail because the device has no memory left for them."""
-        self._counts, self._in_prompt = self._table(self._counts), self._table(self._in_prompt, torch.bool)
+        self._seen_table()
         self._bias, self._stops = self._table(self._bias), self._table(self._stops, torch.bool)
 
     def join(self, joins: Iterable[Join]) -> None:
@@ -62,12 +64,12 @@ class LogitEdits:
         for join in joins:
             sampling, slot = join.sampling, join.slot
             if sampling.has_penalties:
-                self._counts, self._in_prompt = self._table(self._counts), self._table(self._in_prompt, torch.bool)
+                seen = self._seen_table()
                 generated = self._tensor(np.array(join.tokens[join.prompt_len :], np.int64))
                 ones = torch.ones_like(generated, dtype=torch.float32)
-                self._counts[slot].fill_(0.0).index_add_(0, generated, ones)
+                seen.counts[slot].fill_(0.0).index_add_(0, generated, ones)
                 prompt = self._tensor(np.array(join.tokens[: join.prompt_len], np.int64))
-                self._in_prompt[slot].fill_(False).index_fill_(0, prompt, True)
+                seen.in_prompt[slot].fill_(False).index_fill_(0, prompt, True)
             if sampling.logit_bias:
                 self._bias = self._table(self._bias)
                 ids, values = zip(*sampling.logit_bias.items(), strict=True)
@@ -87,49 +89,39 @@ class LogitEdits:
         rows = np.flatnonzero(too_short | biased | penalised)
         return LogitEditMask(rows, slots[rows], too_short[rows], biased[rows], penalised[rows]) if len(rows) else None
 
-    def apply(self, logits: Tensor, edits: LogitEditMask | None) -> Tensor:
-        """Return logits[R, V] of any float dtype unchanged, or an edited copy in float32 if a row has edits."""
-        if edits is None:
-            return logits
-        logits = logits.to(torch.float32)
-        slots, index = edits.slots, self._tensor(edits.rows)
-        edited, table_rows = logits[index], self._tensor(slots)
+    def apply(self, logits: Tensor, edits: LogitEditMask, sampling: SamplingTensors) -> None:
+        """Edit logits[R, V] float32, contiguous, in place. sampling: of all R rows."""
         if self._stops is not None and edits.too_short.any():
-            masked = self._stops[table_rows] & self._column(edits.too_short)
-            edited.masked_fill_(masked, -torch.inf)
+            rows, table_rows = self._indices(edits, edits.too_short)
+            logits.index_copy_(0, rows, logits[rows].masked_fill_(self._stops[table_rows], -torch.inf))
         if self._bias is not None and edits.biased.any():
-            # The table row of a slot without a bias may hold that of an earlier request.
-            edited += torch.where(self._column(edits.biased), self._bias[table_rows], 0.0)
-        if self._counts is not None and self._in_prompt is not None and edits.penalised.any():
-            edited = self._penalise(edited, slots, edits.penalised, self._counts, self._in_prompt)
-        return logits.index_copy(0, index, edited)
+            rows, table_rows = self._indices(edits, edits.biased)
+            logits.index_add_(0, rows, self._bias[table_rows])
+        if self._seen is not None and edits.penalised.any():
+            rows, table_rows = self._indices(edits, edits.penalised)
+            self._kernels.penalize(logits, rows, table_rows, self._seen, sampling.select(rows))
 
     def append(self, edits: LogitEditMask | None, token_ids: Tensor) -> None:
         """Count the sampled token_ids[R] int64.
 
         An ID of -1 (a row with NaN) counts for the last token of the vocabulary; its request ends.
         """
-        if edits is not None and self._counts is not None and edits.penalised.any():
-            rows, slots = edits.rows[edits.penalised], edits.slots[edits.penalised]
-            self._counts[self._tensor(slots), token_ids[self._tensor(rows)]] += 1.0
+        if edits is not None and self._seen is not None and edits.penalised.any():
+            rows, table_rows = self._indices(edits, edits.penalised)
+            self._seen.counts[table_rows, token_ids[rows]] += 1.0
 
-    def _penalise(
-        self, logits: Tensor, slots: Ints, penalised: NDArray[np.bool_], all_counts: Tensor, in_prompt: Tensor
-    ) -> Tensor:
-        records, index, mask = self._slots.records[slots], self._tensor(slots), self._column(penalised)
-        counts = all_counts[index] * mask
-        seen = (counts > 0) | (in_prompt[index] & mask)
-        factor = self._column(records["repetition_penalty"])
-        logits = torch.where(seen, torch.where(logits > 0, logits / factor, logits * factor), logits)
-        logits -= self._column(records["frequency_penalty"]) * counts
-        logits -= self._column(records["presence_penalty"]) * (counts > 0)
-        return logits
+    def _indices(self, edits: LogitEditMask, chosen: NDArray[np.bool_]) -> tuple[Tensor, Tensor]:
+        """Return the chosen ones of the edited rows, and their slots, on the device."""
+        rows, slots = to_device((edits.rows[chosen], edits.slots[chosen]), self._device)
+        return rows, slots
+
+    def _seen_table(self) -> SeenTokens:
+        if self._seen is None:
+            self._seen = SeenTokens(self._table(None), self._table(None, torch.bool))
+        return self._seen
 
     def _table(self, table: Tensor | None, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.zeros(self._size, dtype=dtype, device=self._device) if table is None else table
-
-    def _column(self, array: np.ndarray) -> Tensor:
-        return self._tensor(array).unsqueeze(1)
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return to_device((array,), self._device)[0]

@@ -34,7 +34,7 @@ class Sampler:
         self._slots = slots
         self._kernels = kernels
         self._device = device
-        self._edits = LogitEdits(slots, vocab_size, device)
+        self._edits = LogitEdits(slots, kernels, vocab_size, device)
         if device.type == "cuda":  # GPU memory is not allocated lazily
             self._edits.reserve()
 
@@ -56,12 +56,16 @@ class Sampler:
     def sample(self, logits: Tensor, parameters: SamplerInputs, allowed: AllowedTokens | None = None) -> SampledTokens:
         """Sample a new token for each of the R rows of logits[R, V] (any float dtype).
 
-        Includes log-probabilities for rows that request them. allowed: the tokens that constrained rows may sample.
+        Includes log-probabilities for rows that request them. Logits in float32 may be edited in place. allowed: the
+        tokens that constrained rows may sample.
         """
-        edited, is_empty = self._edits.apply(logits, parameters.edits), None
-        if allowed is not None:
+        edited, is_empty = logits, None
+        if parameters.edits is not None or allowed is not None:
             # Log-probabilities are those of the unedited logits.
-            edited = edited.to(torch.float32, copy=edited is logits and bool(parameters.logprob_rows)).contiguous()
+            edited = logits.to(torch.float32, copy=bool(parameters.logprob_rows)).contiguous()
+        if parameters.edits is not None:
+            self._edits.apply(edited, parameters.edits, parameters.sampling)
+        if allowed is not None:
             is_empty = allowed.apply(edited, self._kernels)
         chosen = self._kernels.sample(edited, parameters.sampling)
         self._edits.append(parameters.edits, chosen)

@@ -24,7 +24,7 @@ from kernels.plans import DecodePlan, RopeInputs, RopePlan
 from kernels.quantization import LinearWeight, QuantizedMatrix, StackedWeight, dense_weight
 from kernels.reference.backend import ReferenceKernels
 from kernels.reference.decode_attention import write_rows
-from kernels.slots import SamplingTensors, StepState
+from kernels.slots import SamplingTensors, SeenTokens, StepState
 
 MAX_HEAD_DIM = 512  # floats; as in source/elementwise.cpp
 
@@ -268,6 +268,21 @@ class CpuKernels(ReferenceKernels):
         )
         self._library.carousel_attention(problem, out.data_ptr())
         return out
+
+    def penalize(
+        self, logits: Tensor, rows: Tensor, slot_ids: Tensor, seen: SeenTokens, sampling: SamplingTensors
+    ) -> None:
+        arguments = structs.Penalties(
+            logits=address(logits),
+            rows=address(rows),
+            slots=address(slot_ids),
+            counts=address(seen.counts),
+            in_prompt=address(seen.in_prompt),
+            records=address(sampling.records),
+            count=len(rows),
+            vocabulary=logits.shape[1],
+        )
+        self._library.carousel_penalize(arguments)
 
     def mask_logits(self, logits: Tensor, rows: Tensor, masks: Tensor) -> Tensor:
         masks = masks.contiguous()

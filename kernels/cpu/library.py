@@ -40,6 +40,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "rope_and_cache": (_struct(structs.Rope), _pointer, _pointer, _int, _pointer),
     "write_cache": (_struct(structs.Rope), _pointer, _int),
     "attention": (_struct(structs.Attention), _pointer),
+    "penalize": (_struct(structs.Penalties),),
     "mask_logits": (_struct(structs.Masking),),
     "sample": (_struct(structs.Sampling),),
     "forward": (_struct(structs.Decoder), _struct(structs.Step)),

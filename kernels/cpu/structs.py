@@ -86,6 +86,15 @@ class Masking(ctypes.Structure):
     )
 
 
+class Penalties(ctypes.Structure):
+    """Arguments of penalties (source/penalties.h)."""
+
+    _fields_ = (
+        *((name, _pointer) for name in ("logits", "rows", "slots", "counts", "in_prompt", "records")),
+        *((name, _int) for name in ("count", "vocabulary")),
+    )
+
+
 class Sampling(ctypes.Structure):
     """Arguments of sampling (source/sample.h)."""
 

@@ -86,7 +86,8 @@ ELSEWHERE = {
     "reasoning_limit": "engine/constraints/compiler.py",
 }
 # Parameters of a record that torch applies to the logits beforehand, on every device.
-BY_TORCH = {"min_tokens", "logprobs", "frequency_penalty", "presence_penalty", "repetition_penalty"}
+BY_TORCH = {"min_tokens", "logprobs"}
+PENALTIES = {"frequency_penalty", "presence_penalty", "repetition_penalty"}
 BACK_ENDS = ("kernels/cpu/source", "kernels/reference", "kernels/triton")
 
 
@@ -108,7 +109,12 @@ def test_every_sampling_parameter_is_in_the_record_or_acts_elsewhere():
 
 @pytest.mark.parametrize("name", SlotRecord.names)
 def test_every_back_end_reads_a_field_of_the_record(name: str):
-    """Filters and noise are parts of each back end; edits of logits and log-probabilities are the same for all."""
+    """Filters and noise are parts of each back end, and penalties have a common default; other edits of logits and
+    log-probabilities are the same for all.
+    """
+    if name in PENALTIES:
+        assert all(re.search(rf"\b{name}\b", code(path)) for path in ("kernels/cpu/source", "kernels/unfused.py"))
+        return
     if name in BY_TORCH or name == "prompt_len":
         assert re.search(rf"\b{name}\b", code("engine/execution"))
         return

@@ -7,6 +7,7 @@
 #include "mask.h"
 #include "norm.h"
 #include "operand.h"
+#include "penalties.h"
 #include "pool.h"
 #include "quantize.h"
 #include "quantized.h"
@@ -92,6 +93,8 @@ int64_t carousel_supports_attention(int64_t dim, int64_t group) { return support
 void carousel_attention(const Attention* problem, float* out) {
     attention(*problem, Operand::floats(out, problem->query_heads * problem->dim));
 }
+
+void carousel_penalize(const Penalties* penalties) { penalize(*penalties); }
 
 void carousel_mask_logits(const Masking* masking) { mask_logits(*masking); }
 
