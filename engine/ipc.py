@@ -6,10 +6,7 @@ else, so received data is never executed and always has a known shape. One `Step
 
 from __future__ import annotations
 
-import selectors
-import socket
 import struct
-import time
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
@@ -19,9 +16,6 @@ from engine.config import EngineConfig
 from engine.types import EngineLoad, Event, ModelInfo, Request, Snapshot, Vocabulary
 
 MAX_FRAME_BYTES = 256 << 20  # a million-token prompt is about 5 MB
-
-MAX_READ_BYTES = 16 << 20  # read between two steps
-SELECTOR_TICK_SECONDS = 0.001  # a selector rounds its timeout up to a multiple of this
 
 _LENGTH = struct.Struct("<I")
 
@@ -69,7 +63,8 @@ class WatchSnapshots(msgspec.Struct, frozen=True, tag="watch"):
 class EchoRequest(msgspec.Struct, frozen=True, tag="echo"):
     """Request a sign of progress from an idle engine.
 
-    The engine's main loop turns once to read this message, and thereby counts a heartbeat. There is no answer.
+    The engine's main loop turns once to read this message. It thereby counts a heartbeat, and sends the results of no
+    step, unless it has just sent others.
     """
 
 
@@ -95,11 +90,15 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 class StepResult(msgspec.Struct, frozen=True, tag="step"):
-    """Results of one step. Moments in events are on the engine's clock; clock: when it was sent."""
+    """Results of one step for one connection, or a sign of life without events.
+
+    Moments in events are on the engine's clock; clock: when it was sent. heartbeat: the engine's progress count.
+    """
 
     events: tuple[Event, ...]
     load: EngineLoad
     clock: EngineTime
+    heartbeat: int = 0
     snapshot: Snapshot | None = None
 
 
@@ -152,86 +151,3 @@ class FrameReader(Generic[MessageT]):
 
 class ChannelClosed(Exception):
     """The other side has closed the channel."""
-
-
-class EngineChannel:
-    """The engine's end of the channel, which never blocks a step.
-
-    Data that the socket does not take at once waits in memory, bounded by the output of the running requests. Optional
-    messages are not sent while data is waiting (`is_drained`).
-    """
-
-    def __init__(self, sock: socket.socket) -> None:
-        sock.setblocking(False)
-        self._socket = sock
-        self._reader = FrameReader(ENGINE_DECODER)
-        self._pending = bytearray()
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(sock, selectors.EVENT_READ)
-
-    def close(self) -> None:
-        """Close the channel."""
-        self._selector.close()
-        self._socket.close()
-
-    def send(self, message: FromEngine) -> None:
-        """Queue one frame and write as much as the socket takes."""
-        self._pending += encode(message)
-        self._flush()
-
-    def receive(self, timeout: float | None) -> list[ToEngine]:
-        """Return messages that have arrived or arrive within `timeout` seconds (None: wait for at least one).
-
-        May return nothing up to a millisecond before the timeout. Raises `ChannelClosed`.
-        """
-        if timeout is not None:
-            ticks = int(timeout / SELECTOR_TICK_SECONDS)
-            if timeout and not ticks:  # a message that arrives meanwhile is read below, early enough
-                time.sleep(timeout)
-            timeout = max(0.0, ticks - 0.5) * SELECTOR_TICK_SECONDS  # the selector rounds it up to `ticks`
-        while True:
-            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._pending else 0)
-            self._selector.modify(self._socket, events)
-            ready = self._selector.select(timeout)
-            self._flush()
-            if any(mask & selectors.EVENT_READ for _, mask in ready):
-                return self._read()
-            if timeout is not None:
-                return []
-
-    @property
-    def is_drained(self) -> bool:
-        """Return whether the socket has taken everything sent so far."""
-        return not self._pending
-
-    def _read(self) -> list[ToEngine]:
-        """Read everything that has arrived, up to MAX_READ_BYTES.
-
-        A long prompt would otherwise take a step for each socket buffer.
-        """
-        messages: list[ToEngine] = []
-        taken = 0
-        while taken < MAX_READ_BYTES:
-            try:
-                data = self._socket.recv(1 << 20)
-            except BlockingIOError:
-                break
-            except ConnectionError as error:
-                raise ChannelClosed from error
-            if not data:
-                if messages:
-                    break  # the next read returns it again
-                raise ChannelClosed
-            taken += len(data)
-            messages += self._reader.feed(data)
-        return messages
-
-    def _flush(self) -> None:
-        while self._pending:
-            try:
-                sent = self._socket.send(self._pending)
-            except BlockingIOError:
-                return
-            except ConnectionError as error:
-                raise ChannelClosed from error
-            del self._pending[:sent]
