@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 
@@ -36,6 +37,7 @@ class Connection:
         self.has_unread = False  # the last read ended at its limit
         self._reader = FrameReader(ENGINE_DECODER)
         self._pending = bytearray()
+        self._has_finished = False  # nothing more is sent
 
     def close(self) -> None:
         """Close the socket."""
@@ -89,6 +91,13 @@ class Connection:
                 if not data:
                     self.loss = "the other side has closed it"
         return messages
+
+    def finish_sending(self) -> None:
+        """Send the end of the connection. Later calls do nothing."""
+        if not self._has_finished:
+            self._has_finished = True
+            with contextlib.suppress(OSError):
+                self.socket.shutdown(socket.SHUT_WR)
 
     @property
     def is_drained(self) -> bool:

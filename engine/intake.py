@@ -42,9 +42,18 @@ class Intake:
         return bool(self._compiling)
 
     def take_events(self) -> list[Event]:
-        """Return the events of requests that are not in the engine, since the last call."""
-        events, self._events = self._events, []
+        """Return the events since the last call, in and before the engine."""
+        events, self._events = self._engine.scheduler.take_events() + self._events, []
         return events
+
+    def state(self, request_id: str) -> tuple[Request, dict[int, tuple[int, ...]]]:
+        """Return a request that has not ended, and the output of each choice that has not."""
+        if request_id in self._compiling:
+            request, _ = self._compiling[request_id]
+            return request, {choice: request.output_so_far.get(choice, ()) for choice in request.choices}
+        sequences = self._engine.scheduler.requests[request_id]
+        output = {sequence.choice: tuple(sequence.tokens[sequence.prompt_len :]) for sequence in sequences}
+        return sequences[0].request, output
 
     def submit(self, request: Request) -> None:
         """Submit a request, or compile its grammar first. A refusal is an event."""

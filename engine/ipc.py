@@ -15,7 +15,9 @@ from engine.clock import EngineTime
 from engine.config import EngineConfig
 from engine.types import EngineLoad, Event, ModelInfo, Request, Snapshot, Vocabulary
 
+PROTOCOL_VERSION = 1  # of the messages over TCP; both ends have the same
 MAX_FRAME_BYTES = 256 << 20  # a million-token prompt is about 5 MB
+MAX_HELLO_BYTES = 4 << 10  # of the first frame over TCP, whose sender is not known yet
 
 _LENGTH = struct.Struct("<I")
 
@@ -68,6 +70,29 @@ class EchoRequest(msgspec.Struct, frozen=True, tag="echo"):
     """
 
 
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """First message over TCP. The next ones follow after `Ready`.
+
+    version: of the sender's protocol. fingerprint: `ModelInfo.fingerprint` that the engine must have; empty: any.
+    process: unique name of the API process.
+    """
+
+    version: int
+    token: str
+    fingerprint: str
+    process: str
+
+
+class Adopt(msgspec.Struct, frozen=True, tag="adopt"):
+    """Take over a request whose connection was lost. The answer is `Adopted` or `NotFound`."""
+
+    request_id: str
+
+
+class ReleaseOrphans(msgspec.Struct, frozen=True, tag="release"):
+    """End the requests that were lost by earlier connections of this API process and not submitted again."""
+
+
 class LoadProgress(msgspec.Struct, frozen=True, tag="loading"):
     """Progress of the startup."""
 
@@ -89,6 +114,32 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     message: str
 
 
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """The connection is not admitted, and is closed."""
+
+    reason: str
+
+
+class Draining(msgspec.Struct, frozen=True, tag="draining"):
+    """The engine will end: it expects no new requests, and goes on with those it has for some seconds."""
+
+
+class Adopted(msgspec.Struct, frozen=True, tag="adopted"):
+    """A request that belongs to this connection from now on. Its moments are on the engine's clock.
+
+    output: tokens of each choice before the events that follow.
+    """
+
+    request: EngineRequest
+    output: dict[int, tuple[int, ...]]
+
+
+class NotFound(msgspec.Struct, frozen=True, tag="not_found"):
+    """There is no such request without a connection, or it needs log-probabilities, which were not kept."""
+
+    request_id: str
+
+
 class StepResult(msgspec.Struct, frozen=True, tag="step"):
     """Results of one step for one connection, or a sign of life without events.
 
@@ -102,12 +153,13 @@ class StepResult(msgspec.Struct, frozen=True, tag="step"):
     snapshot: Snapshot | None = None
 
 
-ToEngine = Start | UseVocabulary | Submit | Abort | WatchSnapshots | EchoRequest
-FromEngine = LoadProgress | Ready | Failed | StepResult
+ToEngine = Start | Hello | UseVocabulary | Submit | Abort | WatchSnapshots | EchoRequest | Adopt | ReleaseOrphans
+FromEngine = LoadProgress | Ready | Failed | Refused | Draining | Adopted | NotFound | StepResult
 
 MessageT = TypeVar("MessageT")
 
 ENGINE_DECODER: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+HELLO_DECODER: msgspec.msgpack.Decoder[Hello] = msgspec.msgpack.Decoder(Hello)
 API_DECODER: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
 _encoder = msgspec.msgpack.Encoder()
 
@@ -121,11 +173,20 @@ def encode(message: msgspec.Struct) -> bytes:
 
 
 class FrameReader(Generic[MessageT]):
-    """Decoder of a byte stream, split at arbitrary positions, into messages."""
+    """Decoder of a byte stream, split at arbitrary positions, into messages.
 
-    def __init__(self, decoder: msgspec.msgpack.Decoder[MessageT]) -> None:
+    Its memory grows with the bytes that have arrived, not with the length that a frame claims.
+    """
+
+    def __init__(self, decoder: msgspec.msgpack.Decoder[MessageT], max_bytes: int = MAX_FRAME_BYTES) -> None:
         self._decoder = decoder
+        self._max_bytes = max_bytes
         self._buffer = bytearray()
+
+    @property
+    def has_partial_frame(self) -> bool:
+        """Return whether a frame has begun that is not complete."""
+        return bool(self._buffer)
 
     def feed(self, data: bytes) -> list[MessageT]:
         """Return the messages that `data` completes.
@@ -137,8 +198,8 @@ class FrameReader(Generic[MessageT]):
         offset = 0
         while len(self._buffer) - offset >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer, offset)
-            if length > MAX_FRAME_BYTES:
-                raise ValueError(f"frames must be at most {MAX_FRAME_BYTES} bytes, got {length}")
+            if length > self._max_bytes:
+                raise ValueError(f"frames must be at most {self._max_bytes} bytes, got {length}")
             end = offset + _LENGTH.size + length
             if end > len(self._buffer):
                 break

@@ -25,11 +25,15 @@ from engine.heartbeat import Heartbeat
 from engine.intake import Intake
 from engine.ipc import (
     Abort,
+    Adopt,
     ChannelClosed,
+    Draining,
     EchoRequest,
     Failed,
+    Hello,
     LoadProgress,
     Ready,
+    ReleaseOrphans,
     Start,
     Submit,
     ToEngine,
@@ -37,6 +41,7 @@ from engine.ipc import (
     WatchSnapshots,
 )
 from engine.log_queue import start_logging
+from engine.owners import Owners
 from engine.parent_death import end_with_parent
 from engine.snapshot import snapshot
 from engine.types import Event, Snapshot
@@ -57,11 +62,21 @@ Builder = Callable[[EngineConfig, Callable[[str, int, int], None]], Engine]
 class Worker:
     """Loop that connects one engine to its connections."""
 
-    def __init__(self, connections: Connections, engine: Engine, heartbeat: Heartbeat) -> None:
+    def __init__(
+        self,
+        connections: Connections,
+        engine: Engine,
+        heartbeat: Heartbeat,
+        orphan_grace: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """orphan_grace: seconds for which a request goes on after the loss of its connection."""
         self._connections = connections
         self._heartbeat = heartbeat
         self._engine = engine
+        self._clock = clock
         self._intake = Intake(engine)
+        self._owners = Owners(engine, self._intake, orphan_grace, clock)
         self._snapshot_at = 0.0
         self._sent_at = 0.0
         self._should_prefault = True
@@ -74,29 +89,49 @@ class Worker:
         for connection, message in early:
             self._handle(connection, message)
         while True:
-            for connection, message in self._connections.receive(self._poll_timeout()):
-                self._handle(connection, message)
-            self._heartbeat.beat()
-            self._intake.submit_compiled()
-            events: list[Event] = []
-            if self._engine.seconds_to_step() == 0.0:
-                events = self._engine.step(self._send_step)
-                self._should_prefault = True
-            elif self._should_prefault:
-                self._should_prefault = self._engine.prefault_pages()
-            events += self._engine.scheduler.take_events()
-            events += self._intake.take_events()
-            now = time.monotonic()
-            view = self._take_snapshot(now)
-            is_due = self._connections.has_newcomers or now - self._sent_at >= HEARTBEAT_SECONDS
-            if events or view is not None or is_due:
-                self._sent_at = now
-                self._send_step(events, view)
+            self.turn()
 
-    def _send_step(self, events: list[Event], view: Snapshot | None = None) -> None:
-        self._connections.route(events)
+    def turn(self) -> None:
+        """Handle messages, compute a step if one is due, and send its results."""
+        messages = self._connections.receive(self._poll_timeout())
+        for connection in self._connections.take_lost():
+            self._owners.lose(connection)
+        self._owners.expire()
+        for connection, message in messages:
+            self._handle(connection, message)
+        self._heartbeat.beat()
+        self._intake.submit_compiled()
+        events: list[Event] = []
+        if self._engine.seconds_to_step() == 0.0:
+            events = self._engine.step(self._send_step)
+            self._should_prefault = True
+        elif self._should_prefault:
+            self._should_prefault = self._engine.prefault_pages()
+        self._route(events)
+        now = self._clock()
+        view = self._take_snapshot(now)
+        if self._connections.has_unsent or view is not None or now - self._sent_at >= HEARTBEAT_SECONDS:
+            self._sent_at = now
+            self._send(view)
+
+    def drain(self, seconds: float) -> None:
+        """Admit no further connection, and go on until no connection has a request, for at most `seconds`."""
+        ends_at = self._clock() + seconds
+        self._connections.stop_listening()
+        self._connections.broadcast(Draining())
+        while self._owners.has_requests and self._clock() < ends_at:
+            self.turn()
+
+    def _route(self, events: list[Event]) -> None:
+        """Give the events of a step, and those since then, to the owners of their requests."""
+        self._owners.route(events + self._intake.take_events())
+
+    def _send_step(self, events: list[Event]) -> None:
+        self._route(events)
+        self._send()
+
+    def _send(self, view: Snapshot | None = None) -> None:
         self._connections.send_step(self._engine.load(), self._heartbeat.count, view)
-        self._connections.forget_ended(self._intake)
 
     def _poll_timeout(self) -> float | None:
         """Return the seconds to wait for a message; None (no limit) while idle and not watched."""
@@ -112,19 +147,21 @@ class Worker:
     def _handle(self, connection: Connection, message: ToEngine) -> None:
         match message:
             case Submit(request):
-                if self._connections.owner(request.id) is None:
-                    self._connections.set_owner(request.id, connection.events)
-                self._intake.submit(request)
+                self._owners.submit(connection, request)
             case Abort(request_id, choice):
-                self._intake.abort(request_id, choice)
+                self._owners.abort(connection, request_id, choice)
+            case Adopt(request_id):
+                self._owners.adopt(connection, request_id)
+            case ReleaseOrphans():
+                self._owners.release(connection.process)
             case UseVocabulary(vocabulary):
                 self._engine.use_vocabulary(vocabulary)
             case EchoRequest():
                 pass  # this turn of the loop counts a heartbeat
             case WatchSnapshots(on):
                 connection.is_watching, self._snapshot_at = on, 0.0
-            case Start():
-                log.warning("a second start message was ignored")
+            case Start() | Hello():
+                log.warning("a message that must be the first one was ignored: %s", type(message).__name__)
 
     def _take_snapshot(self, now: float) -> Snapshot | None:
         if now - self._snapshot_at < SNAPSHOT_SECONDS or not self._connections.want_snapshot:
