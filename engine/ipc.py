@@ -20,6 +20,7 @@ MAX_FRAME_BYTES = 256 << 20  # a million-token prompt is about 5 MB
 MAX_HELLO_BYTES = 4 << 10  # of the first frame over TCP, whose sender is not known yet
 
 _LENGTH = struct.Struct("<I")
+LENGTH_BYTES = _LENGTH.size  # before each message
 
 
 if TYPE_CHECKING:  # written out, because mypy 2.4 fails on a NewType of a struct

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 from engine.clock import engine_time
 from engine.connection import WOULD_BLOCK, Connection
 from engine.handshake import RefusalLog, reason_to_refuse
-from engine.ipc import HELLO_DECODER, MAX_HELLO_BYTES, FrameReader, Hello, Ready, Refused, encode
+from engine.ipc import HELLO_DECODER, LENGTH_BYTES, MAX_HELLO_BYTES, FrameReader, Hello, Ready, Refused, encode
 from engine.network import tune
 from engine.types import ModelInfo
 
@@ -37,7 +37,7 @@ class Stranger:
     def read(self) -> Hello | None:
         """Return the first frame once it is complete. Raises `ValueError` for anything else, and `OSError`."""
         try:
-            data = self.socket.recv(MAX_HELLO_BYTES)
+            data = self.socket.recv(MAX_HELLO_BYTES + LENGTH_BYTES)  # a whole record of TLS
         except WOULD_BLOCK:
             return None
         if not data:
