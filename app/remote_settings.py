@@ -1,4 +1,4 @@
-"""Options of a server whose engines are elsewhere, and those that it shares with `carousel engine`."""
+"""Options of a server with engines elsewhere, and those that it shares with `carousel engine`."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from engine.types import EngineLoad, Event, ModelInfo, Request, Snapshot, Vocabu
 
 PROTOCOL_VERSION = 1  # of the messages over TCP; both ends have the same
 MAX_FRAME_BYTES = 256 << 20  # a million-token prompt is about 5 MB
-MAX_HELLO_BYTES = 4 << 10  # of the first frame over TCP, whose sender is not known yet
+MAX_HELLO_BYTES = 4 << 10  # of the first frame over TCP, from an unknown sender
 
 _LENGTH = struct.Struct("<I")
 LENGTH_BYTES = _LENGTH.size  # before each message
@@ -85,7 +85,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class Adopt(msgspec.Struct, frozen=True, tag="adopt"):
-    """Take over a request whose connection was lost. The answer is `Adopted` or `NotFound`."""
+    """Take over a request that has lost its connection. The answer is `Adopted` or `NotFound`."""
 
     request_id: str
 

@@ -1,4 +1,4 @@
-"""Listener: accepts TCP connections, and admits those whose first frame is right. It never blocks a step.
+"""Listener: accepts TCP connections, and admits those with a valid first frame. It never blocks a step.
 
 A connection that is not admitted yet costs one descriptor and at most `MAX_HELLO_BYTES` of memory, whatever it claims.
 """
@@ -26,7 +26,7 @@ HELLO_SECONDS = 5.0  # in which the first frame must arrive
 
 
 class Stranger:
-    """An accepted connection whose first frame has not arrived."""
+    """An accepted connection without its first frame."""
 
     def __init__(self, sock: socket.socket, peer: str, expires_at: float) -> None:
         self.socket = sock

@@ -16,7 +16,7 @@ MIN_TOKEN_CHARACTERS = 16
 MAX_TOKEN_CHARACTERS = 1024  # so that a first frame with it is within its limit
 OTHER_USERS = stat.S_IRWXG | stat.S_IRWXO
 
-# A connection whose other end has vanished without a sign is closed after this time, with or without unread data.
+# A connection with an end that has vanished without a sign is closed after this time, with or without unread data.
 KEEPALIVE_IDLE_SECONDS, KEEPALIVE_INTERVAL_SECONDS, KEEPALIVE_PROBES = 10, 5, 4
 UNACKNOWLEDGED_SECONDS = 30
 

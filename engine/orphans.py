@@ -1,4 +1,4 @@
-"""Orphan: a request whose connection was lost, which is computed for a while longer. Pure."""
+"""Orphan: a request that has lost its connection and is computed for a while longer. Pure."""
 
 from __future__ import annotations
 

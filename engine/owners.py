@@ -96,7 +96,7 @@ class Owners:
             self._end_orphan(request_id)
 
     def expire(self) -> None:
-        """End the orphans whose grace is over."""
+        """End the orphans after their grace."""
         now = self._clock()
         for request_id in [name for name, orphan in self._orphans.items() if orphan.expires_at <= now]:
             self._end_orphan(request_id)
