@@ -6,6 +6,7 @@ A connection that is not admitted yet costs one descriptor and at most `MAX_HELL
 from __future__ import annotations
 
 import contextlib
+import logging
 import selectors
 import socket
 import ssl
@@ -18,6 +19,8 @@ from engine.handshake import RefusalLog, reason_to_refuse
 from engine.ipc import HELLO_DECODER, LENGTH_BYTES, MAX_HELLO_BYTES, FrameReader, Hello, Ready, Refused, encode
 from engine.network import tune
 from engine.types import ModelInfo
+
+log = logging.getLogger("carousel.engine")
 
 BACKLOG = 128  # connections that the system holds until they are accepted
 MAX_STRANGERS = 64  # connections without a first frame; beyond it the oldest is closed
@@ -113,6 +116,7 @@ class Listener:
                 continue
             connection = Connection(self._forget(stranger), hello.process)
             connection.send(Ready(self._info, engine_time()))
+            log.info("a connection from %s was admitted, of API process %s", stranger.peer, connection.process)
             admitted.append(connection)
         now = self._clock()
         while self._strangers and self._strangers[0].expires_at <= now:

@@ -85,10 +85,9 @@ class Owners:
             orphan = Orphan(request, output, connection.process, self._clock() + self._grace_seconds)
             self._orphans[request_id], self._owners[request_id] = orphan, orphan.events
         if connection.process:
-            log.warning(
-                "the connection to API process %s is closed: %s; requests that go on for %g s without it: %d",
-                connection.process, connection.loss, self._grace_seconds, len(lost),
-            )  # fmt: skip
+            message = "the connection to API process %s is closed: %s; requests that go on for %g s without it: %d"
+            level = logging.WARNING if lost else logging.INFO
+            log.log(level, message, connection.process, connection.loss, self._grace_seconds, len(lost))
 
     def release(self, process: str) -> None:
         """End the orphans of an API process."""

@@ -61,7 +61,7 @@ def test_an_engine_refuses_what_it_cannot_honour(model: str, flags: dict[str, An
 def test_an_engine_has_no_tenants(model: str, tmp_path: Path):
     """A file of a server is refused."""
     file = tmp_path / "carousel.toml"
-    file.write_text('[tenants.anna]\nkey = "a key of a tenant"\n')
+    file.write_text('[tenants.anna]\nkey = "a-key-of-a-tenant"\n')
     with pytest.raises(SettingsError, match="tenants is not an option of `carousel engine`"):
         engine(model, config=file, **LISTEN)
 

@@ -9,10 +9,10 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.conftest import ROOT, Server
@@ -28,7 +28,6 @@ class Engine:
     def __init__(self, address: str, token: Path, *options: str) -> None:
         arguments = ["app", "engine", "demo", "--listen", address, "--token-file", str(token), *options]
         self.log: list[str] = []
-        self._ready = threading.Event()
         self.process = subprocess.Popen([sys.executable, "-m", *arguments], cwd=ROOT, stderr=subprocess.PIPE, text=True)
         self._follower = threading.Thread(target=self._follow, daemon=True)
         self._follower.start()
@@ -38,14 +37,6 @@ class Engine:
         with self.process.stderr as lines:
             for line in lines:
                 self.log.append(line.rstrip())
-                if line.startswith("Carousel engine is ready on "):
-                    self._ready.set()
-        self._ready.set()
-
-    def wait_ready(self) -> Engine:
-        """Wait until it listens."""
-        assert self._ready.wait(HANG_SECONDS) and self.process.poll() is None, "\n".join(self.log)
-        return self
 
     def signal(self, number: int) -> None:
         """Send a signal."""
@@ -92,9 +83,9 @@ class Engines:
         self.token = token
         self._started: list[Engine] = []
 
-    def start(self, *options: str) -> Engine:
+    def start(self) -> Engine:
         """Start the next one."""
-        self._started.append(Engine(self.address, self.token, *SLOW, *options))
+        self._started.append(Engine(self.address, self.token, *SLOW, "--drain-seconds", str(HANG_SECONDS)))
         return self._started[-1]
 
     @property
@@ -125,6 +116,14 @@ def server(engines: Engines) -> Iterator[Server]:
     running = Server.start(*options)
     yield running
     running.stop()
+
+
+def wait_for_line(log: list[str], text: str) -> None:
+    """Wait until a line of a log has a text."""
+    ends_at = time.monotonic() + HANG_SECONDS
+    while not any(text in line for line in log):
+        assert time.monotonic() < ends_at, "\n".join(log)
+        time.sleep(0.01)
 
 
 def disturbed_texts(server: Server, disturb: Callable[[], None]) -> list[str | list[str]]:
@@ -177,10 +176,10 @@ def test_an_engine_that_stops_and_goes_on_loses_no_text(
 
     def suspend() -> None:
         engines.last.signal(signal.SIGSTOP)
-        with httpx.Client(base_url=server.url, timeout=HANG_SECONDS) as http:
-            while not any("has made no progress for 5 s" in line for line in server.log):
-                http.get("/health")
-        engines.last.signal(signal.SIGCONT)
+        try:
+            wait_for_line(server.log, "has made no progress for")
+        finally:
+            engines.last.signal(signal.SIGCONT)
 
     assert disturbed_texts(server, suspend) == expected
     assert engines.last.process.poll() is None
@@ -213,9 +212,9 @@ def test_a_second_signal_ends_an_engine_at_once(server: Server, engines: Engines
     def on_chunk() -> None:
         nonlocal chunks
         chunks += 1
-        if chunks == 20:
+        if chunks == 2:
             ended.signal(signal.SIGTERM)
-        if chunks == 40:
+            wait_for_line(ended.log, "the engine ends with its requests")
             ended.signal(signal.SIGTERM)
             assert ended.wait() == -signal.SIGTERM
             engines.start()

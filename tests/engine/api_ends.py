@@ -22,6 +22,7 @@ from tests.engine.scheduling.test_scheduler_machine import model_info
 from tests.fakes import MemoryRunner
 
 PAGES = 1024
+MAX_IDLE_SECONDS = 0.02
 CONFIG = EngineConfig(model="fake", max_num_seqs=4, page_size=4)
 
 
@@ -92,6 +93,14 @@ class ApiEnd:
         return next(ends, None)  # type: ignore[arg-type]
 
 
+class ImpatientConnections(Connections):
+    """Connections that wait only briefly for a message to an idle worker, so that a faulty one does not hang."""
+
+    def receive(self, timeout: float | None) -> list[tuple[Connection, ToEngine]]:
+        """Do as `Connections.receive`."""
+        return super().receive(MAX_IDLE_SECONDS if timeout is None else timeout)
+
+
 class TurnedWorker:
     """A worker with a fake engine, of which the test makes each turn and sets the clock."""
 
@@ -99,7 +108,7 @@ class TurnedWorker:
         self.now = 1000.0
         self._ends: list[ApiEnd] = []
         self.engine = fake_engine()
-        self.connections = Connections(listener=listener)
+        self.connections = ImpatientConnections(listener=listener)
         self.worker = Worker(self.connections, self.engine, Heartbeat(), orphan_grace, lambda: self.now)
 
     def connect(self, process: str) -> ApiEnd:
@@ -110,7 +119,7 @@ class TurnedWorker:
         return self._ends[-1]
 
     def turn(self, turns: int = 1) -> None:
-        """Make some turns, between which a quarter of a second passes. Not for an idle worker, which would wait."""
+        """Make some turns, between which a quarter of a second passes."""
         for _ in range(turns):
             self.now += 0.25
             self.worker.turn()

@@ -136,6 +136,7 @@ async def test_a_remote_engine_gives_the_texts_of_a_local_one():
             assert tokens_of(events) == text_alone([1, 2], 0, 3 + i)
             moments = [event.monotonic_time for event in events if isinstance(event, StatusEvent)]
             assert all(now <= moment <= asyncio.get_running_loop().time() for moment in moments)
+        assert client.members[0].engine.heartbeat_count > 0 and not client.members[0].engine.shares_clock
     engine.stop()
 
 
@@ -184,7 +185,7 @@ async def test_requests_that_are_not_needed_any_more_end_in_the_engine():
     engine = ListeningEngine()
     async with client_of(engine.address) as client:
         await ready(client)
-        aborted = asyncio.create_task(follow(client, request("gone", 4000)))
+        aborted = asyncio.create_task(follow(client, request("gone", 12_000)))
         await until(lambda: engine.engine.has_work)
         engine.drop_connections()
         await until(lambda: client.state is EngineState.RESTARTING)
@@ -192,6 +193,7 @@ async def test_requests_that_are_not_needed_any_more_end_in_the_engine():
         await aborted
         await ready(client)
         await until(lambda: not engine.engine.has_work)
+        assert engine.engine.load().counters.generated_tokens < 12_000
     engine.stop()
 
 
@@ -233,14 +235,14 @@ async def test_a_draining_engine_without_another_finishes_its_requests():
     successor.stop()
 
 
-async def test_a_refused_connection_is_tried_again_and_logged_once(caplog: pytest.LogCaptureFixture):
-    """The engine's own log has no more than one line in ten seconds."""
+async def test_a_refused_connection_is_tried_again(caplog: pytest.LogCaptureFixture):
+    """The log has the address and the reason."""
     engine = ListeningEngine()
     async with client_of(engine.address, token="another token, of another engine") as client:
         await until(lambda: client.loading.stage == "connect" and client.loading.done > 3)
         assert client.state is EngineState.LOADING
-    lines = [record.getMessage() for record in caplog.records if record.name == "carousel.client"]
-    assert lines == [f"waiting for engine {engine.address}: it refuses the connection: not admitted"]
+    lines = {record.getMessage() for record in caplog.records if record.name == "carousel.client"}
+    assert lines == {f"waiting for engine {engine.address}: it refuses the connection: not admitted"}
     engine.stop()
 
 
@@ -285,7 +287,7 @@ async def test_a_silent_engine_is_given_up_by_the_watchdog(
         await until(lambda: first.engine.load().counters.generated_tokens > 10)
         first.order(lambda: hang.wait(HANG_SECONDS))
         assert tokens_of(await answer) == text_alone([1, 2], 0, 100)
-        assert any("has made no progress for 1 s" in record.getMessage() for record in caplog.records)
+        assert any("has made no progress for" in record.getMessage() for record in caplog.records)
         hang.set()
         await until(lambda: all(member.is_ready for member in client.members))
         await until(lambda: not first.engine.has_work)
