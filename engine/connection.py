@@ -80,7 +80,8 @@ class Connection:
             try:
                 data = self.socket.recv(RECEIVE_BYTES)
                 taken += len(data)
-                messages += self._reader.feed(data)
+                if not self._has_finished:
+                    messages += self._reader.feed(data)
             except WOULD_BLOCK:
                 break
             except OSError as error:
@@ -93,7 +94,7 @@ class Connection:
         return messages
 
     def finish_sending(self) -> None:
-        """Send the end of the connection. Later calls do nothing."""
+        """Send the end of the connection. Later calls do nothing, and data that still arrives is discarded."""
         if not self._has_finished:
             self._has_finished = True
             with contextlib.suppress(OSError):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from typing import cast
 
 from engine.connection import Connection
 from engine.engine import Engine
@@ -73,8 +74,7 @@ class Owners:
         if orphan is None or (events := orphan.events_after(orphan.output, self._clock())) is None:
             connection.send(NotFound(request_id))
             return
-        request: EngineRequest = orphan.request  # type: ignore[assignment]  # its moments are on this clock
-        connection.send(Adopted(request, orphan.output))
+        connection.send(Adopted(cast(EngineRequest, orphan.request), orphan.output))  # its moments are on this clock
         self._continue(orphan, connection, events)
 
     def lose(self, connection: Connection) -> None:

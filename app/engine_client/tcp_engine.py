@@ -9,11 +9,12 @@ import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from uuid import uuid4
 
 from app.engine_client.channel import Channel
 from app.engine_client.transport import MessageHandler, TransportMaker
-from app.remote_settings import RemoteSettings
+from app.settings import Settings
 from engine.config import EngineConfig
 from engine.ipc import (
     PROTOCOL_VERSION,
@@ -26,6 +27,7 @@ from engine.ipc import (
     StepResult,
     ToEngine,
 )
+from engine.model_files.open_model import open_model
 from engine.network import Address, api_tls, read_token
 from engine.types import ModelInfo
 
@@ -40,15 +42,21 @@ REPORT_SECONDS = 30.0  # between two log lines about an engine that cannot be re
 class EngineAccess:
     """Token, certificates and name with which this process connects to engines, and the model that they all have."""
 
-    def __init__(self, token: str, tls: ssl.SSLContext | None = None) -> None:
-        """tls: None for connections without encryption."""
+    def __init__(self, token: str, tls: ssl.SSLContext | None = None, vocab_size: int | None = None) -> None:
+        """tls: None for connections without encryption. vocab_size: of the own model files; None: unknown."""
         self.token = token
+        self._vocab_size = vocab_size
         self.tls = tls
         self.process = uuid4().hex
         self.fingerprint = ""  # of the first engine's model; empty before there was one
 
     def check(self, info: ModelInfo) -> None:
-        """Expect each engine to have the first one's model. Raises `ConnectionError` for another one."""
+        """Expect each engine to have the first one's model, which fits the tokenizer. Raises `ConnectionError`."""
+        if self._vocab_size not in (None, info.vocab_size):
+            raise ConnectionError(
+                f"its model {info.name!r} has {info.vocab_size} tokens, but the model of this server has "
+                f"{self._vocab_size}; both must be given the same model"
+            )
         self.fingerprint = self.fingerprint or info.fingerprint
         if info.fingerprint != self.fingerprint:
             raise ConnectionError(
@@ -177,7 +185,7 @@ class TcpEngine:
             self._answer.set_exception(error)
 
 
-def remote_engines(settings: RemoteSettings) -> Mapping[str, TransportMaker]:
+def remote_engines(settings: Settings) -> Mapping[str, TransportMaker]:
     """Return a maker of transports for each engine elsewhere, by the engine's name in log lines. Raises `ConfigError`
     for a token or certificates that cannot be used.
     """
@@ -185,5 +193,6 @@ def remote_engines(settings: RemoteSettings) -> Mapping[str, TransportMaker]:
         return {}
     assert settings.token_file is not None, "engines require a token"
     tls = api_tls(settings.engines_ca) if settings.engines_ca is not None else None
-    access = EngineAccess(read_token(settings.token_file), tls)
+    vocab_size = open_model(Path(settings.engine.model), with_vocabulary=False).config().content.get("vocab_size")
+    access = EngineAccess(read_token(settings.token_file), tls, vocab_size if isinstance(vocab_size, int) else None)
     return {f"engine {address}": partial(TcpEngine, address=address, access=access) for address in settings.engines}

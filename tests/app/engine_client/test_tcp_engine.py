@@ -93,10 +93,14 @@ class ListeningEngine:
 
 @asynccontextmanager
 async def client_of(
-    *addresses: Address, token: str = TOKEN, tls: ssl.SSLContext | None = None, **options
+    *addresses: Address,
+    token: str = TOKEN,
+    tls: ssl.SSLContext | None = None,
+    vocab_size: int | None = None,
+    **options,
 ) -> AsyncIterator[EngineClient]:
     """Yield a started client of engines elsewhere."""
-    access = EngineAccess(token, tls)
+    access = EngineAccess(token, tls, vocab_size)
     makers = {f"engine {address}": partial(TcpEngine, address=address, access=access) for address in addresses}
     client = EngineClient(CONFIG, remote=makers, **options)
     await client.start()
@@ -258,6 +262,17 @@ async def test_an_engine_with_another_model_is_refused(caplog: pytest.LogCapture
     assert any("fingerprint" in record.getMessage() for record in caplog.records)
     first.stop()
     other.stop()
+
+
+async def test_an_engine_with_another_vocabulary_than_the_tokenizer_is_refused(caplog: pytest.LogCaptureFixture):
+    """Its tokens would be other texts."""
+    engine = ListeningEngine()
+    async with client_of(engine.address, vocab_size=engine.engine.info.vocab_size + 1) as client:
+        await until(lambda: client.loading.done > 2)
+    assert "both must be given the same model" in caplog.records[0].getMessage()
+    async with client_of(engine.address, vocab_size=engine.engine.info.vocab_size) as client:
+        await ready(client)
+    engine.stop()
 
 
 async def test_an_engine_that_never_answers_is_tried_again(monkeypatch: pytest.MonkeyPatch):
