@@ -43,6 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _keys(options)
         if options.command == "store":
             return _store(options)
+        if options.command == "engine":
+            return _engine(vars(options))
         settings = resolve(vars(options), download=download_model)
         return _serve(settings, vars(options))
     except (SettingsError, ConfigError) as error:
@@ -67,6 +69,11 @@ def make_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     commands.add_parser("build-kernels", help="compile the CPU kernels, so that a later start needs no compiler")
     serve = commands.add_parser("serve", help="serve a model on HTTP and WebSocket, with a chat page")
     add_arguments(serve)
+    engine = commands.add_parser("engine", help="compute for servers on this or other machines, see `serve --engines`")
+    if "engine" in arguments[:1]:  # imported only for this command, so that a server starts faster
+        from app.engine_options import EngineSettings
+
+        add_arguments(engine, EngineSettings)
     explain_parser = commands.add_parser("explain", help="show where the time of a request went")
     explain_parser.add_argument("id", help="request ID: the id of an answer, or its X-Request-Id header")
     explain_parser.add_argument(
@@ -74,7 +81,7 @@ def make_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     )
     explain_parser.add_argument("--api-key", help="the key that the request was made with")
     usage = commands.add_parser("usage", help="sum up recorded usage from the file of `serve --metering`")
-    if "usage" in arguments[:1]:  # imported only for this command, so that a server starts faster
+    if "usage" in arguments[:1]:
         from app.cli.usage import add_arguments as add_usage_arguments
 
         add_usage_arguments(usage)
@@ -105,6 +112,18 @@ def _serve(settings: Settings, flags: dict[str, Any]) -> int:
     if status < 0:  # re-raised so that a supervisor sees which signal ended the process
         signal.raise_signal(-status)
     return status
+
+
+def _engine(flags: dict[str, Any]) -> int:
+    from app.cli.engine_command import run
+    from app.engine_options import resolve_engine
+
+    settings = resolve_engine(flags, download=download_model)
+    logs = start_logging(settings.log_level, settings.log_format)
+    try:
+        return run(settings, logs)
+    finally:
+        logs.writer.close(LAST_LINES_SECONDS)
 
 
 def _fetch(model: str, revision: str | None) -> int:

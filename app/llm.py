@@ -28,6 +28,7 @@ from typing import Any, Self, TypeVar
 from app.admission.tenants import ANONYMOUS
 from app.engine_client.client import EngineClient, EngineUnavailable
 from app.engine_client.grammar_checker import GrammarChecker
+from app.engine_client.tcp_engine import remote_engines
 from app.errors import ApiError
 from app.generation.request import GenerationRequest
 from app.options import resolve
@@ -269,4 +270,9 @@ def _supported(params: Params | None) -> Params:
 
 async def _make_client(settings: Settings) -> EngineClient:
     """Create the client on its event loop."""
-    return EngineClient(settings.engine, watchdog=settings.watchdog_timeout, logs=("warning", "text"))
+    return EngineClient(
+        settings.engine,
+        watchdog=settings.watchdog_timeout,
+        logs=("warning", "text"),
+        remote=remote_engines(settings),
+    )

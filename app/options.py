@@ -22,9 +22,10 @@ from app.admission.body_budget import MEMORY_PER_BYTE
 from app.admission.keys_file import KeysFileError, read_keys_file
 from app.admission.tenant_tables import TenantError, read_tables, tenants_of
 from app.admission.tenants import KEY_CHARACTERS, Tenant, is_valid_key, key_digest, tenant_of_key
+from app.remote_settings import ENGINES, read_engines
 from app.settings import Settings, SettingsError
 from app.text.generation_config import AUTO_CONFIG, NO_CONFIG, config_file
-from app.text.model_folder import ModelNotFound, find_default, find_model
+from app.text.model_folder import FoundModel, ModelNotFound, find_default, find_model
 from engine.config import EXPERIMENTS, EngineConfig
 from engine.model_files.folder import GENERATION_CONFIG_FILE
 from engine.options import VARIABLE_PREFIX, DeclaredOption, declared_options
@@ -40,15 +41,19 @@ ORIGIN_ENTRY = r"\*|[a-z][a-z\d+.-]*://([\w.-]+|\[[\da-f:]+\])(:\d+)?", "origin 
 
 
 def options_of(settings: type[msgspec.Struct]) -> Options:
-    """Return the options that `settings` declares, then those of the engine, and those for comparisons at the end."""
+    """Return the options that `settings` declares, then those of the engine, and those of rare groups at the end."""
     options = declared_options(settings) + declared_options(EngineConfig, engine=True)
-    return tuple(sorted(options, key=lambda option: option.group == EXPERIMENTS))
+    return tuple(sorted(options, key=lambda option: ("", ENGINES, EXPERIMENTS).index(_rare_group(option))))
+
+
+def _rare_group(option: DeclaredOption) -> str:
+    return option.group if option.group in (ENGINES, EXPERIMENTS) else ""
 
 
 OPTIONS = options_of(Settings)
 
 
-def add_arguments(parser: argparse.ArgumentParser, settings: type[Settings] = Settings) -> None:
+def add_arguments(parser: argparse.ArgumentParser, settings: type[msgspec.Struct] = Settings) -> None:
     """Add the model and all options of `settings` as arguments."""
     parser.add_argument(
         "model",
@@ -76,18 +81,11 @@ def resolve(
     A subclass of `Settings` adds options.
     """
     options = options_of(settings)
-    values = _merge_sources(options, flags, environment)
-    model = str(values.pop("model", None) or "")
+    values = merge_sources(options, flags, environment)
     check_values(options, values)
-    try:
-        if model or values.get("revision") is not None:
-            found = find_model(model, download, values.get("revision"))
-        else:
-            found, values["model_warning"] = find_default(download)
-    except ModelNotFound as error:
-        raise SettingsError(str(error)) from None
-    engine_keys = {option.key for option in options if option.engine}
-    engine = EngineConfig(model=str(found.path), **{key: values.pop(key) for key in engine_keys & values.keys()})
+    given_engine = sorted(option.key for option in options if option.engine and option.key in values)
+    values["engines"] = read_engines(values, given_engine)
+    found, engine = take_engine(options, values, download)
     name = values.pop("served_model_name", None) or found.name
     values["root_path"] = _root_path(values.get("root_path", ""))
     values["allowed_hosts"] = _read_list(values, "allowed_hosts", *HOST_ENTRY)
@@ -104,9 +102,27 @@ def resolve(
     return resolved
 
 
+def take_engine(options: Options, values: dict[str, Any], download: Any) -> tuple[FoundModel, EngineConfig]:
+    """Remove model and engine options from `values`. Returns the model's path and name, and the engine's configuration.
+
+    Adds the warning about a model that takes the default one's place. Raises `SettingsError`.
+    """
+    model = str(values.pop("model", None) or "")
+    try:
+        if model or values.get("revision") is not None:
+            found = find_model(model, download, values.get("revision"))
+        else:
+            found, values["model_warning"] = find_default(download)
+    except ModelNotFound as error:
+        raise SettingsError(str(error)) from None
+    engine_keys = {option.key for option in options if option.engine}
+    config = {key: values.pop(key) for key in engine_keys & values.keys()}
+    return found, EngineConfig(model=str(found.path), **config)
+
+
 def reread_tenants(flags: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> tuple[Tenant, ...]:
     """Return the current keys and tenants of flags, environment and config file. Raises `SettingsError`."""
-    values = _merge_sources(OPTIONS, flags, environment)
+    values = merge_sources(OPTIONS, flags, environment)
     return _tenants(values.get("tenants", ()), values.get("api_key"))
 
 
@@ -140,7 +156,7 @@ def check_keys(digests: Iterable[str], operator_key: str | None, metrics_key: st
         used.add(key_digest(key))
 
 
-def _merge_sources(options: Options, flags: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
+def merge_sources(options: Options, flags: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
     """Return the given values: a flag takes precedence over a variable, a variable over the file."""
     file = flags.get("config") or environment.get("CAROUSEL_CONFIG")
     values = without_aliases(options, _from_file(options, Path(file)) if file else {})

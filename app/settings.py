@@ -9,9 +9,8 @@ import math
 from functools import cached_property
 from typing import Annotated, Literal
 
-import msgspec
-
 from app.admission.tenants import Tenant
+from app.remote_settings import RemoteSettings
 from app.text.generation_config import AUTO_CONFIG
 from engine.config import EngineConfig
 from engine.options import FINITE, SHARE, Option, at_least, between
@@ -25,12 +24,19 @@ ToolParser = Literal[
 NETWORK, MODEL, KEYS, LIMITS = "Network", "Model and text", "Keys", "Limits"
 RECOVERY, OBSERVATION, PAGE = "Recovery and shutdown", "Observation", "Chat page"
 
+# Options of `carousel engine` too.
+Revision = Annotated[str | None, Option(MODEL, "branch, tag or commit of a hub name", "the default branch")]
+LogLevel = Annotated[
+    str, Option(OBSERVATION, "minimum level of log lines", choices=("debug", "info", "warning", "error"))
+]
+LogFormat = Annotated[str, Option(OBSERVATION, "json writes each log line as a JSON object", choices=("text", "json"))]
+
 
 class SettingsError(Exception):
     """An option is unknown or has an invalid value; the message names the option."""
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # dict: for the cached property
+class Settings(RemoteSettings, frozen=True, kw_only=True, dict=True):  # dict: for the cached property
     """Options of the server and of the engine. Immutable. An annotated field is an option (`engine.options`)."""
 
     host: Annotated[str, Option(NETWORK, "address to listen on; 127.0.0.1 is this machine only")] = "127.0.0.1"
@@ -78,7 +84,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # dict: f
         str,
         Option(MODEL, "model name for clients", "the hub name, or name of the folder or file", key="served_model_name"),
     ]
-    revision: Annotated[str | None, Option(MODEL, "branch, tag or commit of a hub name", "the default branch")] = None
+    revision: Revision = None
     model_warning: str = ""  # reason for which the bundled model is served instead of the default one
     chat_template: Annotated[  # text of the template; the option is its path
         str | None,
@@ -346,12 +352,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # dict: f
             bounds=(at_least(0), FINITE),
         ),
     ] = 0.0
-    log_level: Annotated[
-        str, Option(OBSERVATION, "minimum level of log lines", choices=("debug", "info", "warning", "error"))
-    ] = "info"
-    log_format: Annotated[
-        str, Option(OBSERVATION, "json writes each log line as a JSON object", choices=("text", "json"))
-    ] = "text"
+    log_level: LogLevel = "info"
+    log_format: LogFormat = "text"
     page_title: Annotated[str, Option(PAGE, "name that the chat page shows for this server")] = "Carousel"
     page_examples: Annotated[
         str | None,

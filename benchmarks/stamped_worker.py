@@ -14,12 +14,13 @@ from typing import ClassVar
 import msgspec
 
 from engine import worker
-from engine.ipc import EngineChannel, StepResult
+from engine.connection import Connection
+from engine.ipc import StepResult
 from engine.types import TokenEvent
 
 
-class StampedChannel(EngineChannel):
-    """Channel that records, for each request, when its tokens were sent."""
+class StampedConnection(Connection):
+    """Connection that records, for each request, when its tokens were sent."""
 
     stamps: ClassVar[dict[str, list[float]]] = {}
 
@@ -34,13 +35,13 @@ class StampedChannel(EngineChannel):
 
 
 def main() -> None:
-    """Run the engine's worker, and write the timestamps when the channel closes."""
+    """Run the engine's worker, and write the timestamps when the connection closes."""
     file = Path(sys.argv.pop())
-    worker.EngineChannel = StampedChannel  # type: ignore[misc]
+    worker.Connection = StampedConnection  # type: ignore[misc]
     try:
         worker.main()
     finally:
-        file.write_text(json.dumps(StampedChannel.stamps))
+        file.write_text(json.dumps(StampedConnection.stamps))
 
 
 if __name__ == "__main__":

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from app.options import OPTIONS, Options, manual_table
+from app.engine_options import ENGINE_OPTIONS, LISTENING
+from app.options import OPTIONS, manual_table
 
 MANUAL = Path(__file__).parent / "operations.md"
-BEGIN, END = "<!-- options: written by `make docs` -->", "<!-- end of options -->"
+# Options of each command. Those that `carousel engine` shares with `carousel serve` are in the first tables alone.
+TABLES = {
+    "options": OPTIONS,
+    "options of carousel engine": tuple(option for option in ENGINE_OPTIONS if option.group == LISTENING),
+}
 
 
-def with_tables(text: str, options: Options = OPTIONS) -> str:
-    """Return `text` with the tables of `options` between the two markers."""
-    before, _, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    assert end, f"{MANUAL.name} has no tables of options"
-    return f"{before}{BEGIN}\n\n{manual_table(options)}\n\n{END}{after}"
+def with_tables(text: str) -> str:
+    """Return `text` with the tables of each command between its two markers."""
+    for name, options in TABLES.items():
+        begin, end = f"<!-- {name}: written by `make docs` -->", f"<!-- end of {name} -->"
+        before, _, rest = text.partition(begin)
+        _, found, after = rest.partition(end)
+        assert found, f"{MANUAL.name} has no place for {name}"
+        text = f"{before}{begin}\n\n{manual_table(options)}\n\n{end}{after}"
+    return text
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Deliberate errors of the engine, except for a closed channel (frames.py).
+"""Deliberate errors of the engine, except for a closed channel (ipc.py).
 
 EngineError
 ├── ConfigError             the engine cannot be built as configured
@@ -7,7 +7,8 @@ EngineError
 ├── RequestRefused          one request cannot be served; has the parameter's name and a machine-readable code
 │   ├── ContextExceeded     prompt (+ max_tokens) is longer than the model's context
 │   ├── CapacityExceeded    the request could never fit into the KV pool, even alone
-│   └── InvalidParameter    a value that the engine cannot honour
+│   ├── InvalidParameter    a value that the engine cannot honour
+│   └── RequestInFlight     the same request is computed for another connection
 └── IntegrityError          the engine's own state is inconsistent; always a bug, never the caller's fault
 """
 
@@ -46,6 +47,12 @@ class InvalidParameter(RequestRefused):
     """A parameter has a value that cannot be honoured."""
 
     code = "invalid_value"
+
+
+class RequestInFlight(RequestRefused):
+    """A request with the same ID is computed for another connection."""
+
+    code = "request_in_flight"
 
 
 class IntegrityError(EngineError):

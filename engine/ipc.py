@@ -6,10 +6,7 @@ else, so received data is never executed and always has a known shape. One `Step
 
 from __future__ import annotations
 
-import selectors
-import socket
 import struct
-import time
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
@@ -18,12 +15,12 @@ from engine.clock import EngineTime
 from engine.config import EngineConfig
 from engine.types import EngineLoad, Event, ModelInfo, Request, Snapshot, Vocabulary
 
+PROTOCOL_VERSION = 1  # of the messages over TCP; both ends have the same
 MAX_FRAME_BYTES = 256 << 20  # a million-token prompt is about 5 MB
-
-MAX_READ_BYTES = 16 << 20  # read between two steps
-SELECTOR_TICK_SECONDS = 0.001  # a selector rounds its timeout up to a multiple of this
+MAX_HELLO_BYTES = 4 << 10  # of the first frame over TCP, from an unknown sender
 
 _LENGTH = struct.Struct("<I")
+LENGTH_BYTES = _LENGTH.size  # before each message
 
 
 if TYPE_CHECKING:  # written out, because mypy 2.4 fails on a NewType of a struct
@@ -69,8 +66,32 @@ class WatchSnapshots(msgspec.Struct, frozen=True, tag="watch"):
 class EchoRequest(msgspec.Struct, frozen=True, tag="echo"):
     """Request a sign of progress from an idle engine.
 
-    The engine's main loop turns once to read this message, and thereby counts a heartbeat. There is no answer.
+    The engine's main loop turns once to read this message. It thereby counts a heartbeat, and sends the results of no
+    step, unless it has just sent others.
     """
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """First message over TCP. The next ones follow after `Ready`.
+
+    version: of the sender's protocol. fingerprint: `ModelInfo.fingerprint` that the engine must have; empty: any.
+    process: unique name of the API process.
+    """
+
+    version: int
+    token: str
+    fingerprint: str
+    process: str
+
+
+class Adopt(msgspec.Struct, frozen=True, tag="adopt"):
+    """Take over a request that has lost its connection. The answer is `Adopted` or `NotFound`."""
+
+    request_id: str
+
+
+class ReleaseOrphans(msgspec.Struct, frozen=True, tag="release"):
+    """End the requests that were lost by earlier connections of this API process and not submitted again."""
 
 
 class LoadProgress(msgspec.Struct, frozen=True, tag="loading"):
@@ -94,21 +115,52 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     message: str
 
 
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """The connection is not admitted, and is closed."""
+
+    reason: str
+
+
+class Draining(msgspec.Struct, frozen=True, tag="draining"):
+    """The engine will end: it expects no new requests, and goes on with those it has for some seconds."""
+
+
+class Adopted(msgspec.Struct, frozen=True, tag="adopted"):
+    """A request that belongs to this connection from now on. Its moments are on the engine's clock.
+
+    output: tokens of each choice before the events that follow.
+    """
+
+    request: EngineRequest
+    output: dict[int, tuple[int, ...]]
+
+
+class NotFound(msgspec.Struct, frozen=True, tag="not_found"):
+    """There is no such request without a connection, or it needs log-probabilities, which were not kept."""
+
+    request_id: str
+
+
 class StepResult(msgspec.Struct, frozen=True, tag="step"):
-    """Results of one step. Moments in events are on the engine's clock; clock: when it was sent."""
+    """Results of one step for one connection, or a sign of life without events.
+
+    Moments in events are on the engine's clock; clock: when it was sent. heartbeat: the engine's progress count.
+    """
 
     events: tuple[Event, ...]
     load: EngineLoad
     clock: EngineTime
+    heartbeat: int = 0
     snapshot: Snapshot | None = None
 
 
-ToEngine = Start | UseVocabulary | Submit | Abort | WatchSnapshots | EchoRequest
-FromEngine = LoadProgress | Ready | Failed | StepResult
+ToEngine = Start | Hello | UseVocabulary | Submit | Abort | WatchSnapshots | EchoRequest | Adopt | ReleaseOrphans
+FromEngine = LoadProgress | Ready | Failed | Refused | Draining | Adopted | NotFound | StepResult
 
 MessageT = TypeVar("MessageT")
 
 ENGINE_DECODER: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+HELLO_DECODER: msgspec.msgpack.Decoder[Hello] = msgspec.msgpack.Decoder(Hello)
 API_DECODER: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
 _encoder = msgspec.msgpack.Encoder()
 
@@ -122,11 +174,20 @@ def encode(message: msgspec.Struct) -> bytes:
 
 
 class FrameReader(Generic[MessageT]):
-    """Decoder of a byte stream, split at arbitrary positions, into messages."""
+    """Decoder of a byte stream, split at arbitrary positions, into messages.
 
-    def __init__(self, decoder: msgspec.msgpack.Decoder[MessageT]) -> None:
+    Its memory grows with the bytes that have arrived, not with the length that a frame claims.
+    """
+
+    def __init__(self, decoder: msgspec.msgpack.Decoder[MessageT], max_bytes: int = MAX_FRAME_BYTES) -> None:
         self._decoder = decoder
+        self._max_bytes = max_bytes
         self._buffer = bytearray()
+
+    @property
+    def has_partial_frame(self) -> bool:
+        """Return whether a frame has begun that is not complete."""
+        return bool(self._buffer)
 
     def feed(self, data: bytes) -> list[MessageT]:
         """Return the messages that `data` completes.
@@ -138,8 +199,8 @@ class FrameReader(Generic[MessageT]):
         offset = 0
         while len(self._buffer) - offset >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer, offset)
-            if length > MAX_FRAME_BYTES:
-                raise ValueError(f"frames must be at most {MAX_FRAME_BYTES} bytes, got {length}")
+            if length > self._max_bytes:
+                raise ValueError(f"frames must be at most {self._max_bytes} bytes, got {length}")
             end = offset + _LENGTH.size + length
             if end > len(self._buffer):
                 break
@@ -152,86 +213,3 @@ class FrameReader(Generic[MessageT]):
 
 class ChannelClosed(Exception):
     """The other side has closed the channel."""
-
-
-class EngineChannel:
-    """The engine's end of the channel, which never blocks a step.
-
-    Data that the socket does not take at once waits in memory, bounded by the output of the running requests. Optional
-    messages are not sent while data is waiting (`is_drained`).
-    """
-
-    def __init__(self, sock: socket.socket) -> None:
-        sock.setblocking(False)
-        self._socket = sock
-        self._reader = FrameReader(ENGINE_DECODER)
-        self._pending = bytearray()
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(sock, selectors.EVENT_READ)
-
-    def close(self) -> None:
-        """Close the channel."""
-        self._selector.close()
-        self._socket.close()
-
-    def send(self, message: FromEngine) -> None:
-        """Queue one frame and write as much as the socket takes."""
-        self._pending += encode(message)
-        self._flush()
-
-    def receive(self, timeout: float | None) -> list[ToEngine]:
-        """Return messages that have arrived or arrive within `timeout` seconds (None: wait for at least one).
-
-        May return nothing up to a millisecond before the timeout. Raises `ChannelClosed`.
-        """
-        if timeout is not None:
-            ticks = int(timeout / SELECTOR_TICK_SECONDS)
-            if timeout and not ticks:  # a message that arrives meanwhile is read below, early enough
-                time.sleep(timeout)
-            timeout = max(0.0, ticks - 0.5) * SELECTOR_TICK_SECONDS  # the selector rounds it up to `ticks`
-        while True:
-            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._pending else 0)
-            self._selector.modify(self._socket, events)
-            ready = self._selector.select(timeout)
-            self._flush()
-            if any(mask & selectors.EVENT_READ for _, mask in ready):
-                return self._read()
-            if timeout is not None:
-                return []
-
-    @property
-    def is_drained(self) -> bool:
-        """Return whether the socket has taken everything sent so far."""
-        return not self._pending
-
-    def _read(self) -> list[ToEngine]:
-        """Read everything that has arrived, up to MAX_READ_BYTES.
-
-        A long prompt would otherwise take a step for each socket buffer.
-        """
-        messages: list[ToEngine] = []
-        taken = 0
-        while taken < MAX_READ_BYTES:
-            try:
-                data = self._socket.recv(1 << 20)
-            except BlockingIOError:
-                break
-            except ConnectionError as error:
-                raise ChannelClosed from error
-            if not data:
-                if messages:
-                    break  # the next read returns it again
-                raise ChannelClosed
-            taken += len(data)
-            messages += self._reader.feed(data)
-        return messages
-
-    def _flush(self) -> None:
-        while self._pending:
-            try:
-                sent = self._socket.send(self._pending)
-            except BlockingIOError:
-                return
-            except ConnectionError as error:
-                raise ChannelClosed from error
-            del self._pending[:sent]

@@ -13,45 +13,46 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from functools import partial
-from typing import Any
-
-from msgspec.structs import replace
 
 from engine.clock import engine_time
 from engine.config import EngineConfig
+from engine.connection import Connection
+from engine.connections import Connections
 from engine.engine import Engine
-from engine.errors import EngineError, RequestRefused
+from engine.errors import EngineError
 from engine.heartbeat import Heartbeat
+from engine.intake import Intake
 from engine.ipc import (
     Abort,
+    Adopt,
     ChannelClosed,
+    Draining,
     EchoRequest,
-    EngineChannel,
     Failed,
+    Hello,
     LoadProgress,
     Ready,
+    ReleaseOrphans,
     Start,
-    StepResult,
     Submit,
     ToEngine,
     UseVocabulary,
     WatchSnapshots,
 )
 from engine.log_queue import start_logging
+from engine.owners import Owners
 from engine.parent_death import end_with_parent
-from engine.request_logging import log_request
 from engine.snapshot import snapshot
-from engine.types import EndEvent, Event, FinishReason, Phase, Request, Snapshot, StatusEvent, WaitReason
+from engine.types import Event, Snapshot
 
 log = logging.getLogger("carousel.engine")
 
 SNAPSHOT_SECONDS = 0.2  # between snapshots while requests run
 IDLE_SNAPSHOT_SECONDS = 2.0  # between snapshots while idle
-HEARTBEAT_SECONDS = (
-    1.0  # seconds after which the load is sent while requests exist although nothing has happened, as a sign of life
-)
+# Seconds after which a turn of the loop sends the load although nothing has happened, as a sign of life. The loop of an
+# idle engine turns when a message arrives.
+HEARTBEAT_SECONDS = 0.25
 COMPILE_POLL_SECONDS = 0.002  # between looks for compiled grammars
 MAX_LOG_FLUSH_SECONDS = 1.0  # maximum time for writing queued log lines when the process ends
 
@@ -59,155 +60,137 @@ Builder = Callable[[EngineConfig, Callable[[str, int, int], None]], Engine]
 
 
 class Worker:
-    """Loop that connects one engine to its channel."""
+    """Loop that connects one engine to its connections."""
 
-    def __init__(self, channel: EngineChannel, engine: Engine, heartbeat: Heartbeat) -> None:
-        self._channel = channel
+    def __init__(
+        self,
+        connections: Connections,
+        engine: Engine,
+        heartbeat: Heartbeat,
+        orphan_grace: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """orphan_grace: seconds for which a request goes on after the loss of its connection."""
+        self._connections = connections
         self._heartbeat = heartbeat
         self._engine = engine
-        self._is_watched = False
-        self._watched_at = 0.0
+        self._clock = clock
+        self._intake = Intake(engine)
+        self._owners = Owners(engine, self._intake, orphan_grace, clock)
+        self._snapshot_at = 0.0
         self._sent_at = 0.0
-        self._refusals: list[Event] = []
-        self._compiling: dict[str, tuple[Request, Future[Any]]] = {}  # requests whose grammars are being compiled
         self._should_prefault = True
 
-    def run(self, early: list[ToEngine]) -> None:
-        """Serve until the other side closes the channel (`ChannelClosed`).
+    def run(self, early: list[tuple[Connection, ToEngine]]) -> None:
+        """Serve until the last connection is closed (`ChannelClosed`).
 
         `early` are the messages that arrived before the engine was ready.
         """
-        for message in early:
-            self._handle(message)
-        self._send_step([])  # initial load
+        for connection, message in early:
+            self._handle(connection, message)
         while True:
-            for message in self._channel.receive(self._poll_timeout()):
-                self._handle(message)
-            self._heartbeat.beat()
-            if self._compiling:
-                self._submit_compiled()
-            events: list[Event] = []
-            if self._engine.seconds_to_step() == 0.0:
-                events = self._engine.step(self._send_step)
-                self._should_prefault = True
-            elif self._should_prefault:
-                self._should_prefault = self._engine.prefault_pages()
-            events += self._engine.scheduler.take_events()
-            events += self._refusals
-            self._refusals = []
-            now = time.monotonic()
-            view = self._take_snapshot(now)
-            if events or view is not None or (self._engine.has_work and now - self._sent_at >= HEARTBEAT_SECONDS):
-                self._sent_at = now
-                self._send_step(events, view)
+            self.turn()
 
-    def _send_step(self, events: list[Event], view: Snapshot | None = None) -> None:
-        self._channel.send(StepResult(tuple(events), self._engine.load(), engine_time(), view))
+    def turn(self) -> None:
+        """Handle messages, compute a step if one is due, and send its results."""
+        messages = self._connections.receive(self._poll_timeout())
+        for connection in self._connections.take_lost():
+            self._owners.lose(connection)
+        self._owners.expire()
+        for connection, message in messages:
+            self._handle(connection, message)
+        self._heartbeat.beat()
+        self._intake.submit_compiled()
+        events: list[Event] = []
+        if self._engine.seconds_to_step() == 0.0:
+            events = self._engine.step(self._send_step)
+            self._should_prefault = True
+        elif self._should_prefault:
+            self._should_prefault = self._engine.prefault_pages()
+        self._route(events)
+        now = self._clock()
+        view = self._take_snapshot(now)
+        if self._connections.has_unsent or view is not None or now - self._sent_at >= HEARTBEAT_SECONDS:
+            self._sent_at = now
+            self._send(view)
+
+    def drain(self, seconds: float) -> None:
+        """Admit no further connection, and go on until no connection has a request, for at most `seconds`."""
+        ends_at = self._clock() + seconds
+        self._connections.stop_listening()
+        self._connections.broadcast(Draining())
+        while self._owners.has_requests and self._clock() < ends_at:
+            self.turn()
+
+    def _route(self, events: list[Event]) -> None:
+        """Give the events of a step, and those since then, to the owners of their requests."""
+        self._owners.route(events + self._intake.take_events())
+
+    def _send_step(self, events: list[Event]) -> None:
+        self._route(events)
+        self._send()
+
+    def _send(self, view: Snapshot | None = None) -> None:
+        self._connections.send_step(self._engine.load(), self._heartbeat.count, view)
 
     def _poll_timeout(self) -> float | None:
         """Return the seconds to wait for a message; None (no limit) while idle and not watched."""
         if self._should_prefault:
             return 0.0
         seconds = self._engine.seconds_to_step()
-        if self._compiling:
+        if self._intake.is_compiling:
             return min(COMPILE_POLL_SECONDS, COMPILE_POLL_SECONDS if seconds is None else seconds)
         if seconds is not None:
             return min(seconds, HEARTBEAT_SECONDS)
-        return IDLE_SNAPSHOT_SECONDS if self._is_watched else None
+        return IDLE_SNAPSHOT_SECONDS if self._connections.want_snapshot else None
 
-    def _handle(self, message: ToEngine) -> None:
+    def _handle(self, connection: Connection, message: ToEngine) -> None:
         match message:
             case Submit(request):
-                self._submit(request)
+                self._owners.submit(connection, request)
             case Abort(request_id, choice):
-                self._abort(request_id, choice)
+                self._owners.abort(connection, request_id, choice)
+            case Adopt(request_id):
+                self._owners.adopt(connection, request_id)
+            case ReleaseOrphans():
+                self._owners.release(connection.process)
             case UseVocabulary(vocabulary):
                 self._engine.use_vocabulary(vocabulary)
             case EchoRequest():
                 pass  # this turn of the loop counts a heartbeat
             case WatchSnapshots(on):
-                self._is_watched, self._watched_at = on, 0.0
-            case Start():
-                log.warning("a second start message was ignored")
-
-    def _submit(self, request: Request) -> None:
-        """Submit a request, or compile its grammar first; meanwhile steps go on."""
-        try:
-            compilation = self._engine.constraints.prepare(request) if self._engine.constraints is not None else None
-            if compilation is None:
-                self._engine.submit(request)
-        except RequestRefused as error:
-            log_request(log, logging.INFO, request, "refused: %s", error)
-            self._refusals += _refusal(request, error)
-            return
-        if compilation is not None:
-            self._compiling[request.id] = request, compilation
-            self._refusals += _compiling_status(request)
-
-    def _submit_compiled(self) -> None:
-        """Submit the requests whose grammars have been compiled, or refused."""
-        done = [request for request, compilation in self._compiling.values() if compilation.done()]
-        for request in done:
-            del self._compiling[request.id]
-            self._submit(request)
-
-    def _abort(self, request_id: str, choice: int | None) -> None:
-        """End a request or one of its choices."""
-        if request_id not in self._compiling:
-            self._engine.abort(request_id, choice)
-            return
-        request, compilation = self._compiling.pop(request_id)
-        ended = [index for index in request.choices if choice is None or index == choice]
-        for index in ended:
-            self._refusals += [
-                StatusEvent(request_id, index, Phase.ENDED, monotonic_time=time.monotonic()),
-                EndEvent(request_id, index, FinishReason.ABORT),
-            ]
-        if left := {index: request.output_so_far.get(index, ()) for index in request.choices if index not in ended}:
-            self._compiling[request_id] = replace(request, output_so_far=left), compilation
+                connection.is_watching, self._snapshot_at = on, 0.0
+            case Start() | Hello():
+                log.warning("a message that must be the first one was ignored: %s", type(message).__name__)
 
     def _take_snapshot(self, now: float) -> Snapshot | None:
-        if not self._is_watched or now - self._watched_at < SNAPSHOT_SECONDS or not self._channel.is_drained:
+        if now - self._snapshot_at < SNAPSHOT_SECONDS or not self._connections.want_snapshot:
             return None
-        self._watched_at = now
+        self._snapshot_at = now
         return snapshot(self._engine.scheduler, now)
-
-
-def _compiling_status(request: Request) -> list[Event]:
-    now = time.monotonic()
-    return [
-        StatusEvent(request.id, choice, Phase.QUEUED, cause=WaitReason.GRAMMAR, monotonic_time=now)
-        for choice in request.choices
-    ]
-
-
-def _refusal(request: Request, error: RequestRefused) -> list[Event]:
-    return [
-        EndEvent(request.id, choice, FinishReason.ERROR, str(error), error.code, error.param)
-        for choice in request.choices or (0,)
-    ]
 
 
 def serve(sock: socket.socket, build: Builder, heartbeat: Heartbeat) -> None:
     """Wait for `Start`, build the engine, serve until the channel closes."""
-    channel = EngineChannel(sock)
+    connection = Connection(sock)
+    connections = Connections(connection)
     try:
-        start, early = _receive_start(channel)
-        engine = _build(channel, build, start.config)
+        start, early = _receive_start(connections)
+        engine = _build(connections, connection, build, start.config)
         gc.collect()
         gc.freeze()  # exempt loaded objects from garbage collection between tokens
-        channel.send(Ready(engine.info, engine_time()))
-        Worker(channel, engine, heartbeat).run(early)
+        connection.send(Ready(engine.info, engine_time()))
+        Worker(connections, engine, heartbeat).run(early)
     except ChannelClosed:
         return
     finally:
-        channel.close()
+        connections.close()
 
 
-def _build(channel: EngineChannel, build: Builder, config: EngineConfig) -> Engine:
+def _build(connections: Connections, connection: Connection, build: Builder, config: EngineConfig) -> Engine:
     """Return the engine; if it cannot be built, send the reason and wait for `ChannelClosed`."""
     try:
-        return build(config, lambda what, done, total: channel.send(LoadProgress(what, done, total)))
+        return build(config, partial(_report_progress, connection))
     except ChannelClosed:
         raise
     except (EngineError, OSError) as error:
@@ -215,17 +198,24 @@ def _build(channel: EngineChannel, build: Builder, config: EngineConfig) -> Engi
     except Exception as error:  # any exception of a library: report it, with the traceback in the log
         log.exception("the engine could not be built")
         reason = f"{type(error).__name__}: {error}"
-    channel.send(Failed(reason))
+    connection.send(Failed(reason))
     while True:
-        channel.receive(None)
+        connections.receive(None)
 
 
-def _receive_start(channel: EngineChannel) -> tuple[Start, list[ToEngine]]:
+def _report_progress(connection: Connection, stage: str, done: int, total: int) -> None:
+    """Send the progress of a start. Raises `ChannelClosed` if nothing waits for the engine any more."""
+    connection.send(LoadProgress(stage, done, total))
+    if connection.loss:
+        raise ChannelClosed
+
+
+def _receive_start(connections: Connections) -> tuple[Start, list[tuple[Connection, ToEngine]]]:
     """Return the start message and the messages that arrived with it."""
     while True:
-        messages = channel.receive(None)
-        if messages and isinstance(messages[0], Start):
-            return messages[0], messages[1:]
+        messages = connections.receive(None)
+        if messages and isinstance(messages[0][1], Start):
+            return messages[0][1], messages[1:]
 
 
 def main() -> None:

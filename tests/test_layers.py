@@ -34,9 +34,9 @@ FORBIDDEN = {
 
 # Rooms of app/ (docs/architecture.md), each of which imports only those before it.
 ROOMS = (
-    "errors", "resources", "child_environment", "streams", "admission", "conversations", "text", "settings",
-    "options", "engine_client", "store", "generation", "observe", "http", "protocols", "prompts", "service", "routes",
-    "recovery", "server", "cli", "llm", "__main__",
+    "errors", "resources", "child_environment", "streams", "admission", "conversations", "text", "remote_settings",
+    "settings", "options", "engine_options", "engine_client", "store", "generation", "observe", "http", "protocols",
+    "prompts", "service", "routes", "recovery", "server", "cli", "llm", "__main__",
 )  # fmt: skip
 
 

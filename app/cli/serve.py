@@ -7,16 +7,14 @@ import contextlib
 import gc
 import logging
 import os
-import shutil
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TextIO, cast
+from typing import cast
 
 import uvicorn
 from starlette.applications import Starlette
-from tqdm import tqdm
 
 from app.admission.addresses import AddressList
 from app.admission.connection_limits import RESERVED_FILES, ConnectionLimits
@@ -26,10 +24,12 @@ from app.admission.thread_queue import limit_malloc_cache
 from app.cli.graceful import GracefulServer
 from app.cli.key_reload import KeyReload
 from app.cli.listener import BACKLOG, Listener
+from app.cli.loading import LoadingBar, describe
 from app.cli.open_store import open_store
 from app.cli.service_manager import ServiceManager
 from app.cli.thread_limits import start_tokenizer_threads
 from app.engine_client.client import EngineClient, EngineUnavailable
+from app.engine_client.tcp_engine import remote_engines
 from app.http.connection import Connection
 from app.http.security import is_loopback
 from app.http.websocket import WebSocketProtocol
@@ -37,7 +37,7 @@ from app.server import create_app, load_text
 from app.settings import Settings, SettingsError
 from app.text.chat_template import InvalidTemplate
 from app.text.errors import TokenizerError
-from engine.log_queue import LogHandler, LogWriter
+from engine.log_queue import LogHandler
 from engine.worker import Builder
 
 log = logging.getLogger("carousel")
@@ -51,7 +51,6 @@ ALLOCATIONS_BETWEEN_COLLECTIONS = 10_000
 # Time that a thread which decodes a large body keeps the interpreter lock when the event loop needs it. Python's
 # default of 5 ms would be added to every turn of the loop meanwhile.
 SWITCH_SECONDS = 0.001
-LONG_PHASES = ("kernels", "weights", "checksums", "graphs")  # phases of a start that get a progress bar
 
 
 def run(
@@ -85,6 +84,7 @@ def run(
         watchdog=settings.watchdog_timeout,
         logs=(settings.log_level, settings.log_format),
         restart_interval=settings.restart_interval,
+        remote=remote_engines(settings),
     )
     app = create_app(settings, client, text, logs.writer, connections, state_file)
     config = _config(settings, app, connections)
@@ -164,22 +164,10 @@ async def _show_loading(server: GracefulServer, manager: ServiceManager, url: st
     """Show a progress bar on a terminal while the engine loads, then a line. Returns the reason if loading failed."""
     client = server.service.client
     ready = asyncio.create_task(server.service.loaded())
-    columns = shutil.get_terminal_size().columns
-    disable = logs.is_json or not sys.stderr.isatty()
-    screen = cast(TextIO, _Screen(logs.writer))
-    with tqdm(
-        desc="weights", unit_scale=True, leave=False, delay=0.5, disable=disable, file=screen, ncols=columns
-    ) as bar:
-        shown = "weights"
+    with LoadingBar(logs) as bar:
         while not ready.done():
             loading = client.loading
-            if loading.stage in LONG_PHASES:
-                if loading.stage != shown:
-                    shown = loading.stage
-                    bar.set_description(shown)
-                    bar.reset()
-                bar.total = loading.total
-                bar.update(loading.done - bar.n)
+            bar.show(loading.stage, loading.done, loading.total)
             manager.starting(f"Loading: {loading.stage} {loading.done} of {loading.total}")
             await asyncio.wait((ready,), timeout=0.1)
     try:
@@ -187,24 +175,10 @@ async def _show_loading(server: GracefulServer, manager: ServiceManager, url: st
     except EngineUnavailable as error:
         return str(error)
     await server.accepts()
-    tokens = info.num_pages * info.page_size
-    description = (
-        f"{info.parameters / 1e6:.1f}M parameters in {info.storage} on {info.device}, "
-        f"{info.max_num_seqs} slots, KV for {tokens:,} tokens, context {info.max_model_len:,}"
-    )
+    description = describe(info)
     logs.write_plain(f"Ready: {url}  ({description})")
     manager.ready(f"Serving at {url}: {description}")
     return ""
-
-
-class _Screen:
-    """Terminal as a file for a progress bar. A write never blocks the event loop."""
-
-    def __init__(self, writer: LogWriter) -> None:
-        self.write = writer.write_text
-
-    def flush(self) -> None:
-        """Do nothing: a thread writes the queued text."""
 
 
 def _allow_files() -> int:

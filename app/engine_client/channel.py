@@ -24,8 +24,12 @@ class Channel(asyncio.Protocol):
     in the socket, so that the engine notices and sends only necessary messages.
     """
 
-    def __init__(self, on_message: MessageHandler, on_loss: Callable[[str], None]) -> None:
+    def __init__(
+        self, on_message: MessageHandler, on_loss: Callable[[str], None], ended_message: str = ENDED_MESSAGE
+    ) -> None:
+        """ended_message: reason of the loss if the other end closes the socket."""
         self._receive = on_message
+        self._ended_message = ended_message
         self._on_loss = on_loss
         self._frames = FrameReader(API_DECODER)
         self._messages: deque[FromEngine] = deque()
@@ -62,7 +66,7 @@ class Channel(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._has_ended = True
         if self._handling is None:
-            self.give_up(ENDED_MESSAGE)
+            self.give_up(self._ended_message)
 
     def give_up(self, why: str) -> None:
         """Close the connection and report the reason, unless it is closed already."""
@@ -96,4 +100,4 @@ class Channel(asyncio.Protocol):
         if not (self._transport.is_closing() or self._transport.is_reading()):
             self._transport.resume_reading()
         if self._has_ended:
-            self.give_up(ENDED_MESSAGE)
+            self.give_up(self._ended_message)

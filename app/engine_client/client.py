@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
 from app.engine_client.channel_clock import ReceivedEvent
@@ -16,11 +16,16 @@ from app.engine_client.engine_process import EngineProcess
 from app.engine_client.in_flight import InFlight, Sink
 from app.engine_client.member import STARTING, EngineMember, EngineState
 from app.engine_client.totals import service_state, total_load
+from app.engine_client.transport import TransportMaker
 from engine.checks import check_request
 from engine.config import EngineConfig
 from engine.ipc import LoadProgress, StepResult
 from engine.types import EngineLoad, ModelInfo, Request, Snapshot, Vocabulary
 from engine.worker import Builder
+
+# Seconds between further connections to an engine of another machine after several in a row failed, by default. Its
+# failures do not end this process, which has not started it.
+REMOTE_RETRY_SECONDS = 10.0
 
 
 class EngineUnavailable(Exception):
@@ -28,7 +33,7 @@ class EngineUnavailable(Exception):
 
 
 class EngineClient:
-    """One engine in its own process; with `build`, on a thread of this process (for tests)."""
+    """One engine in its own process; with `build`, on a thread of this process (for tests); or engines elsewhere."""
 
     def __init__(
         self,
@@ -37,20 +42,32 @@ class EngineClient:
         watchdog: float = math.inf,
         logs: tuple[str, str] = ("info", "text"),
         restart_interval: float | None = None,
+        remote: Mapping[str, TransportMaker] | None = None,
     ) -> None:
         """watchdog: seconds without progress after which an engine is replaced. restart_interval: seconds between
         further starts after several in a row have failed; None: the client fails instead. logs: level and format of the
-        engine process's log.
+        engine process's log. remote: makers of transports to engines that other processes have started, by name.
         """
-        self._in_flight = InFlight()
         self._watchers: set[Callable[[Snapshot, EngineLoad], None]] = set()
         self._changed = asyncio.Event()
         self._uses_vocabulary = False  # since the first request with a constraint
-        make_engine = partial(EngineProcess, build=build, logs=logs)
-        member = EngineMember(
-            0, config, make_engine, self._in_flight, self, watchdog=watchdog, restart_interval=restart_interval
+        makers = remote or {"the engine": partial(EngineProcess, build=build, logs=logs)}
+        if remote and restart_interval is None:
+            restart_interval = REMOTE_RETRY_SECONDS
+        self._in_flight = InFlight(len(makers))
+        self.members = tuple(
+            EngineMember(
+                index,
+                config,
+                make_engine,
+                self._in_flight,
+                self,
+                watchdog=watchdog,
+                restart_interval=restart_interval,
+                name=name,
+            )
+            for index, (name, make_engine) in enumerate(makers.items())
         )
-        self.members = (member,)
 
     # Engine lifecycle -----------------------------------------------------------------------------------------------
 
@@ -190,8 +207,16 @@ class EngineClient:
                 watcher(result.snapshot, result.load)
 
     def on_ready(self) -> None:
-        """Send requests that wait for an engine."""
+        """Send requests that wait for an engine, and those of engines that are draining."""
+        self.on_draining()
         self._send_waiting()
+
+    def on_draining(self) -> None:
+        """Move the requests of engines that are draining to other members; without one they stay where they are."""
+        if any(member.is_ready for member in self.members):
+            for member in self.members:
+                if member.is_draining:
+                    member.leave()
 
     def on_lost(self) -> None:
         """Send requests of a lost engine to other members; without one, they wait for the next engine."""

@@ -159,13 +159,13 @@ class InFlightRequest:
         """End all choices with an error."""
         self.end(self.output.keys(), FinishReason.ERROR, message, code)
 
-    def lose_engine(self) -> None:
-        """Record the loss of its engine; the request waits for another one."""
-        level, activity = (
-            (logging.WARNING, "while computing it") if self.may_be_computing else (logging.INFO, "while it waited")
-        )
-        log_request(log, level, self.request, "the engine died %s; it resumes in the next engine", activity)
-        self.deaths += self.may_be_computing
+    def lose_engine(self, *, has_died: bool) -> None:
+        """Record the loss of its engine, which has died or is drained; the request waits for another one."""
+        loss, is_suspicious = "died" if has_died else "is drained", has_died and self.may_be_computing
+        activity = "while computing it" if self.may_be_computing else "while it waited"
+        level = logging.WARNING if is_suspicious else logging.INFO
+        log_request(log, level, self.request, "the engine %s %s; it resumes in the next engine", loss, activity)
+        self.deaths += is_suspicious
         self.member, self.progress = None, 0
         self.report_no_engine()
 
@@ -275,19 +275,19 @@ class InFlight:
             if not request_state.output:
                 self._forget_ended()
 
-    def lose_engine(self, member: int = 0) -> bool:
-        """Record the loss of a member's engine. Its culprit, if known, ends with an error; the member's other requests
-        wait for another engine. Returns whether there is a culprit.
+    def lose_engine(self, member: int = 0, *, has_died: bool = True) -> bool:
+        """Record the loss of a member's engine, which has died or is drained. Its culprit, if known, ends with an
+        error; the member's other requests wait for another engine. Returns whether there is a culprit.
         """
         at_work = [request_state for request_state in self._requests_of(member) if request_state.may_be_computing]
         suspect = self._trials.pop(member, None)
-        culprit = suspect if at_work == [suspect] else None
+        culprit = suspect if has_died and at_work == [suspect] else None
         if culprit is not None:
             message = CULPRIT_MESSAGE.format(culprit.deaths + 1)
             log_request(log, logging.ERROR, culprit.request, "%s", message)
             culprit.fail(message, "engine_died")
         for request_state in self._requests_of(member):
-            request_state.lose_engine()
+            request_state.lose_engine(has_died=has_died)
         self._answered.discard(member)
         self._forget_ended()
         suspects = (request_state for request_state in self._requests.values() if request_state.is_suspect)

@@ -22,6 +22,7 @@ from app.engine_client.transport import Transport, TransportMaker
 from engine.config import EngineConfig
 from engine.ipc import (
     Abort,
+    Draining,
     EchoRequest,
     FromEngine,
     LoadProgress,
@@ -69,6 +70,9 @@ class MemberOwner(Protocol):
     def on_ready(self) -> None:
         """Handle that an engine serves requests from now on."""
 
+    def on_draining(self) -> None:
+        """Handle that an engine takes no new requests and ends with those that it has."""
+
     def on_lost(self) -> None:
         """Handle the loss of an engine that is replaced; its requests wait."""
 
@@ -102,6 +106,7 @@ class EngineMember:
         self.info: ModelInfo | None = None
         self.load: EngineLoad | None = None
         self.restarts = 0
+        self.is_draining = False  # the current engine ends with the requests that it has
         self._config = config
         self._name = name
         self._make_engine = make_engine
@@ -172,19 +177,25 @@ class EngineMember:
         """Send requests that `in_flight` has given to this member."""
         self._engine.send(*(Submit(self._clock.to_engine(request)) for request in requests))
 
+    def leave(self) -> None:
+        """Give up an engine that is draining; its requests wait for another one."""
+        self._engine.abandon(f"{self._name} is draining")
+
     def abort(self, request_id: str, choice: int | None) -> None:
         """Ask the engine to end a request or one choice."""
         self._engine.send(Abort(request_id, choice))
 
     def use_vocabulary(self, vocabulary: Vocabulary) -> None:
-        """Give the engine, and each later one, the model's tokens."""
+        """Give the engine, and each later one, the model's tokens, when it is ready."""
         self._vocabulary = vocabulary
-        self._engine.send(UseVocabulary(vocabulary))
+        if self.is_ready:
+            self._engine.send(UseVocabulary(vocabulary))
 
     def watch(self, is_watched: bool) -> None:
-        """Let the engine, and each later one, make snapshots or not."""
+        """Let the engine, and each later one, make snapshots or not, when it is ready."""
         self._is_watched = is_watched
-        self._engine.send(WatchSnapshots(is_watched))
+        if self.is_ready:
+            self._engine.send(WatchSnapshots(is_watched))
 
     # Internals ------------------------------------------------------------------------------------------------------
 
@@ -203,6 +214,10 @@ class EngineMember:
             case LoadProgress():
                 self.loading = message
                 self._owner.on_change()
+            case Draining():
+                self.is_draining = True
+                self._set_phase(EngineState.RESTARTING)
+                self._owner.on_draining()
             case Ready(info, clock) if self.phase in STARTING:
                 self._clock.observe(clock, self._last_message_at)
                 self._on_ready(info)
@@ -213,8 +228,10 @@ class EngineMember:
         self._ready_at = time.monotonic()
         if self.phase is not EngineState.LOADING:
             log.warning("%s is ready again; resumed requests: %d", self._name, len(self._in_flight))
-            if self._is_watched:
-                self._engine.send(WatchSnapshots(True))
+        if self._vocabulary is not None:
+            self._engine.send(UseVocabulary(self._vocabulary))
+        if self._is_watched:
+            self._engine.send(WatchSnapshots(True))
         self._set_phase(EngineState.READY)
         self._owner.on_ready()
 
@@ -232,7 +249,8 @@ class EngineMember:
         self.load = None  # nothing runs without an engine
         self.loading = LoadProgress("start", 0, 1)
         if not self._restart_policy.is_exhausted:
-            log.error("%s; another one is started; requests waiting for it: %d", why, len(self._in_flight))
+            level = logging.INFO if self.is_draining else logging.ERROR
+            log.log(level, "%s; another one is started; requests waiting for it: %d", why, len(self._in_flight))
             self._begin_restart(self._restart_policy.backoff_seconds)
             self._owner.on_lost()
         elif self._restart_interval is None:
@@ -249,9 +267,13 @@ class EngineMember:
     def _record_engine_end(self) -> None:
         index, in_flight = self.index, self._in_flight
         has_progressed, was_at_work = in_flight.has_progressed(index), in_flight.is_at_work(index)
-        had_culprit, seconds = in_flight.lose_engine(index), time.monotonic() - self._ready_at
+        had_culprit = in_flight.lose_engine(index, has_died=not self.is_draining)
+        seconds = time.monotonic() - self._ready_at
         self._restart_policy.record_end(
-            made_progress=has_progressed, had_work=was_at_work, had_culprit=had_culprit, seconds=seconds
+            made_progress=has_progressed or self.is_draining,
+            had_work=was_at_work,
+            had_culprit=had_culprit,
+            seconds=seconds,
         )
         self._ready_at = math.inf
 
@@ -267,12 +289,11 @@ class EngineMember:
             await asyncio.sleep(pause)
             self._engine = self._make_engine(self._receive, self._on_lost)
             self._clock = ChannelClock(is_shared=self._engine.shares_clock)
+            self.is_draining = False
             self._note_progress()
             # keep the number of pages: an admitted request may need all of them
             config = replace(self._config, num_pages=self.info.num_pages) if self.info else self._config
             await self._engine.start(config)
-            if self._vocabulary is not None:
-                self._engine.send(UseVocabulary(self._vocabulary))
             self.restarts += 1
         except Exception as error:  # no process, thread or descriptor was available; a retry may succeed
             self._on_lost(f"no engine could be started: {error}")

@@ -29,9 +29,14 @@ class ConstraintFactory:
         self._thread = ThreadPoolExecutor(1, "grammars", lambda: lower_priority(threading.get_native_id()))
 
     def use_vocabulary(self, vocabulary: Vocabulary, vocab_size: int) -> None:
-        """Set the tokens of the model. vocab_size: number of logits; further ones are no tokens."""
+        """Set the tokens of the model, which each API process sends. vocab_size: number of logits; further ones are no
+        tokens.
+        """
         padding = (b"",) * (vocab_size - len(vocabulary.tokens))
-        self._vocabulary = Vocabulary((*vocabulary.tokens, *padding), vocabulary.special_ids, vocabulary.eos_ids)
+        padded = Vocabulary((*vocabulary.tokens, *padding), vocabulary.special_ids, vocabulary.eos_ids)
+        if padded == self._vocabulary:
+            return
+        self._vocabulary = padded
         self._tokenizer = self._thread.submit(GrammarTokenizer, self._vocabulary)
         self._compiled.clear()
 

@@ -106,6 +106,11 @@ class Scheduler:
         """Take slot and pages from a running sequence and queue it again. Without `mechanism` the policy chooses."""
         self._preempt(self.policy.preemption(self._view(), sequence, mode=mechanism), now)
 
+    def report_status(self, request_id: str, now: float) -> None:
+        """Report the current phase of each choice of a request once more, for a new receiver of its events."""
+        for sequence in self.requests.get(request_id, ()):
+            self._events.status(sequence, sequence.phase, now, sequence.cause)
+
     # A step -------------------------------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> Batch:

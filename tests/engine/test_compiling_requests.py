@@ -1,17 +1,16 @@
-"""Requests whose grammar is being compiled, in the engine's main loop."""
+"""Requests whose grammar is being compiled, on their way into the engine."""
 
 from __future__ import annotations
 
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from engine.engine import Engine
 from engine.errors import InvalidParameter
-from engine.heartbeat import Heartbeat
-from engine.ipc import Abort, EngineChannel, Submit, UseVocabulary
+from engine.intake import Intake
 from engine.types import (
     EndEvent,
     Event,
@@ -23,7 +22,6 @@ from engine.types import (
     Vocabulary,
     WaitReason,
 )
-from engine.worker import Worker
 from tests.engine.same import make_engine
 
 GRAMMAR = "start: /[a-z]{40}/"
@@ -34,12 +32,12 @@ def request(request_id: str = "r", grammar: str = GRAMMAR, n: int = 1) -> Reques
 
 
 class Compiling:
-    """A worker whose compilations end when the test says so."""
+    """An intake whose compilations end when the test says so."""
 
     def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
         self.compilation: Future[Any] = Future()
         self.engine = engine
-        self.worker = Worker(cast(EngineChannel, None), engine, Heartbeat())
+        self.intake = Intake(engine)
         assert engine.constraints is not None
         self._prepare = engine.constraints.prepare
         monkeypatch.setattr(engine.constraints, "prepare", self.prepare)
@@ -52,13 +50,20 @@ class Compiling:
             compilation.exception()  # waits
         return None
 
-    def handle(self, *messages: Any) -> list[Event]:
-        """Return the events of some messages."""
-        for message in messages:
-            self.worker._handle(message)
-        self.worker._submit_compiled()
-        events, self.worker._refusals = self.worker._refusals, []
-        return events
+    def submit(self, request: Request) -> list[Event]:
+        """Return the events of a new request."""
+        self.intake.submit(request)
+        return self.turn()
+
+    def abort(self, request_id: str, choice: int | None = None) -> list[Event]:
+        """Return the events of an abort."""
+        self.intake.abort(request_id, choice)
+        return self.turn()
+
+    def turn(self) -> list[Event]:
+        """Return the events of a turn of the worker's loop."""
+        self.intake.submit_compiled()
+        return self.intake.take_events()
 
 
 @pytest.fixture
@@ -68,38 +73,38 @@ def compiling(demo: Path, monkeypatch: pytest.MonkeyPatch) -> Compiling:
 
 def test_a_request_waits_for_its_grammar_and_then_runs(compiling: Compiling):
     """Its status gives the reason."""
-    [status] = compiling.handle(Submit(request()))
+    [status] = compiling.submit(request())
     assert isinstance(status, StatusEvent)
     assert (status.phase, status.cause) == (Phase.QUEUED, WaitReason.GRAMMAR)
     assert not compiling.engine.has_work
     compiling.compilation.set_result(None)
-    assert compiling.handle() == [] and list(compiling.engine.scheduler.requests) == ["r"]
+    assert compiling.turn() == [] and list(compiling.engine.scheduler.requests) == ["r"]
 
 
 def test_an_aborted_request_never_runs(compiling: Compiling):
     """It ends at once, as when it is queued."""
-    compiling.handle(Submit(request()))
-    ended = compiling.handle(Abort("r"))
+    compiling.submit(request())
+    ended = compiling.abort("r")
     assert [event.finish for event in ended if isinstance(event, EndEvent)] == [FinishReason.ABORT]
     compiling.compilation.set_result(None)
-    assert compiling.handle() == [] and not compiling.engine.has_work
+    assert compiling.turn() == [] and not compiling.engine.has_work
 
 
 def test_one_choice_can_be_aborted(compiling: Compiling):
     """The others run."""
-    compiling.handle(Submit(request(n=3)))
-    ended = compiling.handle(Abort("r", 1))
+    compiling.submit(request(n=3))
+    ended = compiling.abort("r", 1)
     assert [event.choice for event in ended if isinstance(event, EndEvent)] == [1]
     compiling.compilation.set_result(None)
-    compiling.handle()
+    compiling.turn()
     assert [sequence.choice for sequence in compiling.engine.scheduler.requests["r"]] == [0, 2]
 
 
 def test_a_grammar_that_cannot_be_compiled_ends_its_request(compiling: Compiling):
     """With the reason; the checker before the engine normally finds it."""
-    compiling.handle(Submit(request(grammar="start: missing", n=2)))
+    compiling.submit(request(grammar="start: missing", n=2))
     compiling.compilation.set_result(None)
-    ended = compiling.handle()
+    ended = compiling.turn()
     errors = [event for event in ended if isinstance(event, EndEvent)]
     assert [event.choice for event in errors] == [0, 1]
     assert {event.code for event in errors} == {InvalidParameter.code} and "missing" in errors[0].message
@@ -109,12 +114,12 @@ def test_without_a_vocabulary_a_grammar_is_refused(demo: Path):
     """And with one it is compiled for that vocabulary."""
     engine = make_engine(demo)
     engine.constraints = type(engine.constraints)()  # type: ignore[assignment, call-arg]
-    worker = Worker(cast(EngineChannel, None), engine, Heartbeat())
-    worker._handle(Submit(request()))
-    [refused] = worker._refusals
+    intake = Intake(engine)
+    intake.submit(request())
+    [refused] = intake.take_events()
     assert isinstance(refused, EndEvent) and "vocabulary" in refused.message
     tokens = (b"<eos>", *(bytes([byte]) for byte in range(256)))
-    worker._handle(UseVocabulary(Vocabulary(tokens, (0,), (0,))))
+    engine.use_vocabulary(Vocabulary(tokens, (0,), (0,)))
     engine.submit(request("s"))
     assert engine.has_work
 

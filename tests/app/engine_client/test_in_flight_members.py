@@ -212,3 +212,14 @@ def test_the_requests_of_other_members_go_on_during_a_trial():
     assert in_flight.lose_engine(0)
     assert [event.request_id for event in ends if isinstance(event, EndEvent)] == ["bad"]
     assert in_flight.get("fine").member == 1 and in_flight.takes_requests(0)
+
+
+def test_drained_engines_make_no_suspect():
+    """A request that was computed in each of them has caused none of their ends."""
+    in_flight = InFlight(2)
+    in_flight.add(request("a"), lambda event: None)
+    for _ in range(2 * SUSPECT_DEATHS):
+        assert [each.id for each in in_flight.requests_to_send(0)] == ["a"]
+        in_flight.handle(StatusEvent("a", 0, Phase.PREFILL))
+        assert not in_flight.lose_engine(0, has_died=False)
+    assert not in_flight.is_on_trial

@@ -1,0 +1,72 @@
+"""Options of a server with engines elsewhere, and those that it shares with `carousel engine`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
+
+from engine.errors import ConfigError
+from engine.network import Address
+from engine.options import Option
+
+ENGINES = "Engines on other machines"  # group of options
+
+TokenFile = Annotated[
+    str | None,
+    Option(
+        ENGINES,
+        "file with the token that API processes and engines share, 16 to 1024 characters, accessible to its owner only",
+        "none",
+    ),
+]
+
+
+class RemoteSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Engines that this server uses in place of one that it starts."""
+
+    engines: Annotated[
+        tuple[Address, ...],
+        Option(
+            ENGINES,
+            "addresses of engines that `carousel engine` has started, HOST:PORT, separated by commas; all have the "
+            "same model and options of computation; options of an engine are refused here",
+            "none: an engine process on this machine",
+            kind=str,
+        ),
+    ] = ()
+    token_file: TokenFile = None
+    engines_ca: Annotated[
+        str | None,
+        Option(
+            ENGINES,
+            "file with the certificates of the authorities for those of engines; connections are then encrypted, and "
+            "an engine must prove its host name",
+            "no encryption",
+        ),
+    ] = None
+
+
+def read_engines(values: Mapping[str, Any], engine_options: Sequence[str]) -> tuple[Address, ...]:
+    """Return the addresses of the option `engines`; none without it. Raises `ConfigError` for options that exclude each
+    other.
+
+    values: of given options. engine_options: keys of given options of an engine.
+    """
+    given = values.get("engines")
+    if given is None:
+        if needless := [key for key in ("token_file", "engines_ca") if values.get(key) is not None]:
+            raise ConfigError(f"{needless[0]} requires engines, the addresses of engines that are already running")
+        return ()
+    addresses = tuple(Address.parse(each.strip(), "engines") for each in given.split(","))
+    if len(set(addresses)) < len(addresses):
+        raise ConfigError(f"engines must be different addresses, got {given!r}")
+    if values.get("token_file") is None:
+        raise ConfigError("engines requires token_file, the file with the token of these engines")
+    if engine_options:
+        raise ConfigError(
+            f"{engine_options[0]} cannot be combined with engines: it is an option of `carousel engine`, which starts "
+            "them"
+        )
+    return addresses
