@@ -13,7 +13,8 @@ from functools import partial
 
 from app.engine_client.channel_clock import ReceivedEvent
 from app.engine_client.engine_process import EngineProcess
-from app.engine_client.in_flight import InFlight, Sink
+from app.engine_client.in_flight import InFlight
+from app.engine_client.in_flight_request import Sink
 from app.engine_client.member import STARTING, EngineMember, EngineState
 from app.engine_client.totals import service_state, total_load
 from engine.checks import check_request

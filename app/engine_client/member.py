@@ -16,7 +16,8 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from app.engine_client.channel_clock import ChannelClock, ReceivedEvent
-from app.engine_client.in_flight import InFlight, InFlightRequest
+from app.engine_client.in_flight import InFlight
+from app.engine_client.in_flight_request import InFlightRequest
 from app.engine_client.restart_policy import MAX_FAILED_STARTS, RestartPolicy
 from app.engine_client.transport import Transport, TransportMaker
 from engine.config import EngineConfig

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from app.engine_client.in_flight import MIN_PROGRESS_TOKENS, SUSPECT_DEATHS, InFlight
+from app.engine_client.in_flight import InFlight
+from app.engine_client.in_flight_request import MIN_PROGRESS_TOKENS, SUSPECT_DEATHS
 from engine.types import (
     EndEvent,
     FinishReason,

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from app.engine_client.in_flight import MIN_PROGRESS_TOKENS, SUSPECT_DEATHS, InFlight
+from app.engine_client.in_flight import InFlight
+from app.engine_client.in_flight_request import MIN_PROGRESS_TOKENS, SUSPECT_DEATHS
 from engine.types import EndEvent, FinishReason, Phase, Request, SamplingParams, ServiceClass, StatusEvent, TokenEvent
 
 MEMBERS = 3

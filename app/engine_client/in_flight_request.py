@@ -1,0 +1,158 @@
+"""InFlightRequest: a request that has not ended, with its output so far, so that another engine can resume it.
+Independent of processes and of other requests.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from array import array
+from collections.abc import Callable, Set
+
+from msgspec.structs import replace
+
+from engine.request_logging import log_request
+from engine.types import (
+    EndEvent,
+    Event,
+    FinishReason,
+    Phase,
+    PromptEvent,
+    Request,
+    StatusEvent,
+    TokenEvent,
+    WaitReason,
+)
+
+log = logging.getLogger("carousel.in_flight")
+
+Sink = Callable[[Event], None]
+
+SUSPECT_DEATHS = 2  # deaths of engines that were computing the request, without progress since
+# tokens of each choice after which an earlier crash is not attributed to it: more than are in flight at once
+MIN_PROGRESS_TOKENS = 4
+
+
+class InFlightRequest:
+    """A request, the output of its choices, and its state in the engine that has it."""
+
+    __slots__ = (
+        "_aborted",
+        "_has_reported",
+        "_running",
+        "_waiting_since",
+        "deaths",
+        "member",
+        "output",
+        "progress",
+        "request",
+        "sink",
+    )
+
+    def __init__(self, request: Request, sink: Sink) -> None:
+        self.request = request
+        self.sink = sink
+        # token ids of choices that have not ended
+        self.output = {choice: array("I", request.output_so_far.get(choice, ())) for choice in request.choices}
+        self.member: int | None = None  # that has it; None: it waits
+        self.progress = 0  # tokens since it was sent
+        self.deaths = 0  # of engines that were computing it, since its last progress
+        self._aborted: set[int] = set()  # choices
+        self._has_reported = False  # an event has arrived since it was sent
+        self._running: set[int] = set()  # choices that have a slot, according to their last event
+        self._waiting_since: float | None = None  # since when all its choices wait, according to their events
+
+    @property
+    def may_be_computing(self) -> bool:
+        """Return whether its engine may be computing it; true unless it is known to wait."""
+        return self.member is not None and (bool(self._running) or not self._has_reported)
+
+    @property
+    def has_progressed(self) -> bool:
+        """Return whether it made enough progress since it was sent that its earlier state did not crash the engine."""
+        return self.progress >= MIN_PROGRESS_TOKENS * len(self.output)
+
+    @property
+    def is_suspect(self) -> bool:
+        """Return whether it is tried alone before it is computed beside other requests."""
+        return self.deaths >= SUSPECT_DEATHS
+
+    def resume_request(self, member: int) -> Request:
+        """Mark the request as sent to a member and return it with its output so far, for that engine to resume."""
+        self.member, self._has_reported, self.progress = member, False, 0
+        self._running.clear()
+        output: dict[int, tuple[int, ...]] = {}
+        if len(self.output) < self.request.n or any(self.output.values()):
+            output = {choice: tuple(tokens) for choice, tokens in self.output.items()}
+        if not output and self._waiting_since is None:
+            return self.request
+        return replace(self.request, output_so_far=output, waiting_since=self._waiting_since)
+
+    def update(self, event: Event) -> None:
+        """Update the state from an event of a choice that has not ended."""
+        choice = event.choice
+        if isinstance(event, TokenEvent):
+            self.output[choice].append(event.token_id)
+            self.progress += 1
+            if event.finish is not None:
+                del self.output[choice]
+        elif isinstance(event, EndEvent):
+            del self.output[choice]
+        elif isinstance(event, PromptEvent):
+            self._has_reported = True
+        elif event.state == "running":
+            self._has_reported = True
+            self._running.add(choice)
+            self._waiting_since = None
+        else:
+            self._has_reported = True
+            self._running.discard(choice)
+            if self._waiting_since is None and not self._running:
+                self._waiting_since = event.monotonic_time
+
+    def deliver(self, event: Event) -> None:
+        """Pass an event to the sink. An exception in one sink must not end the task that serves all requests."""
+        try:
+            self.sink(event)
+        except Exception:
+            log_request(log, logging.ERROR, self.request, "an event could not be handled", has_traceback=True)
+
+    def report_no_engine(self) -> None:
+        """Report that the request waits for an engine."""
+        now = time.monotonic()
+        if self._waiting_since is None:
+            self._waiting_since = now
+        for choice in self.output.keys() - self._aborted:
+            self.deliver(
+                StatusEvent(self.request.id, choice, Phase.QUEUED, cause=WaitReason.RESTART, monotonic_time=now)
+            )
+
+    def abort(self, choice: int | None) -> None:
+        """Mark the request or one choice as aborted, whether or not an engine receives the abort."""
+        self._aborted |= self.output.keys() if choice is None else {choice}
+
+    def end_aborted(self) -> None:
+        """End aborted choices without an engine."""
+        self.end(self._aborted, FinishReason.ABORT)
+
+    def end(self, choices: Set[int], finish: FinishReason, message: str = "", code: str = "") -> None:
+        """End those of `choices` that have not ended, without an event from the engine."""
+        for choice in sorted(self.output.keys() & choices):
+            self.deliver(StatusEvent(self.request.id, choice, Phase.ENDED, monotonic_time=time.monotonic()))
+            event = EndEvent(self.request.id, choice, finish, message, code)
+            self.update(event)
+            self.deliver(event)
+
+    def fail(self, message: str, code: str) -> None:
+        """End all choices with an error."""
+        self.end(self.output.keys(), FinishReason.ERROR, message, code)
+
+    def lose_engine(self) -> None:
+        """Record the loss of its engine; the request waits for another one."""
+        level, activity = (
+            (logging.WARNING, "while computing it") if self.may_be_computing else (logging.INFO, "while it waited")
+        )
+        log_request(log, level, self.request, "the engine died %s; it resumes in the next engine", activity)
+        self.deaths += self.may_be_computing
+        self.member, self.progress = None, 0
+        self.report_no_engine()
