@@ -1,4 +1,4 @@
-"""EngineClient: the API's side of the engine. Sends requests to members, and calls their sinks with events. If an
+"""EngineClient: the API's side of the engines. Sends requests to members, and calls their sinks with events. If an
 engine dies, another one resumes its requests from the output so far.
 
 Messages are handled by plain function calls, so that a token costs no task switch. Has no knowledge of HTTP or text.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 from app.engine_client.channel_clock import ReceivedEvent
@@ -16,12 +16,16 @@ from app.engine_client.engine_process import EngineProcess
 from app.engine_client.in_flight import InFlight
 from app.engine_client.in_flight_request import Sink
 from app.engine_client.member import STARTING, EngineMember, EngineState
+from app.engine_client.member_counts import ReadyMember
 from app.engine_client.totals import service_state, total_load
 from engine.checks import check_request
 from engine.config import EngineConfig
 from engine.ipc import LoadProgress, StepResult
+from engine.placement import WHOLE_MACHINE, Share
 from engine.types import EngineLoad, ModelInfo, Request, Snapshot, Vocabulary
 from engine.worker import Builder
+
+MAX_TRIAL_WAIT_SECONDS = 10.0  # for which a suspect waits for a member that becomes idle by itself
 
 
 class EngineUnavailable(Exception):
@@ -29,7 +33,7 @@ class EngineUnavailable(Exception):
 
 
 class EngineClient:
-    """One engine in its own process; with `build`, on a thread of this process (for tests)."""
+    """Engines in processes of their own; with `build`, on threads of this process (for tests)."""
 
     def __init__(
         self,
@@ -38,27 +42,41 @@ class EngineClient:
         watchdog: float = math.inf,
         logs: tuple[str, str] = ("info", "text"),
         restart_interval: float | None = None,
+        shares: Sequence[Share] = (WHOLE_MACHINE,),
     ) -> None:
         """watchdog: seconds without progress after which an engine is replaced. restart_interval: seconds between
         further starts after several in a row have failed; None: the client fails instead. logs: level and format of the
-        engine process's log.
+        engine processes' logs. shares: of the machine, one for each engine.
         """
-        self._in_flight = InFlight()
+        self._in_flight = InFlight(len(shares))
         self._watchers: set[Callable[[Snapshot, EngineLoad], None]] = set()
         self._changed = asyncio.Event()
+        self._trial_timer: asyncio.TimerHandle | None = None
+        self._starting: asyncio.Task[None] | None = None  # of the engines after the first
         self._uses_vocabulary = False  # since the first request with a constraint
-        make_engine = partial(EngineProcess, build=build, logs=logs)
-        member = EngineMember(
-            0, config, make_engine, self._in_flight, self, watchdog=watchdog, restart_interval=restart_interval
+        self.members = tuple(
+            EngineMember(
+                index,
+                share.apply_to(config),
+                partial(EngineProcess, build=build, logs=logs, cpus=share.cpus),
+                self._in_flight,
+                self,
+                watchdog=watchdog,
+                restart_interval=restart_interval,
+                name=f"engine {index}" if len(shares) > 1 else "",
+            )
+            for index, share in enumerate(shares)
         )
-        self.members = (member,)
 
     # Engine lifecycle -----------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start the engine and begin to load the model. Returns at once; `ready` waits."""
-        for member in self.members:
-            await member.start()
+        """Start the first engine and begin to load the model. Returns at once; `ready` waits.
+
+        The other engines start when it is ready: with the number of pages that it has, so that they accept the same
+        requests, and with compiled kernels. Requests are served from then on.
+        """
+        await self.members[0].start()
 
     async def ready(self) -> ModelInfo:
         """Wait until requests are served. Raises `EngineUnavailable` with a one-line reason."""
@@ -76,6 +94,11 @@ class EngineClient:
 
     async def stop(self) -> None:
         """Close the channels and wait for the processes to end."""
+        if self._starting is not None:
+            self._starting.cancel()
+            await asyncio.wait([self._starting])
+        if self._trial_timer is not None:
+            self._trial_timer.cancel()
         await asyncio.gather(*(member.stop() for member in self.members))
 
     @property
@@ -144,11 +167,9 @@ class EngineClient:
         choice has ended.
         """
         ongoing = self._in_flight.add(request, sink)
-        for member in self.members:
-            if member.is_ready and self._in_flight.takes_requests(member.index):
-                member.submit(ongoing)
-                return
-        ongoing.report_no_engine()
+        self._send_waiting()
+        if ongoing.member is None and not ongoing.position:
+            ongoing.report_no_engine()
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
         """Ask the engine to end a request or one choice. Its `EndEvent` still arrives at the sink."""
@@ -159,7 +180,7 @@ class EngineClient:
         if ongoing.member is not None:
             self.members[ongoing.member].abort(request_id, choice)
         else:  # called later: a caller must not receive an event during its own call
-            asyncio.get_running_loop().call_soon(self._in_flight.drop_aborted, request_id)
+            asyncio.get_running_loop().call_soon(self._drop_aborted, request_id)
 
     @property
     def in_flight(self) -> int:
@@ -186,12 +207,28 @@ class EngineClient:
             if self._in_flight.handle(event):
                 self._send_waiting()
             yield
+        if self._in_flight.waiting.late:
+            self._send_waiting()
         if result.snapshot is not None:
             for watcher in list(self._watchers):
                 watcher(result.snapshot, result.load)
 
+    def difference(self, index: int, info: ModelInfo) -> str:
+        """Return why a member's new engine cannot continue the texts of the others; empty if it can."""
+        others = (member for member in self.members if member.index != index)
+        if (first := next((member.info for member in others if member.info is not None), None)) is None:
+            return ""
+        if info.fingerprint != first.fingerprint:
+            return f"its model, dtype or kernels differ ({info.fingerprint}) from those in use ({first.fingerprint})"
+        if info.max_sequence_tokens < first.max_sequence_tokens:
+            limits = f"{info.max_sequence_tokens} tokens, those in use {first.max_sequence_tokens}"
+            return f"its longest sequence has {limits}"
+        return ""
+
     def on_ready(self) -> None:
-        """Send requests that wait for an engine."""
+        """Send requests that wait for an engine; start the other engines after the first."""
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._start_others())
         self._send_waiting()
 
     def on_lost(self) -> None:
@@ -199,7 +236,11 @@ class EngineClient:
         self._send_waiting()
 
     def on_gave_up(self, why: str) -> None:
-        """Do as `on_lost`; without any engine, end all requests."""
+        """Do as `on_lost`; without any engine, end all requests, and start no other if the first could not load."""
+        if self.model is None:
+            for member in self.members:
+                if member.phase is EngineState.LOADING:
+                    member.fail(why)
         if self.accepts_requests:
             self._send_waiting()
         else:
@@ -210,10 +251,44 @@ class EngineClient:
         self._changed.set()
         self._changed = asyncio.Event()
 
+    async def _start_others(self) -> None:
+        num_pages = self.members[0].info.num_pages if self.members[0].info is not None else None
+        for member in self.members[1:]:
+            await member.start(num_pages)
+
     def _send_waiting(self) -> None:
-        for member in self.members:
-            if member.is_ready:
-                member.send(self._in_flight.requests_to_send(member.index))
+        ready = self._ready_members()
+        for index, requests in self._in_flight.requests_to_send(ready).items():
+            self.members[index].send(requests)
+        self._expect_trial()
+
+    def _ready_members(self) -> list[ReadyMember]:
+        """Return the members that may be given requests: those that make progress, or all if none does."""
+        ready = [member for member in self.members if member.is_ready]
+        working = [member for member in ready if not member.is_stalled] or ready
+        return [
+            ReadyMember(member.index, member.info.max_num_seqs, member.load)
+            for member in working
+            if member.info is not None
+        ]
+
+    def _drop_aborted(self, request_id: str) -> None:
+        self._in_flight.drop_aborted(request_id)
+        self._send_waiting()
+
+    def _expect_trial(self) -> None:
+        """Reserve a member in a while, if a suspect still waits for its trial then."""
+        is_needed = len(self.members) > 1 and self._in_flight.has_waiting_suspect
+        if is_needed and self._trial_timer is None:
+            self._trial_timer = asyncio.get_running_loop().call_later(MAX_TRIAL_WAIT_SECONDS, self._reserve_member)
+        elif self._trial_timer is not None and not is_needed:
+            self._trial_timer.cancel()
+            self._trial_timer = None
+
+    def _reserve_member(self) -> None:
+        self._trial_timer = None
+        self._in_flight.reserve_member(self._ready_members())
+        self._send_waiting()
 
     def _set_watched(self, is_watched: bool) -> None:
         for member in self.members:

@@ -44,17 +44,24 @@ class InFlightRequest:
         "deaths",
         "member",
         "output",
+        "position",
         "progress",
         "request",
+        "serial",
         "sink",
+        "unreported",
     )
 
-    def __init__(self, request: Request, sink: Sink) -> None:
+    def __init__(self, request: Request, sink: Sink, serial: int = 0) -> None:
+        """serial: number in order of arrival."""
         self.request = request
+        self.serial = serial
         self.sink = sink
         # token ids of choices that have not ended
         self.output = {choice: array("I", request.output_so_far.get(choice, ())) for choice in request.choices}
         self.member: int | None = None  # that has it; None: it waits
+        self.position = 0  # in the queue for a member, as reported; 0: none was reported
+        self.unreported = 0  # choices that were sent and of which no event has arrived
         self.progress = 0  # tokens since it was sent
         self.deaths = 0  # of engines that were computing it, since its last progress
         self._aborted: set[int] = set()  # choices
@@ -80,6 +87,7 @@ class InFlightRequest:
     def resume_request(self, member: int) -> Request:
         """Mark the request as sent to a member and return it with its output so far, for that engine to resume."""
         self.member, self._has_reported, self.progress = member, False, 0
+        self.position, self.unreported = 0, len(self.output)
         self._running.clear()
         output: dict[int, tuple[int, ...]] = {}
         if len(self.output) < self.request.n or any(self.output.values()):
@@ -119,13 +127,20 @@ class InFlightRequest:
 
     def report_no_engine(self) -> None:
         """Report that the request waits for an engine."""
+        self._report_wait(WaitReason.RESTART, 0)
+
+    def report_position(self, position: int) -> None:
+        """Report a changed position in the queue for a member; 1: the next."""
+        if position != self.position:
+            self.position = position
+            self._report_wait(WaitReason.ORDER, position)
+
+    def _report_wait(self, cause: WaitReason, position: int) -> None:
         now = time.monotonic()
         if self._waiting_since is None:
             self._waiting_since = now
         for choice in self.output.keys() - self._aborted:
-            self.deliver(
-                StatusEvent(self.request.id, choice, Phase.QUEUED, cause=WaitReason.RESTART, monotonic_time=now)
-            )
+            self.deliver(StatusEvent(self.request.id, choice, Phase.QUEUED, position, cause=cause, monotonic_time=now))
 
     def abort(self, choice: int | None) -> None:
         """Mark the request or one choice as aborted, whether or not an engine receives the abort."""
