@@ -28,6 +28,7 @@ from app.text.model_folder import ModelNotFound, find_default, find_model
 from engine.config import EXPERIMENTS, EngineConfig
 from engine.model_files.folder import GENERATION_CONFIG_FILE
 from engine.options import VARIABLE_PREFIX, DeclaredOption, declared_options
+from engine.placement import check_device
 
 Options = tuple[DeclaredOption, ...]
 
@@ -101,6 +102,7 @@ def resolve(
     _check_generation_config(values.get("generation_config", AUTO_CONFIG))
     resolved = settings(engine=engine.validate(), model_name=name, **values)
     _check_body_memory(resolved)
+    check_device(resolved.engine.device, resolved.replicas)
     return resolved
 
 

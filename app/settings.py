@@ -13,7 +13,7 @@ import msgspec
 
 from app.admission.tenants import Tenant
 from app.text.generation_config import AUTO_CONFIG
-from engine.config import EngineConfig
+from engine.config import COMPUTATION, EngineConfig
 from engine.options import FINITE, SHARE, Option, at_least, between
 from engine.types import ServiceClass
 
@@ -24,6 +24,8 @@ ToolParser = Literal[
 # Groups of options.
 NETWORK, MODEL, KEYS, LIMITS = "Network", "Model and text", "Keys", "Limits"
 RECOVERY, OBSERVATION, PAGE = "Recovery and shutdown", "Observation", "Chat page"
+
+MAX_REPLICAS = 64
 
 
 class SettingsError(Exception):
@@ -116,6 +118,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # dict: f
             "request requires",
         ),
     ] = False
+    replicas: Annotated[
+        int,
+        Option(
+            COMPUTATION,
+            "engines on this machine that serve the model together, each on cores or a GPU of its own",
+            bounds=(between(1, MAX_REPLICAS),),
+        ),
+    ] = 1
     tenants: Annotated[  # of the option, and of the config file
         tuple[Tenant, ...],
         Option(

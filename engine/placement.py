@@ -84,6 +84,6 @@ def check_device(device: str, count: int) -> None:
 
 
 def _parts(cpus: Sequence[tuple[int, ...]], count: int) -> list[Sequence[tuple[int, ...]]]:
-    """Return `count` consecutive parts, whose lengths differ by at most one."""
+    """Return `count` consecutive parts with lengths that differ by at most one."""
     bounds = [index * len(cpus) // count for index in range(count + 1)]
     return [cpus[first:end] for first, end in pairwise(bounds)]

@@ -30,6 +30,7 @@ from app.cli.open_store import open_store
 from app.cli.service_manager import ServiceManager
 from app.cli.thread_limits import start_tokenizer_threads
 from app.engine_client.client import EngineClient, EngineUnavailable
+from app.engine_client.machine import machine_shares
 from app.http.connection import Connection
 from app.http.security import is_loopback
 from app.http.websocket import WebSocketProtocol
@@ -63,7 +64,8 @@ def run(
     """Serve until a signal ends the server. Returns the exit status, negative for a signal to end the process with.
 
     read_configured: returns the current tenants of the options and the config file; see `KeyReload`. build: see
-    `EngineClient`. Raises `SettingsError` for a limit of the system that leaves too little.
+    `EngineClient`. Raises `SettingsError` for a limit of the system that leaves too little, and `ConfigError` for more
+    engines than the machine has cores or GPUs.
     """
     if (files := _allow_files()) < MIN_OPEN_FILES:
         logs.write_plain(f"carousel: `ulimit -n` allows {files} open files; at least {MIN_OPEN_FILES} are needed")
@@ -85,6 +87,7 @@ def run(
         watchdog=settings.watchdog_timeout,
         logs=(settings.log_level, settings.log_format),
         restart_interval=settings.restart_interval,
+        shares=machine_shares(settings.engine, settings.replicas),
     )
     app = create_app(settings, client, text, logs.writer, connections, state_file)
     config = _config(settings, app, connections)
@@ -188,9 +191,11 @@ async def _show_loading(server: GracefulServer, manager: ServiceManager, url: st
         return str(error)
     await server.accepts()
     tokens = info.num_pages * info.page_size
+    replicas = len(client.members)
+    others = f"; {replicas - 1} more engine{'s' if replicas > 2 else ''} will start" if replicas > 1 else ""
     description = (
         f"{info.parameters / 1e6:.1f}M parameters in {info.storage} on {info.device}, "
-        f"{info.max_num_seqs} slots, KV for {tokens:,} tokens, context {info.max_model_len:,}"
+        f"{info.max_num_seqs} slots, KV for {tokens:,} tokens, context {info.max_model_len:,}{others}"
     )
     logs.write_plain(f"Ready: {url}  ({description})")
     manager.ready(f"Serving at {url}: {description}")
