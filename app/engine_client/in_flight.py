@@ -224,7 +224,7 @@ class InFlight:
             del self._requests[culprit.request.id]
             lost.remove(culprit)
         for request_state in lost:
-            request_state.lose_engine()
+            request_state.lose_engine(is_one_of_several=self._members > 1)
             if not request_state.is_suspect:
                 self._waiting.add(request_state)
         self._answered.discard(member)

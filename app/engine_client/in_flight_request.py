@@ -11,6 +11,7 @@ from collections.abc import Callable, Set
 
 from msgspec.structs import replace
 
+from app.streams.status import EngineLossEvent
 from engine.request_logging import log_request
 from engine.types import (
     EndEvent,
@@ -39,6 +40,7 @@ class InFlightRequest:
     __slots__ = (
         "_aborted",
         "_has_reported",
+        "_loss",
         "_running",
         "_waiting_since",
         "deaths",
@@ -66,6 +68,7 @@ class InFlightRequest:
         self.deaths = 0  # of engines that were computing it, since its last progress
         self._aborted: set[int] = set()  # choices
         self._has_reported = False  # an event has arrived since it was sent
+        self._loss: EngineLossEvent | None = None  # of the engine that had it, until another one gets it
         self._running: set[int] = set()  # choices that have a slot, according to their last event
         self._waiting_since: float | None = None  # since when all its choices wait, according to their events
 
@@ -89,6 +92,9 @@ class InFlightRequest:
         self.member, self._has_reported, self.progress = member, False, 0
         self.position, self.unreported = 0, len(self.output)
         self._running.clear()
+        if self._loss is not None:
+            self._deliver_to_all(replace(self._loss, next_engine=member))
+            self._loss = None
         output: dict[int, tuple[int, ...]] = {}
         if len(self.output) < self.request.n or any(self.output.values()):
             output = {choice: tuple(tokens) for choice, tokens in self.output.items()}
@@ -137,10 +143,17 @@ class InFlightRequest:
 
     def _report_wait(self, cause: WaitReason, position: int) -> None:
         now = time.monotonic()
+        self._note_wait(now)
+        self._deliver_to_all(StatusEvent(self.request.id, 0, Phase.QUEUED, position, cause=cause, monotonic_time=now))
+
+    def _note_wait(self, now: float) -> None:
         if self._waiting_since is None:
             self._waiting_since = now
+
+    def _deliver_to_all(self, event: StatusEvent) -> None:
+        """Deliver a status event to each choice that goes on."""
         for choice in self.output.keys() - self._aborted:
-            self.deliver(StatusEvent(self.request.id, choice, Phase.QUEUED, position, cause=cause, monotonic_time=now))
+            self.deliver(replace(event, choice=choice))
 
     def abort(self, choice: int | None) -> None:
         """Mark the request or one choice as aborted, whether or not an engine receives the abort."""
@@ -162,12 +175,29 @@ class InFlightRequest:
         """End all choices with an error."""
         self.end(self.output.keys(), FinishReason.ERROR, message, code)
 
-    def lose_engine(self) -> None:
+    def lose_engine(self, *, is_one_of_several: bool) -> None:
         """Record the loss of its engine; the request waits for another one."""
-        level, activity = (
-            (logging.WARNING, "while computing it") if self.may_be_computing else (logging.INFO, "while it waited")
-        )
-        log_request(log, level, self.request, "the engine died %s; it resumes in the next engine", activity)
-        self.deaths += self.may_be_computing
+        was_computing, member = self.may_be_computing, self.member
+        assert member is not None
+        self.deaths += was_computing
         self.member, self.progress = None, 0
-        self.report_no_engine()
+        level, activity = (
+            (logging.WARNING, "while computing it") if was_computing else (logging.INFO, "while it waited")
+        )
+        if not is_one_of_several:
+            log_request(log, level, self.request, "the engine died %s; it resumes in the next engine", activity)
+            self.report_no_engine()
+            return
+        log_request(log, level, self.request, "engine %d died %s; it resumes in another engine", member, activity)
+        now = time.monotonic()
+        self._note_wait(now)
+        self._loss = EngineLossEvent(
+            self.request.id,
+            0,
+            Phase.QUEUED,
+            cause=WaitReason.RESTART,
+            monotonic_time=now,
+            lost_engine=member,
+            was_computing=was_computing,
+        )
+        self._deliver_to_all(self._loss)

@@ -104,6 +104,10 @@ export interface Interval {
   by?: ClassName | null;
   mechanism?: Mechanism;
   why?: string;
+  /** Of one of several engines. */
+  lost_engine?: number;
+  was_computing?: boolean;
+  next_engine?: number | null;
 }
 
 /** Body of /v1/requests/{id}. */
