@@ -17,15 +17,18 @@ from app.engine_client.in_flight import InFlight
 from app.engine_client.in_flight_request import Sink
 from app.engine_client.member import STARTING, EngineMember, EngineState
 from app.engine_client.member_counts import ReadyMember
-from app.engine_client.totals import service_state, total_load
+from app.engine_client.service_state import service_state
 from engine.checks import check_request
 from engine.config import EngineConfig
 from engine.ipc import LoadProgress, StepResult
 from engine.placement import WHOLE_MACHINE, Share
-from engine.types import EngineLoad, ModelInfo, Request, Snapshot, Vocabulary
+from engine.types import EngineLoad, ModelInfo, Request, ServiceClass, Snapshot, Vocabulary
 from engine.worker import Builder
 
 MAX_TRIAL_WAIT_SECONDS = 10.0  # for which a suspect waits for a member that becomes idle by itself
+
+
+Watcher = Callable[[int, Snapshot, EngineLoad], None]  # called with an engine's number
 
 
 class EngineUnavailable(Exception):
@@ -49,7 +52,7 @@ class EngineClient:
         engine processes' logs. shares: of the machine, one for each engine.
         """
         self._in_flight = InFlight(len(shares))
-        self._watchers: set[Callable[[Snapshot, EngineLoad], None]] = set()
+        self._watchers: set[Watcher] = set()
         self._changed = asyncio.Event()
         self._trial_timer: asyncio.TimerHandle | None = None
         self._starting: asyncio.Task[None] | None = None  # of the engines after the first
@@ -122,19 +125,9 @@ class EngineClient:
         return sum(member.info.max_num_seqs for member in self.members if member.info is not None)
 
     @property
-    def load(self) -> EngineLoad | None:
-        """Return the last load reports of all engines together; None without an engine that sent one."""
-        return total_load([member.load for member in self.members if member.load is not None])
-
-    @property
     def loading(self) -> LoadProgress:
         """Return the progress of the first engine that starts; that of the first one if none does."""
         return next((member for member in self.members if member.phase in STARTING), self.members[0]).loading
-
-    @property
-    def restarts(self) -> int:
-        """Return the number of engines that replaced another one."""
-        return sum(member.restarts for member in self.members)
 
     # Requests -----------------------------------------------------------------------------------------------------
 
@@ -187,13 +180,17 @@ class EngineClient:
         """Requests that have not ended."""
         return len(self._in_flight)
 
-    def watch(self, watcher: Callable[[Snapshot, EngineLoad], None]) -> None:
-        """Call `watcher` with each snapshot from now on."""
+    def num_waiting(self, service_class: ServiceClass) -> int:
+        """Return the number of requests of a class that no engine has, except for suspects."""
+        return self._in_flight.waiting.count(service_class)
+
+    def watch(self, watcher: Watcher) -> None:
+        """Call `watcher` with the engine's number and each snapshot from now on."""
         if not self._watchers:
             self._set_watched(True)
         self._watchers.add(watcher)
 
-    def unwatch(self, watcher: Callable[[Snapshot, EngineLoad], None]) -> None:
+    def unwatch(self, watcher: Watcher) -> None:
         """Stop calling `watcher`; without watchers the engines make no snapshots."""
         self._watchers.discard(watcher)
         if not self._watchers:
@@ -201,7 +198,7 @@ class EngineClient:
 
     # Callbacks of members -------------------------------------------------------------------------------------------
 
-    def on_step(self, events: Iterable[ReceivedEvent], result: StepResult) -> Iterator[None]:
+    def on_step(self, index: int, events: Iterable[ReceivedEvent], result: StepResult) -> Iterator[None]:
         """Pass on the events of a step; yields after each."""
         for event in events:
             if self._in_flight.handle(event):
@@ -211,7 +208,7 @@ class EngineClient:
             self._send_waiting()
         if result.snapshot is not None:
             for watcher in list(self._watchers):
-                watcher(result.snapshot, result.load)
+                watcher(index, result.snapshot, result.load)
 
     def difference(self, index: int, info: ModelInfo) -> str:
         """Return why a member's new engine cannot continue the texts of the others; empty if it can."""

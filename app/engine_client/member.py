@@ -63,8 +63,10 @@ STARTING = (EngineState.LOADING, EngineState.RESTARTING, EngineState.RETRYING)
 class MemberOwner(Protocol):
     """Receiver of a member's events."""
 
-    def on_step(self, events: Iterable[ReceivedEvent], result: StepResult) -> Iterator[None]:
-        """Handle the results of a step, whose events are translated to this process's clock; yields after each."""
+    def on_step(self, index: int, events: Iterable[ReceivedEvent], result: StepResult) -> Iterator[None]:
+        """Handle the results of a member's step, whose events are translated to this process's clock; yields after
+        each.
+        """
 
     def difference(self, index: int, info: ModelInfo) -> str:
         """Return why a member's new engine cannot serve the same requests as the others; empty if it can."""
@@ -208,7 +210,7 @@ class EngineMember:
             case StepResult():
                 self.load = message.load
                 self._clock.observe(message.clock, self._last_message_at)
-                return self._owner.on_step(self._clock.from_engine(message.events), message)
+                return self._owner.on_step(self.index, self._clock.from_engine(message.events), message)
             case LoadProgress():
                 self.loading = message
                 self._owner.on_change()
