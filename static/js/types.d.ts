@@ -117,6 +117,9 @@ export interface Timeline {
 
 /** An event of /v1/engine/events (app/observe/live_feed.py). */
 export interface Snapshot {
+  /** Number of the engine, from 0, and how many there are. */
+  engine: number;
+  engines: number;
   t: number;
   step: number;
   slots: (Slot | null)[];
@@ -134,6 +137,13 @@ export interface Snapshot {
   batch: { decode: number; prefill_tokens: number };
   requests_finished: number;
   latency: Record<ClassName, Latency>;
+}
+
+/** Event `engine` of /v1/engine/events: an engine that is not ready. */
+export interface EngineEvent {
+  engine: number;
+  engines: number;
+  phase: "loading" | "restarting" | "retrying" | "failed" | "stopped";
 }
 
 export interface Slot {
