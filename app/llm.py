@@ -28,6 +28,7 @@ from typing import Any, Self, TypeVar
 from app.admission.tenants import ANONYMOUS
 from app.engine_client.client import EngineClient, EngineUnavailable
 from app.engine_client.grammar_checker import GrammarChecker
+from app.engine_client.machine import machine_shares
 from app.engine_client.tcp_engine import remote_engines
 from app.errors import ApiError
 from app.generation.request import GenerationRequest
@@ -41,6 +42,7 @@ from app.settings import Settings
 from app.streams.stream_log import Delta, Failure, LogEntry, Reader
 from app.streams.timeline import IntakeTimeline
 from app.text.model_folder import download_model
+from engine.placement import Share
 
 log = logging.getLogger("carousel")
 
@@ -63,12 +65,13 @@ class LLM:
         settings = resolve({"model": model, **patient, **options}, {}, download=download_model)
         if settings.model_warning:
             log.warning("%s", settings.model_warning)
+        shares = machine_shares(settings.engine, settings.replicas)
         self._is_closed = False
         self._grammars: GrammarChecker | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="carousel", daemon=True)
         self._thread.start()
-        self._client = self._run(_make_client(settings))
+        self._client = self._run(_make_client(settings, shares))
         try:
             self._service: Service = create_service(settings, self._client, load_text(settings))
             self._grammars = self._service.grammars
@@ -268,11 +271,12 @@ def _supported(params: Params | None) -> Params:
     return params or {}
 
 
-async def _make_client(settings: Settings) -> EngineClient:
+async def _make_client(settings: Settings, shares: Sequence[Share]) -> EngineClient:
     """Create the client on its event loop."""
     return EngineClient(
         settings.engine,
         watchdog=settings.watchdog_timeout,
         logs=("warning", "text"),
+        shares=shares,
         remote=remote_engines(settings),
     )

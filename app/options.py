@@ -29,6 +29,7 @@ from app.text.model_folder import FoundModel, ModelNotFound, find_default, find_
 from engine.config import EXPERIMENTS, EngineConfig
 from engine.model_files.folder import GENERATION_CONFIG_FILE
 from engine.options import VARIABLE_PREFIX, DeclaredOption, declared_options
+from engine.placement import check_device
 
 Options = tuple[DeclaredOption, ...]
 
@@ -99,6 +100,7 @@ def resolve(
     _check_generation_config(values.get("generation_config", AUTO_CONFIG))
     resolved = settings(engine=engine.validate(), model_name=name, **values)
     _check_body_memory(resolved)
+    check_device(resolved.engine.device, resolved.replicas)
     return resolved
 
 

@@ -69,4 +69,6 @@ def read_engines(values: Mapping[str, Any], engine_options: Sequence[str]) -> tu
             f"{engine_options[0]} cannot be combined with engines: it is an option of `carousel engine`, which starts "
             "them"
         )
+    if values.get("replicas") is not None:
+        raise ConfigError("replicas cannot be combined with engines; each address is one engine")
     return addresses

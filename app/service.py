@@ -30,7 +30,7 @@ from app.conversations.shelf import Limits
 from app.conversations.store import ConversationStore
 from app.engine_client.client import EngineClient, EngineUnavailable
 from app.engine_client.grammar_checker import GrammarChecker
-from app.engine_client.in_flight import Sink
+from app.engine_client.in_flight_request import Sink
 from app.engine_client.member import EngineState
 from app.errors import ApiError
 from app.generation.generation import Generation

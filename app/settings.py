@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from app.admission.tenants import Tenant
 from app.remote_settings import RemoteSettings
 from app.text.generation_config import AUTO_CONFIG
-from engine.config import EngineConfig
+from engine.config import COMPUTATION, EngineConfig
 from engine.options import FINITE, SHARE, Option, at_least, between
 from engine.types import ServiceClass
 
@@ -30,6 +30,7 @@ LogLevel = Annotated[
     str, Option(OBSERVATION, "minimum level of log lines", choices=("debug", "info", "warning", "error"))
 ]
 LogFormat = Annotated[str, Option(OBSERVATION, "json writes each log line as a JSON object", choices=("text", "json"))]
+MAX_REPLICAS = 64
 
 
 class SettingsError(Exception):
@@ -122,6 +123,14 @@ class Settings(RemoteSettings, frozen=True, kw_only=True, dict=True):  # dict: f
             "request requires",
         ),
     ] = False
+    replicas: Annotated[
+        int,
+        Option(
+            COMPUTATION,
+            "engines on this machine that serve the model together, each on cores or a GPU of its own",
+            bounds=(between(1, MAX_REPLICAS),),
+        ),
+    ] = 1
     tenants: Annotated[  # of the option, and of the config file
         tuple[Tenant, ...],
         Option(

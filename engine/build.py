@@ -281,7 +281,7 @@ def _size_cache(config: EngineConfig, model: Model, dtype: torch.dtype, max_len:
     max_pages = 2 * config.max_num_seqs * -(-max_len // config.tokens_per_page)
     if config.num_pages is not None:
         pages = config.num_pages
-        total, source = _total_memory(model.device)
+        total, source = _total_memory(model.device, config.host_memory_share)
         if pages * page_bytes > total:
             raise ConfigError(
                 f"num_pages ({pages}) of {page_bytes} bytes each need {pages * page_bytes / 2**30:.1f} GiB, but only "
@@ -295,33 +295,40 @@ def _size_cache(config: EngineConfig, model: Model, dtype: torch.dtype, max_len:
         pages = min(max_pages, int(free - reserved - (1.0 - config.memory_fraction) * total) // page_bytes)
     else:
         # Half of the free memory: the other half is for untouched weights, activations and other processes.
-        pages = min(max_pages, int(config.memory_fraction * free_memory_bytes() / 2) // page_bytes)
+        share = config.memory_fraction * config.host_memory_share
+        pages = min(max_pages, int(share * free_memory_bytes() / 2) // page_bytes)
     if pages < 1:
         raise ConfigError(
             f"there is no memory for a KV page of {page_bytes} bytes; use a smaller model or raise memory_fraction"
         )
-    host_bytes = config.swap_space * 2**30  # may exceed an integer
-    if host_bytes > (most := _max_swap_bytes(model.device, pages * page_bytes)):
+    host_bytes = config.swap_space * config.host_memory_share * 2**30  # may exceed an integer
+    most = _max_swap_bytes(model.device, pages * page_bytes, config.host_memory_share)
+    if host_bytes > most:
         log.warning(
-            "swap_space is %g GiB, of which %.2f GiB are used: half of the free host memory",
+            "swap_space is %g GiB, of which %.2f GiB are used: half of the free host memory%s",
             config.swap_space,
             most / 2**30,
+            "" if config.host_memory_share == 1 else f", divided by {1 / config.host_memory_share:.0f} engines",
         )
         host_bytes = most
     return pages, int(min(host_bytes / page_bytes, max_pages))
 
 
-def _total_memory(device: torch.device) -> tuple[int, str]:
-    """Return the bytes that a device has, or that this process may use of a CPU's memory, and the name of the limit."""
+def _total_memory(device: torch.device, share: float) -> tuple[int, str]:
+    """Return the bytes that a device has, or this engine's share of a CPU's memory, and the name of the limit."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1], "the GPU's memory"
     memory = total_memory()
-    return memory.limit, memory.source
+    source = memory.source if share == 1 else f"{memory.source}, divided by {1 / share:.0f} engines"
+    return int(memory.limit * share), source
 
 
-def _max_swap_bytes(device: torch.device, cache_bytes: int) -> int:
-    """Return the most bytes that swapped pages may take: half of the host memory that the KV cache leaves."""
-    return max(0, free_memory_bytes() - (cache_bytes if device.type == "cpu" else 0)) // 2
+def _max_swap_bytes(device: torch.device, cache_bytes: int, share: float) -> int:
+    """Return the most bytes that swapped pages may take: this engine's share of half of the host memory that the KV
+    caches leave.
+    """
+    taken = cache_bytes / share if device.type == "cpu" else 0
+    return int(share * max(0, free_memory_bytes() - taken) / 2)
 
 
 def _log_free_memory(device: torch.device, when: str) -> int:

@@ -45,6 +45,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """
 
     model: str  # directory in Hugging Face layout
+    host_memory_share: float = 1.0  # of the host memory that the options grant; less beside other engines
     device: Annotated[str, Option(COMPUTATION, "device: auto, cpu, cuda or cuda:N")] = "auto"
     dtype: Annotated[
         Dtype,

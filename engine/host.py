@@ -44,9 +44,14 @@ def return_free_memory() -> None:
         trim(0)
 
 
+def usable_cpus() -> set[int]:
+    """Return the numbers of the cores, or of their hardware threads, that this process may use."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
 def num_cores() -> int:
     """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(usable_cpus())
 
 
 def lower_priority(thread_id: int) -> None:

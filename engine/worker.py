@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import signal
 import socket
 import sys
@@ -157,7 +158,7 @@ class Worker:
             case UseVocabulary(vocabulary):
                 self._engine.use_vocabulary(vocabulary)
             case EchoRequest():
-                pass  # this turn of the loop counts a heartbeat
+                self._sent_at = -math.inf  # this turn of the loop counts a heartbeat, and sends it
             case WatchSnapshots(on):
                 connection.is_watching, self._snapshot_at = on, 0.0
             case Start() | Hello():

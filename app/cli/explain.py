@@ -75,6 +75,8 @@ def timeline_lines(account: dict[str, Any]) -> list[str]:
 
 
 def _explanation(interval: dict[str, Any]) -> str:
+    if interval.get("lost_engine") is not None:
+        return _loss(interval)
     code: str = interval.get("cause", "")
     cause = CAUSE_TEXTS.get(code, code)
     if interval["phase"] != "paused":
@@ -82,6 +84,16 @@ def _explanation(interval: dict[str, Any]) -> str:
     beneficiary = f"for a request of class {interval['by']}" if interval["by"] else "as memory ran short"
     kept = MECHANISM_TEXTS[interval["mechanism"]]
     return f"{beneficiary}, {kept}: {interval['why']}" + (f"; {cause}" if cause else "")
+
+
+def _loss(interval: dict[str, Any]) -> str:
+    """Return which engine was lost and how, and which one continued the answer."""
+    loss = "was drained" if interval["was_drained"] else "died"
+    activity = "while computing it" if interval["was_computing"] else "while it waited there"
+    successor = interval["next_engine"]
+    return f"engine {interval['lost_engine']} {loss} {activity}" + (
+        "" if successor is None else f"; it went on in engine {successor}"
+    )
 
 
 def _time(milliseconds: float) -> str:

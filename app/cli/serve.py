@@ -29,6 +29,7 @@ from app.cli.open_store import open_store
 from app.cli.service_manager import ServiceManager
 from app.cli.thread_limits import start_tokenizer_threads
 from app.engine_client.client import EngineClient, EngineUnavailable
+from app.engine_client.machine import machine_shares
 from app.engine_client.tcp_engine import remote_engines
 from app.http.connection import Connection
 from app.http.security import is_loopback
@@ -62,7 +63,8 @@ def run(
     """Serve until a signal ends the server. Returns the exit status, negative for a signal to end the process with.
 
     read_configured: returns the current tenants of the options and the config file; see `KeyReload`. build: see
-    `EngineClient`. Raises `SettingsError` for a limit of the system that leaves too little.
+    `EngineClient`. Raises `SettingsError` for a limit of the system that leaves too little, and `ConfigError` for more
+    engines than the machine has cores or GPUs.
     """
     if (files := _allow_files()) < MIN_OPEN_FILES:
         logs.write_plain(f"carousel: `ulimit -n` allows {files} open files; at least {MIN_OPEN_FILES} are needed")
@@ -84,6 +86,7 @@ def run(
         watchdog=settings.watchdog_timeout,
         logs=(settings.log_level, settings.log_format),
         restart_interval=settings.restart_interval,
+        shares=machine_shares(settings.engine, settings.replicas),
         remote=remote_engines(settings),
     )
     app = create_app(settings, client, text, logs.writer, connections, state_file)
@@ -175,7 +178,8 @@ async def _show_loading(server: GracefulServer, manager: ServiceManager, url: st
     except EngineUnavailable as error:
         return str(error)
     await server.accepts()
-    description = describe(info)
+    others = len(client.members) - 1
+    description = describe(info) + (f"; {others} more engine{'s' * (others > 1)} will start" if others else "")
     logs.write_plain(f"Ready: {url}  ({description})")
     manager.ready(f"Serving at {url}: {description}")
     return ""

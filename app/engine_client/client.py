@@ -1,4 +1,4 @@
-"""EngineClient: the API's side of the engine. Sends requests to members, and calls their sinks with events. If an
+"""EngineClient: the API's side of the engines. Sends requests to members, and calls their sinks with events. If an
 engine dies, another one resumes its requests from the output so far.
 
 Messages are handled by plain function calls, so that a token costs no task switch. Has no knowledge of HTTP or text.
@@ -8,24 +8,30 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from app.engine_client.channel_clock import ReceivedEvent
 from app.engine_client.engine_process import EngineProcess
-from app.engine_client.in_flight import InFlight, Sink
+from app.engine_client.in_flight import InFlight
+from app.engine_client.in_flight_request import Sink
 from app.engine_client.member import STARTING, EngineMember, EngineState
-from app.engine_client.totals import service_state, total_load
+from app.engine_client.member_counts import ReadyMember
+from app.engine_client.service_state import service_state
 from app.engine_client.transport import TransportMaker
 from engine.checks import check_request
 from engine.config import EngineConfig
 from engine.ipc import LoadProgress, StepResult
-from engine.types import EngineLoad, ModelInfo, Request, Snapshot, Vocabulary
+from engine.placement import WHOLE_MACHINE, Share
+from engine.types import EngineLoad, ModelInfo, Request, ServiceClass, Snapshot, Vocabulary
 from engine.worker import Builder
 
+MAX_TRIAL_WAIT_SECONDS = 10.0  # for which a suspect waits for a member that becomes idle by itself
 # Seconds between further connections to an engine of another machine after several in a row failed, by default. Its
 # failures do not end this process, which has not started it.
 REMOTE_RETRY_SECONDS = 10.0
+
+Watcher = Callable[[int, Snapshot, EngineLoad], None]  # called with an engine's number
 
 
 class EngineUnavailable(Exception):
@@ -33,7 +39,7 @@ class EngineUnavailable(Exception):
 
 
 class EngineClient:
-    """One engine in its own process; with `build`, on a thread of this process (for tests); or engines elsewhere."""
+    """Engines in processes of their own; with `build`, on threads of this process (for tests); or engines elsewhere."""
 
     def __init__(
         self,
@@ -42,23 +48,37 @@ class EngineClient:
         watchdog: float = math.inf,
         logs: tuple[str, str] = ("info", "text"),
         restart_interval: float | None = None,
+        shares: Sequence[Share] = (WHOLE_MACHINE,),
         remote: Mapping[str, TransportMaker] | None = None,
     ) -> None:
         """watchdog: seconds without progress after which an engine is replaced. restart_interval: seconds between
         further starts after several in a row have failed; None: the client fails instead. logs: level and format of the
-        engine process's log. remote: makers of transports to engines that other processes have started, by name.
+        engine processes' logs. shares: of the machine, one for each engine. remote: makers of transports to engines
+        that other processes have started, by name; there are no others then.
         """
-        self._watchers: set[Callable[[Snapshot, EngineLoad], None]] = set()
+        self._watchers: set[Watcher] = set()
         self._changed = asyncio.Event()
+        self._trial_timer: asyncio.TimerHandle | None = None
+        self._starting: asyncio.Task[None] | None = None  # of the engines after the first
         self._uses_vocabulary = False  # since the first request with a constraint
-        makers = remote or {"the engine": partial(EngineProcess, build=build, logs=logs)}
-        if remote and restart_interval is None:
-            restart_interval = REMOTE_RETRY_SECONDS
-        self._in_flight = InFlight(len(makers))
+        self._starts_in_turn = not remote
+        if remote:
+            restart_interval = REMOTE_RETRY_SECONDS if restart_interval is None else restart_interval
+            engines = [(name, config, maker) for name, maker in remote.items()]
+        else:
+            engines = [
+                (
+                    f"engine {index}" if len(shares) > 1 else "",
+                    share.apply_to(config),
+                    partial(EngineProcess, build=build, logs=logs, cpus=share.cpus),
+                )
+                for index, share in enumerate(shares)
+            ]
+        self._in_flight = InFlight(len(engines))
         self.members = tuple(
             EngineMember(
                 index,
-                config,
+                member_config,
                 make_engine,
                 self._in_flight,
                 self,
@@ -66,14 +86,18 @@ class EngineClient:
                 restart_interval=restart_interval,
                 name=name,
             )
-            for index, (name, make_engine) in enumerate(makers.items())
+            for index, (name, member_config, make_engine) in enumerate(engines)
         )
 
     # Engine lifecycle -----------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start the engine and begin to load the model. Returns at once; `ready` waits."""
-        for member in self.members:
+        """Start the first engine and begin to load the model. Returns at once; `ready` waits.
+
+        The other engines start when it is ready: with the number of pages that it has, so that they accept the same
+        requests, and with compiled kernels. Requests are served from then on. Engines elsewhere are connected at once.
+        """
+        for member in self.members[:1] if self._starts_in_turn else self.members:
             await member.start()
 
     async def ready(self) -> ModelInfo:
@@ -92,6 +116,11 @@ class EngineClient:
 
     async def stop(self) -> None:
         """Close the channels and wait for the processes to end."""
+        if self._starting is not None:
+            self._starting.cancel()
+            await asyncio.wait([self._starting])
+        if self._trial_timer is not None:
+            self._trial_timer.cancel()
         await asyncio.gather(*(member.stop() for member in self.members))
 
     @property
@@ -115,19 +144,9 @@ class EngineClient:
         return sum(member.info.max_num_seqs for member in self.members if member.info is not None)
 
     @property
-    def load(self) -> EngineLoad | None:
-        """Return the last load reports of all engines together; None without an engine that sent one."""
-        return total_load([member.load for member in self.members if member.load is not None])
-
-    @property
     def loading(self) -> LoadProgress:
         """Return the progress of the first engine that starts; that of the first one if none does."""
         return next((member for member in self.members if member.phase in STARTING), self.members[0]).loading
-
-    @property
-    def restarts(self) -> int:
-        """Return the number of engines that replaced another one."""
-        return sum(member.restarts for member in self.members)
 
     # Requests -----------------------------------------------------------------------------------------------------
 
@@ -160,11 +179,9 @@ class EngineClient:
         choice has ended.
         """
         ongoing = self._in_flight.add(request, sink)
-        for member in self.members:
-            if member.is_ready and self._in_flight.takes_requests(member.index):
-                member.submit(ongoing)
-                return
-        ongoing.report_no_engine()
+        self._send_waiting()
+        if ongoing.member is None and not ongoing.position:
+            ongoing.report_no_engine()
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
         """Ask the engine to end a request or one choice. Its `EndEvent` still arrives at the sink."""
@@ -175,20 +192,24 @@ class EngineClient:
         if ongoing.member is not None:
             self.members[ongoing.member].abort(request_id, choice)
         else:  # called later: a caller must not receive an event during its own call
-            asyncio.get_running_loop().call_soon(self._in_flight.drop_aborted, request_id)
+            asyncio.get_running_loop().call_soon(self._drop_aborted, request_id)
 
     @property
     def in_flight(self) -> int:
         """Requests that have not ended."""
         return len(self._in_flight)
 
-    def watch(self, watcher: Callable[[Snapshot, EngineLoad], None]) -> None:
-        """Call `watcher` with each snapshot from now on."""
+    def num_waiting(self, service_class: ServiceClass) -> int:
+        """Return the number of requests of a class that no engine has, except for suspects."""
+        return self._in_flight.waiting.count(service_class)
+
+    def watch(self, watcher: Watcher) -> None:
+        """Call `watcher` with the engine's number and each snapshot from now on."""
         if not self._watchers:
             self._set_watched(True)
         self._watchers.add(watcher)
 
-    def unwatch(self, watcher: Callable[[Snapshot, EngineLoad], None]) -> None:
+    def unwatch(self, watcher: Watcher) -> None:
         """Stop calling `watcher`; without watchers the engines make no snapshots."""
         self._watchers.discard(watcher)
         if not self._watchers:
@@ -196,18 +217,36 @@ class EngineClient:
 
     # Callbacks of members -------------------------------------------------------------------------------------------
 
-    def on_step(self, events: Iterable[ReceivedEvent], result: StepResult) -> Iterator[None]:
+    def on_step(self, index: int, events: Iterable[ReceivedEvent], result: StepResult) -> Iterator[None]:
         """Pass on the events of a step; yields after each."""
         for event in events:
             if self._in_flight.handle(event):
                 self._send_waiting()
             yield
+        if self._in_flight.waiting.late:
+            self._send_waiting()
         if result.snapshot is not None:
             for watcher in list(self._watchers):
-                watcher(result.snapshot, result.load)
+                watcher(index, result.snapshot, result.load)
+
+    def difference(self, index: int, info: ModelInfo) -> str:
+        """Return why a member's new engine cannot continue the texts of the others; empty if it can."""
+        others = (member for member in self.members if member.index != index)
+        if (first := next((member.info for member in others if member.info is not None), None)) is None:
+            return ""
+        if info.fingerprint != first.fingerprint:
+            return f"its model, dtype or kernels differ ({info.fingerprint}) from those in use ({first.fingerprint})"
+        if info.max_sequence_tokens < first.max_sequence_tokens:
+            limits = f"{info.max_sequence_tokens} tokens, those in use {first.max_sequence_tokens}"
+            return f"its longest sequence has {limits}"
+        return ""
 
     def on_ready(self) -> None:
-        """Send requests that wait for an engine, and those of engines that are draining."""
+        """Send requests that wait for an engine, and those of engines that are draining; start the other engines after
+        the first.
+        """
+        if self._starts_in_turn and self._starting is None:
+            self._starting = asyncio.create_task(self._start_others())
         self.on_draining()
         self._send_waiting()
 
@@ -223,7 +262,11 @@ class EngineClient:
         self._send_waiting()
 
     def on_gave_up(self, why: str) -> None:
-        """Do as `on_lost`; without any engine, end all requests."""
+        """Do as `on_lost`; without any engine, end all requests, and start no other if the first could not load."""
+        if self.model is None and self._starts_in_turn:
+            for member in self.members:
+                if member.phase is EngineState.LOADING:
+                    member.fail(why)
         if self.accepts_requests:
             self._send_waiting()
         else:
@@ -234,10 +277,44 @@ class EngineClient:
         self._changed.set()
         self._changed = asyncio.Event()
 
+    async def _start_others(self) -> None:
+        num_pages = self.members[0].info.num_pages if self.members[0].info is not None else None
+        for member in self.members[1:]:
+            await member.start(num_pages)
+
     def _send_waiting(self) -> None:
-        for member in self.members:
-            if member.is_ready:
-                member.send(self._in_flight.requests_to_send(member.index))
+        ready = self._ready_members()
+        for index, requests in self._in_flight.requests_to_send(ready).items():
+            self.members[index].send(requests)
+        self._expect_trial()
+
+    def _ready_members(self) -> list[ReadyMember]:
+        """Return the members that may be given requests: those that make progress, or all if none does."""
+        ready = [member for member in self.members if member.is_ready]
+        working = [member for member in ready if not member.is_stalled] or ready
+        return [
+            ReadyMember(member.index, member.info.max_num_seqs, member.load)
+            for member in working
+            if member.info is not None
+        ]
+
+    def _drop_aborted(self, request_id: str) -> None:
+        self._in_flight.drop_aborted(request_id)
+        self._send_waiting()
+
+    def _expect_trial(self) -> None:
+        """Reserve a member in a while, if a suspect still waits for its trial then."""
+        is_needed = len(self.members) > 1 and self._in_flight.has_waiting_suspect
+        if is_needed and self._trial_timer is None:
+            self._trial_timer = asyncio.get_running_loop().call_later(MAX_TRIAL_WAIT_SECONDS, self._reserve_member)
+        elif self._trial_timer is not None and not is_needed:
+            self._trial_timer.cancel()
+            self._trial_timer = None
+
+    def _reserve_member(self) -> None:
+        self._trial_timer = None
+        self._in_flight.reserve_member(self._ready_members())
+        self._send_waiting()
 
     def _set_watched(self, is_watched: bool) -> None:
         for member in self.members:

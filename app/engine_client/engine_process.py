@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 
 from app.child_environment import module_environment
 from app.engine_client.channel import Channel
@@ -39,12 +39,15 @@ class EngineProcess:
         on_loss: Callable[[str], None],
         build: Builder | None = None,
         logs: tuple[str, str] = ("info", "text"),
+        cpus: Collection[int] = (),
     ) -> None:
+        """cpus: cores to which the process is bound; empty: those of this process."""
         self.process: subprocess.Popen[bytes] | None = None
         self._thread: threading.Thread | None = None
         self._is_started = False
         self._build = build
         self._logs = logs
+        self._cpus = cpus
         self._channel = Channel(on_message, on_loss)
         self.heartbeat = Heartbeat()
 
@@ -54,7 +57,8 @@ class EngineProcess:
         if self._build is None:
             with theirs:
                 try:
-                    self.process = _spawn(theirs, self.heartbeat, self._logs)
+                    with _bound_to(self._cpus):
+                        self.process = _spawn(theirs, self.heartbeat, self._logs)
                 except OSError:
                     ours.close()
                     raise
@@ -105,6 +109,22 @@ class EngineProcess:
             return ""
         names = {one.value: one.name for one in signal.Signals}
         return f"with status {status}" if status >= 0 else f"by {names.get(-status, f'signal {-status}')}"
+
+
+@contextlib.contextmanager
+def _bound_to(cpus: Collection[int]) -> Iterator[None]:
+    """Bind this thread to `cpus` meanwhile, if any are given: a new process inherits it before it runs, and libraries
+    read the number of cores when they are loaded.
+    """
+    if not cpus:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cpus)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def _spawn(sock: socket.socket, heartbeat: Heartbeat, logs: tuple[str, str]) -> subprocess.Popen[bytes]:

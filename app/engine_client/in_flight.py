@@ -1,181 +1,50 @@
-"""Requests in flight: every request that has not ended, with its output so far, so that another engine can resume it;
-and the choice of requests that an engine is given. Independent of processes.
+"""Requests in flight: every request that has not ended, and the member that gets it. Independent of processes.
 
-Each engine is a member, named by a number. A request waits, or exactly one member has it.
+Each engine is a member, named by a number. A request waits, or exactly one member has it. `router` chooses the member,
+and `waiting_requests` has the order of those that wait.
 
 A request that was being computed when an engine died is suspected from the second time on. A suspect is tried alone: it
 has a member for itself, and the requests of other members go on. If the engine dies again with only the suspect at
 work, that request alone ends with an error. A member that tries suspects takes no other request until none is left. A
 suspect that has made progress stays on its member. The next one is tried after its end, or at once on an idle member;
-the only member tries the next one beside it, as there is no other place.
+the only member tries the next one beside it, as there is no other place. If all members are busy for long, one of them
+is reserved: it takes no other request, so that it becomes idle.
 """
 
 from __future__ import annotations
 
 import logging
-import time
-from array import array
-from collections.abc import Callable, Set
-
-from msgspec.structs import replace
+import random
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import count
 
 from app.engine_client.channel_clock import ReceivedEvent
+from app.engine_client.in_flight_request import InFlightRequest, Sink
+from app.engine_client.member_counts import MemberCounts, ReadyMember
+from app.engine_client.router import MemberLoad, choose_member
+from app.engine_client.waiting_requests import WaitingRequests
 from engine.request_logging import log_request
-from engine.types import (
-    EndEvent,
-    Event,
-    FinishReason,
-    Phase,
-    PromptEvent,
-    Request,
-    StatusEvent,
-    TokenEvent,
-    WaitReason,
-)
+from engine.types import Request, TokenEvent
 
 log = logging.getLogger("carousel.in_flight")
 
-Sink = Callable[[Event], None]
-
-SUSPECT_DEATHS = 2  # deaths of engines that were computing the request, without progress since
-# tokens of each choice after which an earlier crash is not attributed to it: more than are in flight at once
-MIN_PROGRESS_TOKENS = 4
 CULPRIT_MESSAGE = (
     "The engine died {} times while computing this request, the last time with no other; see the server log."
 )
 
 
-class InFlightRequest:
-    """A request, the output of its choices, and its state in the engine that has it."""
-
-    __slots__ = (
-        "_aborted",
-        "_has_reported",
-        "_running",
-        "_waiting_since",
-        "deaths",
-        "member",
-        "output",
-        "progress",
-        "request",
-        "sink",
-    )
-
-    def __init__(self, request: Request, sink: Sink) -> None:
-        self.request = request
-        self.sink = sink
-        # token ids of choices that have not ended
-        self.output = {choice: array("I", request.output_so_far.get(choice, ())) for choice in request.choices}
-        self.member: int | None = None  # that has it; None: it waits
-        self.progress = 0  # tokens since it was sent
-        self.deaths = 0  # of engines that were computing it, since its last progress
-        self._aborted: set[int] = set()  # choices
-        self._has_reported = False  # an event has arrived since it was sent
-        self._running: set[int] = set()  # choices that have a slot, according to their last event
-        self._waiting_since: float | None = None  # since when all its choices wait, according to their events
-
-    @property
-    def may_be_computing(self) -> bool:
-        """Return whether its engine may be computing it; true unless it is known to wait."""
-        return self.member is not None and (bool(self._running) or not self._has_reported)
-
-    @property
-    def has_progressed(self) -> bool:
-        """Return whether it made enough progress since it was sent that its earlier state did not crash the engine."""
-        return self.progress >= MIN_PROGRESS_TOKENS * len(self.output)
-
-    @property
-    def is_suspect(self) -> bool:
-        """Return whether it is tried alone before it is computed beside other requests."""
-        return self.deaths >= SUSPECT_DEATHS
-
-    def resume_request(self, member: int) -> Request:
-        """Mark the request as sent to a member and return it with its output so far, for that engine to resume."""
-        self.member, self._has_reported, self.progress = member, False, 0
-        self._running.clear()
-        output: dict[int, tuple[int, ...]] = {}
-        if len(self.output) < self.request.n or any(self.output.values()):
-            output = {choice: tuple(tokens) for choice, tokens in self.output.items()}
-        if not output and self._waiting_since is None:
-            return self.request
-        return replace(self.request, output_so_far=output, waiting_since=self._waiting_since)
-
-    def update(self, event: Event) -> None:
-        """Update the state from an event of a choice that has not ended."""
-        choice = event.choice
-        if isinstance(event, TokenEvent):
-            self.output[choice].append(event.token_id)
-            self.progress += 1
-            if event.finish is not None:
-                del self.output[choice]
-        elif isinstance(event, EndEvent):
-            del self.output[choice]
-        elif isinstance(event, PromptEvent):
-            self._has_reported = True
-        elif event.state == "running":
-            self._has_reported = True
-            self._running.add(choice)
-            self._waiting_since = None
-        else:
-            self._has_reported = True
-            self._running.discard(choice)
-            if self._waiting_since is None and not self._running:
-                self._waiting_since = event.monotonic_time
-
-    def deliver(self, event: Event) -> None:
-        """Pass an event to the sink. An exception in one sink must not end the task that serves all requests."""
-        try:
-            self.sink(event)
-        except Exception:
-            log_request(log, logging.ERROR, self.request, "an event could not be handled", has_traceback=True)
-
-    def report_no_engine(self) -> None:
-        """Report that the request waits for an engine."""
-        now = time.monotonic()
-        if self._waiting_since is None:
-            self._waiting_since = now
-        for choice in self.output.keys() - self._aborted:
-            self.deliver(
-                StatusEvent(self.request.id, choice, Phase.QUEUED, cause=WaitReason.RESTART, monotonic_time=now)
-            )
-
-    def abort(self, choice: int | None) -> None:
-        """Mark the request or one choice as aborted, whether or not an engine receives the abort."""
-        self._aborted |= self.output.keys() if choice is None else {choice}
-
-    def end_aborted(self) -> None:
-        """End aborted choices without an engine."""
-        self.end(self._aborted, FinishReason.ABORT)
-
-    def end(self, choices: Set[int], finish: FinishReason, message: str = "", code: str = "") -> None:
-        """End those of `choices` that have not ended, without an event from the engine."""
-        for choice in sorted(self.output.keys() & choices):
-            self.deliver(StatusEvent(self.request.id, choice, Phase.ENDED, monotonic_time=time.monotonic()))
-            event = EndEvent(self.request.id, choice, finish, message, code)
-            self.update(event)
-            self.deliver(event)
-
-    def fail(self, message: str, code: str) -> None:
-        """End all choices with an error."""
-        self.end(self.output.keys(), FinishReason.ERROR, message, code)
-
-    def lose_engine(self, *, has_died: bool) -> None:
-        """Record the loss of its engine, which has died or is drained; the request waits for another one."""
-        loss, is_suspicious = "died" if has_died else "is drained", has_died and self.may_be_computing
-        activity = "while computing it" if self.may_be_computing else "while it waited"
-        level = logging.WARNING if is_suspicious else logging.INFO
-        log_request(log, level, self.request, "the engine %s %s; it resumes in the next engine", loss, activity)
-        self.deaths += is_suspicious
-        self.member, self.progress = None, 0
-        self.report_no_engine()
-
-
 class InFlight:
     """Requests in flight, in order of arrival, and the members that have them."""
 
-    def __init__(self, members: int = 1) -> None:
+    def __init__(self, members: int = 1, draw: random.Random | None = None) -> None:
+        """draw: chooses among members; None: one of its own."""
         self._members = members
+        self._draw = draw or random.Random()
+        self._serials = count()
         self._requests: dict[str, InFlightRequest] = {}
+        self._counts = MemberCounts(members)
+        self._waiting = WaitingRequests(binds_late=members > 1)  # all that wait, except for suspects
         self._suspects: list[InFlightRequest] = []  # in order of their trials
         # Suspect that a member tries. None: its trial has ended, and the member is kept free for the next suspect.
         self._trials: dict[int, InFlightRequest | None] = {}
@@ -186,7 +55,16 @@ class InFlight:
 
     def has_requests(self, member: int) -> bool:
         """Return whether a member has any request."""
-        return any(request_state.member == member for request_state in self._requests.values())
+        return self.num_choices(member) > 0
+
+    def num_choices(self, member: int) -> int:
+        """Return the number of choices that a member has."""
+        return self._counts.total(member)
+
+    @property
+    def waiting(self) -> WaitingRequests:
+        """Return the requests that no member has, except for suspects."""
+        return self._waiting
 
     def is_at_work(self, member: int = 0) -> bool:
         """Return whether a member's engine may be computing any request."""
@@ -211,8 +89,9 @@ class InFlight:
         )
 
     def add(self, request: Request, sink: Sink) -> InFlightRequest:
-        """Add a new request."""
-        request_state = self._requests[request.id] = InFlightRequest(request, sink)
+        """Add a new request, which waits."""
+        request_state = self._requests[request.id] = InFlightRequest(request, sink, next(self._serials))
+        self._waiting.add(request_state)
         return request_state
 
     def get(self, request_id: str) -> InFlightRequest | None:
@@ -226,11 +105,19 @@ class InFlight:
         request_state = self._requests.get(event.request_id)
         if request_state is None or event.choice not in request_state.output:
             return False
+        member = request_state.member
+        if member is not None and request_state.unreported:
+            self._counts.report(member, request_state.request.service_class, request_state.unreported)
+            request_state.unreported = 0
+        choices = len(request_state.output)
         request_state.update(event)
+        if member is not None and len(request_state.output) < choices:
+            self._counts.end(member, request_state.request.service_class)
+            self._waiting.release(request_state, 1)
         if not request_state.output:
             del self._requests[event.request_id]
-            if isinstance(event, TokenEvent) and request_state.member is not None:
-                self._answered.add(request_state.member)
+            if isinstance(event, TokenEvent) and member is not None:
+                self._answered.add(member)
         request_state.deliver(event)
         if not request_state.deaths and not self._suspects:
             return False
@@ -249,47 +136,98 @@ class InFlight:
                 return True
         return not request_state.output and self.is_on_trial and not self.has_requests(member)
 
-    def requests_to_send(self, member: int = 0) -> list[Request]:
-        """Return the requests that may be sent to a member's engine now and wait, in order."""
-        for request_state in list(self._requests.values()):
-            if request_state.member is None:
-                request_state.end_aborted()
-        self._forget_ended()
-        if self._trials.get(member) is not None:
-            return []
-        if suspect := self._next_suspect:
-            if self._may_try(member):
+    def requests_to_send(self, ready: Sequence[ReadyMember]) -> Mapping[int, list[Request]]:
+        """Return the requests that are sent to members' engines now, in order. ready: members with an engine."""
+        sent: defaultdict[int, list[Request]] = defaultdict(list)
+        for member in ready:
+            if (suspect := self._suspect_for(member.index)) is not None:
+                sent[member.index].append(self._place(suspect, member.index))
+        takers = {member.index: member for member in ready if self.takes_requests(member.index)}
+        for index in takers:
+            self._trials.pop(index, None)
+        loads = {index: self._counts.load(member) for index, member in takers.items()}
+        while loads and (request_state := self._next_waiting(loads)) is not None:
+            is_late = self._waiting.is_late(request_state)
+            candidates = [load for load in loads.values() if load.takes_batch or not is_late]
+            index = choose_member(candidates, request_state.request.service_class, self._draw)
+            sent[index].append(self._place(request_state, index))
+            loads[index] = self._counts.load(takers[index])
+        if loads and self._waiting.late and (sent or self._waiting.has_unranked):
+            self._waiting.report_positions(sum(load.waiting for load in loads.values()))
+        return sent
+
+    def reserve_member(self, ready: Sequence[ReadyMember]) -> None:
+        """Let the member with the fewest choices take no other request until a suspect has been tried on it."""
+        others = [member.index for member in ready if self._trials.get(member.index) is None]
+        if self.has_waiting_suspect and others and not any(member in self._trials for member in others):
+            self._trials[min(others, key=self._counts.total)] = None
+
+    @property
+    def has_waiting_suspect(self) -> bool:
+        """Return whether a suspect waits for its trial."""
+        return self._next_suspect is not None
+
+    def _suspect_for(self, member: int) -> InFlightRequest | None:
+        """Return the suspect that a member tries from now on; None if it tries one already, or none."""
+        while self._trials.get(member) is None and (suspect := self._next_suspect) is not None:
+            if not self._may_try(member):
+                return None
+            if self._is_live(suspect):
                 self._trials[member] = suspect
-                return [suspect.resume_request(member)]
-            if member in self._trials:
-                return []
-        self._trials.pop(member, None)
-        waiting = (request_state for request_state in self._requests.values() if request_state.member is None)
-        return [request_state.resume_request(member) for request_state in waiting if not request_state.is_suspect]
+                return suspect
+        return None
+
+    def _next_waiting(self, loads: Mapping[int, MemberLoad]) -> InFlightRequest | None:
+        """Return the next waiting request that one of these members takes; None without one."""
+        takes_late = any(load.takes_batch for load in loads.values())
+        while (request_state := self._waiting.first(takes_late=takes_late)) is not None:
+            if self._is_live(request_state):
+                return request_state
+        return None
+
+    def _is_live(self, request_state: InFlightRequest) -> bool:
+        """End the aborted choices of a waiting request, and forget it if it has no others. Returns whether it has."""
+        request_state.end_aborted()
+        if not request_state.output:
+            self._forget(request_state)
+        return bool(request_state.output)
+
+    def _place(self, request_state: InFlightRequest, member: int) -> Request:
+        """Give a request to a member. Returns it for its engine."""
+        if not request_state.is_suspect:
+            self._waiting.remove(request_state)
+        self._waiting.hold(request_state)
+        self._counts.add(member, request_state.request.service_class, len(request_state.output))
+        return request_state.resume_request(member)
 
     def drop_aborted(self, request_id: str) -> None:
         """End the aborted choices of a request that no engine has."""
         request_state = self._requests.get(request_id)
         if request_state is not None and request_state.member is None:
-            request_state.end_aborted()
-            if not request_state.output:
-                self._forget_ended()
+            self._is_live(request_state)
 
     def lose_engine(self, member: int = 0, *, has_died: bool = True) -> bool:
         """Record the loss of a member's engine, which has died or is drained. Its culprit, if known, ends with an
         error; the member's other requests wait for another engine. Returns whether there is a culprit.
         """
-        at_work = [request_state for request_state in self._requests_of(member) if request_state.may_be_computing]
+        lost = self._requests_of(member)
+        at_work = [request_state for request_state in lost if request_state.may_be_computing]
+        for request_state in lost:
+            self._waiting.release(request_state, len(request_state.output))
+        self._counts.clear(member)
         suspect = self._trials.pop(member, None)
         culprit = suspect if has_died and at_work == [suspect] else None
         if culprit is not None:
             message = CULPRIT_MESSAGE.format(culprit.deaths + 1)
             log_request(log, logging.ERROR, culprit.request, "%s", message)
             culprit.fail(message, "engine_died")
-        for request_state in self._requests_of(member):
-            request_state.lose_engine(has_died=has_died)
+            del self._requests[culprit.request.id]
+            lost.remove(culprit)
+        for request_state in lost:
+            request_state.lose_engine(has_died=has_died, is_one_of_several=self._members > 1)
+            if not request_state.is_suspect:
+                self._waiting.add(request_state)
         self._answered.discard(member)
-        self._forget_ended()
         suspects = (request_state for request_state in self._requests.values() if request_state.is_suspect)
         self._suspects = sorted(suspects, key=lambda request_state: request_state.request.service_class)
         return culprit is not None
@@ -297,6 +235,8 @@ class InFlight:
     def fail(self, message: str, code: str) -> None:
         """End all requests, because there will be no further engine."""
         requests, self._requests, self._suspects, self._trials = self._requests, {}, [], {}
+        self._counts = MemberCounts(self._members)
+        self._waiting = WaitingRequests(binds_late=self._members > 1)
         for request_state in requests.values():
             request_state.fail(message, code)
 
@@ -312,8 +252,10 @@ class InFlight:
     def _requests_of(self, member: int) -> list[InFlightRequest]:
         return [request_state for request_state in self._requests.values() if request_state.member == member]
 
-    def _forget_ended(self) -> None:
-        self._requests = {
-            request_id: request_state for request_id, request_state in self._requests.items() if request_state.output
-        }
-        self._suspects = [request_state for request_state in self._suspects if request_state.output]
+    def _forget(self, request_state: InFlightRequest) -> None:
+        """Forget a waiting request that has ended."""
+        del self._requests[request_state.request.id]
+        if request_state.is_suspect:
+            self._suspects.remove(request_state)
+        else:
+            self._waiting.remove(request_state)

@@ -9,14 +9,14 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from typing import Protocol
 
 from msgspec.structs import replace
 
 from app.engine_client.channel_clock import ChannelClock, ReceivedEvent
-from app.engine_client.in_flight import InFlight, InFlightRequest
+from app.engine_client.in_flight import InFlight
 from app.engine_client.restart_policy import MAX_FAILED_STARTS, RestartPolicy
 from app.engine_client.transport import Transport, TransportMaker
 from engine.config import EngineConfig
@@ -64,8 +64,13 @@ STARTING = (EngineState.LOADING, EngineState.RESTARTING, EngineState.RETRYING)
 class MemberOwner(Protocol):
     """Receiver of a member's events."""
 
-    def on_step(self, events: Iterable[ReceivedEvent], result: StepResult) -> Iterator[None]:
-        """Handle the results of a step, whose events are translated to this process's clock; yields after each."""
+    def on_step(self, index: int, events: Iterable[ReceivedEvent], result: StepResult) -> Iterator[None]:
+        """Handle the results of a member's step, whose events are translated to this process's clock; yields after
+        each.
+        """
+
+    def difference(self, index: int, info: ModelInfo) -> str:
+        """Return why a member's new engine cannot serve the same requests as the others; empty if it can."""
 
     def on_ready(self) -> None:
         """Handle that an engine serves requests from now on."""
@@ -96,9 +101,11 @@ class EngineMember:
         *,
         watchdog: float = math.inf,
         restart_interval: float | None = None,
-        name: str = "the engine",
+        name: str = "",
     ) -> None:
-        """index: of the member in `in_flight`. name: in log lines. For other parameters see `EngineClient`."""
+        """index: of the member in `in_flight`. name: for messages, of one of several engines; empty for the only one.
+        For other parameters see `EngineClient`.
+        """
         self.index = index
         self.phase = EngineState.LOADING
         self.loading = LoadProgress("start", 0, 1)
@@ -108,7 +115,8 @@ class EngineMember:
         self.restarts = 0
         self.is_draining = False  # the current engine ends with the requests that it has
         self._config = config
-        self._name = name
+        self._name = name or "the engine"
+        self._prefix = f"{name}: " if name else ""  # of messages that name no engine
         self._make_engine = make_engine
         self._in_flight = in_flight
         self._owner = owner
@@ -128,12 +136,18 @@ class EngineMember:
 
     # Engine lifecycle -----------------------------------------------------------------------------------------------
 
-    async def start(self) -> None:
-        """Start the engine and begin to load the model. Returns at once."""
+    async def start(self, num_pages: int | None = None) -> None:
+        """Start the engine and begin to load the model. Returns at once. num_pages: of its KV cache; None: as
+        configured.
+        """
+        if num_pages is not None:
+            self._config = replace(self._config, num_pages=num_pages)
         try:
             await self._engine.start(self._config)
+            if self._vocabulary is not None:
+                self._engine.send(UseVocabulary(self._vocabulary))
         except (OSError, RuntimeError) as error:  # no process or thread was available
-            self._fail(f"the engine process cannot be started: {error}")
+            self.fail(f"the engine process cannot be started: {error}")
             return
         self._looking = asyncio.create_task(self._look())
 
@@ -168,13 +182,10 @@ class EngineMember:
 
     # Messages -------------------------------------------------------------------------------------------------------
 
-    def submit(self, request: InFlightRequest) -> None:
-        """Send a new request."""
-        self._expect_progress()
-        self.send((request.resume_request(self.index),))
-
-    def send(self, requests: Iterable[Request]) -> None:
+    def send(self, requests: Sequence[Request]) -> None:
         """Send requests that `in_flight` has given to this member."""
+        if self._in_flight.num_choices(self.index) == sum(len(list(request.choices)) for request in requests):
+            self._last_message_at = time.monotonic()  # the engine was idle: progress is due from now on
         self._engine.send(*(Submit(self._clock.to_engine(request)) for request in requests))
 
     def leave(self) -> None:
@@ -210,7 +221,7 @@ class EngineMember:
             case StepResult():
                 self.load = message.load
                 self._clock.observe(message.clock, self._last_message_at)
-                return self._owner.on_step(self._clock.from_engine(message.events), message)
+                return self._owner.on_step(self.index, self._clock.from_engine(message.events), message)
             case LoadProgress():
                 self.loading = message
                 self._owner.on_change()
@@ -220,14 +231,20 @@ class EngineMember:
                 self._owner.on_draining()
             case Ready(info, clock) if self.phase in STARTING:
                 self._clock.observe(clock, self._last_message_at)
-                self._on_ready(info)
+                if difference := self._owner.difference(self.index, info):
+                    self.fail(f"{self._name} is not used: {difference}")
+                    log.error("%s", self.failure)
+                else:
+                    self._on_ready(info)
         return iter(())
 
     def _on_ready(self, info: ModelInfo) -> None:
         self.info = info
         self._ready_at = time.monotonic()
         if self.phase is not EngineState.LOADING:
-            log.warning("%s is ready again; resumed requests: %d", self._name, len(self._in_flight))
+            log.warning("%s is ready again; requests in flight: %d", self._name, len(self._in_flight))
+        elif self._prefix:
+            log.info("%s is ready", self._name)
         if self._vocabulary is not None:
             self._engine.send(UseVocabulary(self._vocabulary))
         if self._is_watched:
@@ -242,21 +259,24 @@ class EngineMember:
         if self.phase in (EngineState.FAILED, EngineState.STOPPED):
             return
         if self.phase is EngineState.LOADING:  # callers of `ready` report it
-            self._fail(why)
+            self.fail(self._prefix + why)
+            if self._prefix:
+                log.error("%s", self.failure)
             return
+        why = self._prefix + why
         self._record_engine_end()
         self._set_phase(EngineState.RESTARTING)
         self.load = None  # nothing runs without an engine
         self.loading = LoadProgress("start", 0, 1)
         if not self._restart_policy.is_exhausted:
             level = logging.INFO if self.is_draining else logging.ERROR
-            log.log(level, "%s; another one is started; requests waiting for it: %d", why, len(self._in_flight))
+            log.log(level, "%s; another one is started; requests in flight: %d", why, len(self._in_flight))
             self._begin_restart(self._restart_policy.backoff_seconds)
             self._owner.on_lost()
         elif self._restart_interval is None:
             why += f"; {MAX_FAILED_STARTS} engines in a row failed, so no other one is started"
             log.error("%s", why)
-            self._fail(why)
+            self.fail(why)
         else:
             seconds = f"{self._restart_interval:g} s"
             why += f"; {MAX_FAILED_STARTS} or more engines in a row failed, so the next starts in {seconds}"
@@ -320,11 +340,6 @@ class EngineMember:
                     silent = time.monotonic() - self._last_message_at
                     self._engine.abandon(f"{self._name} has made no progress for {silent:.0f} s")
 
-    def _expect_progress(self) -> None:
-        """Let the time without progress of an idle engine begin now."""
-        if not self._in_flight.has_requests(self.index):
-            self._last_message_at = time.monotonic()
-
     def _send_echo_request(self) -> None:
         """Send an echo request to an engine without a recent heartbeat.
 
@@ -334,7 +349,8 @@ class EngineMember:
         """
         if self._is_echo_due or time.monotonic() - self._last_message_at < ECHO_AFTER_SECONDS:
             return
-        self._expect_progress()
+        if not self._in_flight.has_requests(self.index):
+            self._last_message_at = time.monotonic()  # progress is due from now on
         self._is_echo_due = True
         self._engine.send(EchoRequest())
 
@@ -354,7 +370,7 @@ class EngineMember:
         self._set_phase(phase)
         self._owner.on_gave_up(why)
 
-    def _fail(self, why: str) -> None:
+    def fail(self, why: str) -> None:
         """Start no further engine. The first reason counts, and being stopped is one."""
         self._give_up(EngineState.FAILED, why)
         self._restart = asyncio.create_task(self._engine.close(CLOSED_EXIT_SECONDS))

@@ -1,4 +1,4 @@
-"""Prometheus collectors that read state at scrape time: the engine's last load report, queues and meters."""
+"""Prometheus collectors that read state at scrape time: queues, limits, stores and meters."""
 
 from __future__ import annotations
 
@@ -18,100 +18,15 @@ from app.admission.queues import Admission
 from app.admission.refused_keys import RefusedKeys
 from app.admission.request_pace import RequestPace
 from app.conversations.store import ConversationStore
-from app.engine_client.client import EngineClient
-from app.engine_client.member import EngineState
 from app.generation.idempotency import IdempotentRequests
 from app.observe.energy import Energy
+from app.observe.engine_collector import ENGINE_LABELS
 from engine.log_queue import LogWriter
-from engine.types import PreemptionMode, ServiceClass
+from engine.types import ServiceClass
 
 if TYPE_CHECKING:
     from app.observe.metering import Metering
     from app.store.state_file import StateFile
-
-ENGINE_LABELS = ("model_name", "service_class")
-
-
-class EngineCollector(Collector):
-    """Reads the engine's last load report."""
-
-    def __init__(self, client: EngineClient, model: str) -> None:
-        self._client = client
-        self._model = model
-
-    def collect(self) -> Iterator[Metric]:
-        load = self._client.load
-        up = GaugeMetricFamily("carousel:engine_up", "1 if the engine serves requests.")
-        up.add_metric([], float(self._client.state is EngineState.READY and not self._client.is_stalled))
-        yield up
-        restarts = CounterMetricFamily("carousel:engine_restarts", "Engines started to replace one that died.")
-        restarts.add_metric([], self._client.restarts)
-        yield restarts
-        if load is None:
-            return
-        for name, text, values in (
-            ("num_requests_running", "Requests in slots.", load.running),
-            ("num_requests_waiting", "Requests waiting for their first slot.", load.waiting),
-            ("num_requests_paused", "Preempted requests waiting to resume.", load.paused),
-        ):
-            prefix = "carousel" if name == "num_requests_paused" else "vllm"  # vLLM has no such metric
-            gauge = GaugeMetricFamily(f"{prefix}:{name}", text, labels=ENGINE_LABELS)
-            for service_class in ServiceClass:
-                gauge.add_metric([self._model, service_class.label], values[service_class])
-            yield gauge
-        pages, counters = load.pages, load.counters
-        usage = GaugeMetricFamily("vllm:kv_cache_usage_perc", "Share of KV pages held.", labels=("model_name",))
-        usage.add_metric([self._model], pages.held / pages.total)
-        yield usage
-        state = GaugeMetricFamily("carousel:kv_pages", "KV pages by state.", labels=("model_name", "state"))
-        for label in ("held", "cached", "free", "swapped"):
-            state.add_metric([self._model, label], getattr(pages, label))
-        yield state
-        totals = {
-            "vllm:num_preemptions": ("Preempted sequences.", sum(map(counters.paused_by, PreemptionMode))),
-            "vllm:prefix_cache_queries": ("Prompt tokens looked up in the prefix cache.", counters.prompt_tokens),
-            "vllm:prefix_cache_hits": ("Prompt tokens found in the prefix cache.", counters.cached_tokens),
-            "carousel:computed_tokens": ("Tokens computed by the model.", counters.computed_tokens),
-            "carousel:recomputed_tokens": ("Tokens computed again after a preemption.", counters.recomputed_tokens),
-            "carousel:swapped_tokens": ("Tokens whose KV was moved to host memory.", counters.swapped_tokens),
-            "carousel:deadlines_missed": ("Requests ended because their deadline could not be met.", counters.late),
-            "carousel:mask_seconds": (
-                "Processor time of masks of constrained tokens.",
-                counters.mask_microseconds / 1e6,
-            ),
-            "carousel:rows_without_mask": ("Rows that missed a step for their mask.", counters.rows_without_mask),
-            "carousel:steps": ("Engine steps.", counters.steps),
-            "carousel:busy_seconds": ("Time with a step in progress.", load.busy_seconds),
-        }
-        for name, (text, value) in totals.items():
-            total = CounterMetricFamily(name, text, labels=("model_name",))
-            total.add_metric([self._model], value)
-            yield total
-        preempted = CounterMetricFamily(
-            "carousel:preemptions", "Preempted sequences by class and mechanism.", labels=(*ENGINE_LABELS, "mechanism")
-        )
-        for service_class, counts in zip(ServiceClass, counters.preemptions, strict=True):
-            for mechanism, count in zip(PreemptionMode, counts, strict=True):
-                preempted.add_metric([self._model, service_class.label, mechanism.value], count)
-        yield preempted
-        slots = GaugeMetricFamily("carousel:slots", "Batch slots by state.", labels=("model_name", "state"))
-        slots.add_metric([self._model, "taken"], sum(load.running))
-        slots.add_metric([self._model, "total"], self._client.slots)
-        yield slots
-        step = GaugeMetricFamily("carousel:step_rows", "Rows of the last step by kind.", labels=("model_name", "kind"))
-        step.add_metric([self._model, "decodes"], load.decode_rows)
-        step.add_metric([self._model, "prompt_tokens"], load.prefill_tokens)
-        yield step
-        seconds = GaugeMetricFamily("carousel:step_seconds", "Duration of the last step.", labels=("model_name",))
-        seconds.add_metric([self._model], load.step_seconds)
-        yield seconds
-        target = GaugeMetricFamily(
-            "carousel:step_seconds_target",
-            "Seconds that a step may take for prompts that are not urgent.",
-            labels=("model_name",),
-        )
-        target.add_metric([self._model], load.step_target)
-        yield target
 
 
 class GapCollector(Collector):

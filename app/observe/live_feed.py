@@ -21,7 +21,7 @@ ID_CHARACTERS = 6  # of a request's id: enough to follow it on the page, not eno
 
 
 class LiveFeed:
-    """Server-sent events of one engine. A slow watcher misses events rather than receiving them late.
+    """Server-sent events of the engines. A slow watcher misses events of an engine rather than receiving them late.
 
     While there are watchers, one timer checks whether the feed ends: a timer per watcher would take a tenth of a core
     for 300 of them on an idle server. Watchers are woken a few at a time: 300 responses written in one turn of the
@@ -33,35 +33,42 @@ class LiveFeed:
         self._recent = recent
         self._is_draining = is_draining
         self._watchers = 0
-        self._event = b""  # the newest event
+        self._events: dict[int, tuple[int, bytes]] = {}  # the newest event of each engine, with its number
+        self._published = 0  # number of the newest event
         self._waiting: dict[asyncio.Future[None], None] = {}  # watchers of the next event, in order
         self._timer: asyncio.TimerHandle | None = None
-        self._before: tuple[float, EngineLoad] | None = None  # time and load of the newest snapshot
-        self._phase, self._phase_at = EngineState.READY, 0.0  # phase in the newest event about the engine, and its time
+        self._before: dict[int, tuple[float, EngineLoad]] = {}  # time and load of each engine's newest snapshot
+        self._phases: dict[int, tuple[EngineState, float]] = {}  # phase in the newest event about it, and its time
 
     async def watch(self, is_admitted: Callable[[], bool]) -> AsyncIterator[bytes]:
         """Yield events until the server drains or the watcher is no longer admitted, such as by a revoked key."""
         self._enter()
+        seen = self._published
         try:
             while not self._is_draining():
-                newer = asyncio.get_running_loop().create_future()
-                self._waiting[newer] = None
-                try:
-                    await newer
-                finally:
-                    self._waiting.pop(newer, None)  # on an idle server no event removes watchers that have left
+                if seen == self._published:
+                    await self._next_event()
                 if not is_admitted():
                     break
-                if not self._is_draining():
-                    yield self._event
+                newer, seen = [event for number, event in self._events.values() if number > seen], self._published
+                for event in newer:
+                    if not self._is_draining():
+                        yield event
         finally:
             self._leave()
+
+    async def _next_event(self) -> None:
+        newer = asyncio.get_running_loop().create_future()
+        self._waiting[newer] = None
+        try:
+            await newer
+        finally:
+            self._waiting.pop(newer, None)  # on an idle server no event removes watchers that have left
 
     def _enter(self) -> None:
         self._watchers += 1
         if self._watchers == 1:
-            self._before = None
-            self._phase, self._phase_at = EngineState.READY, 0.0
+            self._before, self._phases = {}, {}
             self._client.watch(self._take)
             self._timer = asyncio.get_running_loop().call_later(0, self._check)  # runs when the watcher waits
 
@@ -73,24 +80,31 @@ class LiveFeed:
                 self._timer.cancel()
 
     def _check(self) -> None:
-        """Publish the phase of an engine that is not ready, and the end of the feed."""
+        """Publish the phases of engines that are not ready, and the end of the feed."""
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(CHECK_SECONDS, self._check)
-        phase, now = self._client.state, loop.time()
         if self._is_draining():
-            self._publish(b"")
-        elif phase is not EngineState.READY and (phase is not self._phase or now - self._phase_at > PHASE_SECONDS):
-            self._phase, self._phase_at = phase, now
-            self._publish(b'event: engine\ndata: {"phase":"%s"}\n\n' % phase.value.encode())
+            self._publish(0, b"")
+            return
+        for member in self._client.members:
+            phase, now = member.phase, loop.time()
+            before, published_at = self._phases.get(member.index, (EngineState.READY, 0.0))
+            if phase is not EngineState.READY and (phase is not before or now - published_at > PHASE_SECONDS):
+                self._phases[member.index] = phase, now
+                data = {"engine": member.index, "engines": len(self._client.members), "phase": phase.value}
+                self._publish(member.index, b"event: engine\ndata: %s\n\n" % msgspec.json.encode(data))
 
-    def _take(self, snapshot: Snapshot, load: EngineLoad) -> None:
+    def _take(self, engine: int, snapshot: Snapshot, load: EngineLoad) -> None:
         now = asyncio.get_running_loop().time()
-        view = _view(snapshot, load, now, self._before) | {"latency": self._recent.view()}
-        self._before, self._phase = (now, load), EngineState.READY
-        self._publish(b"data: %s\n\n" % msgspec.json.encode(view))
+        head = {"engine": engine, "engines": len(self._client.members)}
+        view = head | _view(snapshot, load, now, self._before.get(engine)) | {"latency": self._recent.view()}
+        self._before[engine] = now, load
+        self._phases.pop(engine, None)
+        self._publish(engine, b"data: %s\n\n" % msgspec.json.encode(view))
 
-    def _publish(self, event: bytes) -> None:
-        self._event = event
+    def _publish(self, engine: int, event: bytes) -> None:
+        self._published += 1
+        self._events[engine] = self._published, event
         waiting, self._waiting = self._waiting, {}
         self._wake(list(waiting))
 

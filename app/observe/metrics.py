@@ -16,7 +16,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from app.admission.tenants import ANONYMOUS, Tenant
 from app.engine_client.client import EngineClient
 from app.generation.generation import ABANDONED_CODE, Generation
-from app.observe.collectors import ENGINE_LABELS, EngineCollector, GapCollector
+from app.observe.collectors import GapCollector
+from app.observe.engine_collector import ENGINE_LABELS, EngineCollector
 from app.observe.rolling_latency import RollingLatency
 from app.settings import Settings
 from app.streams.stream_log import ChoiceFinished, Failure

@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from app.admission.tenants import TIER_OF_CLASS, Tenant
 from app.admission.thread_queue import Caller
+from app.engine_client.client import EngineClient
 from app.engine_client.member import EngineState
 from app.errors import error_body
 from app.generation.request import ChatPrompt, effective_defaults
@@ -130,13 +131,21 @@ async def health(request: Request) -> Response:
         body = error_body(503, "the server is stopping", code="server_shutdown")
         return JSONResponse(body, status_code=503, headers={"Retry-After": "5"})
     if client.state is EngineState.READY and not client.is_stalled and not service.grammars.is_starting:
-        return JSONResponse({"status": "ready"} | _store_state(service.state_file))
+        return JSONResponse({"status": "ready"} | _engines(client) | _store_state(service.state_file))
     message = STALLED_TEXT if client.is_stalled else LOADING_TEXTS.get(client.state, ENGINE_UNAVAILABLE)
     body = error_body(503, message, code="engine_unavailable")
     if client.state in LOADING_TEXTS:
         loading = client.loading
         body["loading"] = {"what": loading.stage, "done": loading.done, "total": loading.total}
-    return JSONResponse(body, status_code=503, headers={"Retry-After": "2"})
+    return JSONResponse(body | _engines(client), status_code=503, headers={"Retry-After": "2"})
+
+
+def _engines(client: EngineClient) -> dict[str, Any]:
+    """Return the state of each engine, if there are several."""
+    if len(client.members) == 1:
+        return {}
+    states = ["stalled" if member.is_stalled else member.phase.value for member in client.members]
+    return {"engines": [{"engine": index, "state": state} for index, state in enumerate(states)]}
 
 
 def _store_state(state_file: StateFile | None) -> dict[str, str]:

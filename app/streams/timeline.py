@@ -10,6 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec.structs import replace
+
+from app.streams.status import EngineLossEvent
 from engine.types import Phase, PreemptionMode, ServiceClass, StatusEvent, WaitReason
 
 IN_SLOT = (Phase.PREFILL, Phase.DECODE, Phase.SWAPPING)
@@ -31,6 +34,7 @@ class Interval:
     preempted_by: ServiceClass | None = None
     preemption_mode: PreemptionMode | None = None
     victim_reason: str = ""
+    loss: EngineLossEvent | None = None  # of one of several engines, for which it waited
     ended: float | None = None
 
     def view(self, arrived: float, now: float) -> dict[str, Any]:
@@ -47,6 +51,13 @@ class Interval:
             view["by"] = self.preempted_by.label if self.preempted_by is not None else None
             view["mechanism"] = self.preemption_mode.value if self.preemption_mode is not None else None
             view["why"] = self.victim_reason
+        if self.loss is not None:
+            view |= {
+                "lost_engine": self.loss.lost_engine,
+                "was_computing": self.loss.was_computing,
+                "was_drained": self.loss.was_drained,
+                "next_engine": self.loss.next_engine,
+            }
         return view
 
 
@@ -95,6 +106,9 @@ class RequestTimeline:
         """Add a status event of one choice. A repeated status opens no new interval."""
         intervals = self.choices[event.choice]
         last = intervals[-1]
+        if isinstance(event, EngineLossEvent):
+            self._add_loss(intervals, event)
+            return
         if last.ended is not None:
             return
         now = (event.phase, event.cause, event.preempted_by, event.mechanism)
@@ -105,6 +119,16 @@ class RequestTimeline:
             intervals.append(
                 Interval(last.ended, event.phase, event.cause, event.preempted_by, event.mechanism, event.victim_reason)
             )
+
+    def _add_loss(self, intervals: list[Interval], event: EngineLossEvent) -> None:
+        last = intervals[-1]
+        if event.next_engine is not None:
+            for interval in (interval for interval in intervals if interval.loss is not None):
+                if interval.loss == replace(event, next_engine=None):
+                    interval.loss = event
+        elif last.ended is None:
+            last.ended = max(event.monotonic_time, last.began)
+            intervals.append(Interval(last.ended, event.phase, event.cause, loss=event))
 
     def close(self, now: float, *, is_read: bool = False) -> None:
         """Record that the answer is complete or was given up; the engine has no part in later time. With `is_read` the

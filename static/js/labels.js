@@ -90,7 +90,12 @@ export const phaseDuration = (phase, ms) => `${PHASES[phase] ?? phase} ${seconds
 
 /** Returns the reason for an interval of an answer's timeline; often empty.
  * @param {Interval} interval */
-export function intervalReason({ phase, cause, by, mechanism, why }) {
+export function intervalReason({ phase, cause, by, mechanism, why, ...loss }) {
+  if (loss.lost_engine !== undefined) {
+    const activity = loss.was_computing ? "while computing it" : "while it waited there";
+    const successor = loss.next_engine === null ? "" : `; it went on in engine ${loss.next_engine}`;
+    return `engine ${loss.lost_engine} ${loss.was_drained ? "was drained" : "died"} ${activity}${successor}`;
+  }
   const reason = CAUSE_TEXTS[cause ?? ""] ?? "";
   if (phase !== "paused") return reason;
   const beneficiary = by ? `for a request of class ${by}` : "as memory ran short";

@@ -50,7 +50,9 @@ export class TimelineView {
       h("li", {}, h("i", { "data-phase": phase }), text, why && h("span", { class: "timeline-why" }, `, ${why}`));
     try {
       const { choices } = await this.load(stream);
-      const shown = choices[0].intervals.filter(({ ms }) => ms >= MIN_PHASE_MS);
+      const shown = choices[0].intervals.filter(
+        ({ ms, lost_engine }) => ms >= MIN_PHASE_MS || lost_engine !== undefined,
+      );
       this.list.replaceChildren(
         ...shown.map((interval) =>
           line(interval.phase, phaseDuration(interval.phase, interval.ms), intervalReason(interval)),

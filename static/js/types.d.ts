@@ -104,6 +104,11 @@ export interface Interval {
   by?: ClassName | null;
   mechanism?: Mechanism;
   why?: string;
+  /** Of one of several engines. */
+  lost_engine?: number;
+  was_computing?: boolean;
+  was_drained?: boolean;
+  next_engine?: number | null;
 }
 
 /** Body of /v1/requests/{id}. */
@@ -113,6 +118,9 @@ export interface Timeline {
 
 /** An event of /v1/engine/events (app/observe/live_feed.py). */
 export interface Snapshot {
+  /** Number of the engine, from 0, and how many there are. */
+  engine: number;
+  engines: number;
   t: number;
   step: number;
   slots: (Slot | null)[];
@@ -130,6 +138,13 @@ export interface Snapshot {
   batch: { decode: number; prefill_tokens: number };
   requests_finished: number;
   latency: Record<ClassName, Latency>;
+}
+
+/** Event `engine` of /v1/engine/events: an engine that is not ready. */
+export interface EngineEvent {
+  engine: number;
+  engines: number;
+  phase: "loading" | "restarting" | "retrying" | "failed" | "stopped";
 }
 
 export interface Slot {

@@ -85,6 +85,7 @@ def test_a_server_uses_engines_elsewhere(model: str, tmp_path: Path):
         (ENGINES | {"engines": "a:1,b:2,"}, "engines must be HOST:PORT, such as .* got ''"),
         (ENGINES | {"engines": "a:1,a:1"}, "engines must be different addresses, got 'a:1,a:1'"),
         (ENGINES | {"dtype": "float32"}, "dtype cannot be combined with engines: it is an option of `carousel engine`"),
+        (ENGINES | {"replicas": 2}, "replicas cannot be combined with engines"),
         ({"token_file": "token"}, "token_file requires engines"),
         ({"engines_ca": "ca"}, "engines_ca requires engines"),
     ],

@@ -127,7 +127,7 @@ def test_every_setting_is_an_option_or_derived_from_one():
     """No field is left out of the command line by mistake."""
     hints = get_type_hints(Settings, include_extras=True) | get_type_hints(EngineConfig, include_extras=True)
     undeclared = {name for name, hint in hints.items() if not hasattr(hint, "__metadata__")}
-    assert undeclared == {"engine", "keys_file_tenants", "model", "model_warning"}
+    assert undeclared == {"engine", "host_memory_share", "keys_file_tenants", "model", "model_warning"}
 
 
 def test_no_other_module_of_the_server_names_an_option_s_variable():

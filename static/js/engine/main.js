@@ -3,6 +3,7 @@ import { setUpTheme } from "../appearance.js";
 import { byId } from "../dom.js";
 import { askKey, setUpKey } from "../key_dialog.js";
 import { showLatency, showFigures, showQueue, showPages, showPauses, showTable, summary } from "./panels.js";
+import { Engines } from "./engines.js";
 import { Pauses } from "./pauses.js";
 import { Ring } from "./ring.js";
 import { watch } from "./source.js";
@@ -17,6 +18,7 @@ const STATES = {
   denied: "a key is needed",
   loading: "the engine is loading",
   restarting: "the engine is restarting",
+  retrying: "the engine will be started again",
   failed: "the engine has failed",
   stopped: "the server is stopping",
 };
@@ -24,16 +26,27 @@ const TEXT_INTERVAL_MS = 2000; // ms between updates of the table and of the rin
 
 const ring = new Ring();
 const spark = new Spark(byId("spark", SVGSVGElement), byId("spark-note"));
-const pauses = new Pauses();
-const smooth = new RateSmoother();
+let pauses = new Pauses();
+let smooth = new RateSmoother();
 const table = byId("slots-table", HTMLDetailsElement);
 let textAt = 0;
+const engines = new Engines(byId("engines"), () => {
+  pauses = new Pauses();
+  smooth = new RateSmoother();
+  spark.clear();
+  byId("events").replaceChildren();
+  textAt = 0;
+  if (engines.state) showState(engines.state);
+});
 
 setUpTheme(byId("theme"));
 table.addEventListener("toggle", () => (textAt = 0));
 
 const source = watch(
   (raw) => {
+    engines.note(raw.engine, raw.engines, "live");
+    if (raw.engine !== engines.chosen) return;
+    showState("live");
     const snapshot = smooth.read(raw);
     ring.show(snapshot);
     spark.show(snapshot);
@@ -50,10 +63,19 @@ const source = watch(
   (state, reason) => {
     // Once: a dialog that was closed does not open again with each attempt to connect.
     if (state === "denied" && byId("live").dataset.state !== state) askKey(reason);
-    byId("live").dataset.state = state;
-    byId("live-text").textContent = STATES[state];
+    showState(state);
+  },
+  ({ engine, engines: count, phase }) => {
+    engines.note(engine, count, phase);
+    if (engine === engines.chosen) showState(phase);
   },
 );
+
+/** @param {keyof typeof STATES} state */
+function showState(state) {
+  byId("live").dataset.state = state;
+  byId("live-text").textContent = STATES[state];
+}
 setUpKey(() => {
   byId("live").dataset.state = "connecting"; // a refused key asks again
   source.reconnect();

@@ -2,27 +2,29 @@
 import { ApiError, call } from "../api.js";
 import { readParts } from "../sse.js";
 
-/** @import { Snapshot } from "../types.js" */
+/** @import { EngineEvent, Snapshot } from "../types.js" */
 
 const STALL_MS = 15_000; // ms; even an idle engine sends a snapshot every two seconds
 
 /**
- * @typedef {"connecting" | "live" | "asleep" | "lost" | "denied" | "loading" | "restarting" | "failed" | "stopped"} State
+ * @typedef {"connecting" | "live" | "asleep" | "lost" | "denied" | "loading" | "restarting" | "retrying" | "failed" | "stopped"} State
  *
  * @param {(snapshot: Snapshot) => void} onSnapshot @param {(state: State, reason?: string) => void} onState
+ * @param {(event: EngineEvent) => void} onEngine called with the phase of an engine that is not ready
  * @returns {{ reconnect(): void }} reconnect tries again without waiting
  */
-export function watch(onSnapshot, onState) {
+export function watch(onSnapshot, onState, onEngine) {
   const pause = { end: () => {} };
-  follow(onSnapshot, onState, pause);
+  follow(onSnapshot, onState, onEngine, pause);
   return { reconnect: () => pause.end() };
 }
 
 /**
  * @param {(snapshot: Snapshot) => void} onSnapshot @param {(state: State, reason?: string) => void} onState
+ * @param {(event: EngineEvent) => void} onEngine
  * @param {{ end(): void }} pause `end` ends the present pause between two connections
  */
-async function follow(onSnapshot, onState, pause) {
+async function follow(onSnapshot, onState, onEngine, pause) {
   for (let wait = 500; ;) {
     if (document.hidden) {
       onState("asleep");
@@ -39,12 +41,8 @@ async function follow(onSnapshot, onState, pause) {
       for await (const part of readParts(response, STALL_MS)) {
         if (part.kind !== "event") continue;
         wait = 500;
-        if (part.event === "engine") {
-          onState(JSON.parse(part.data).phase);
-          continue;
-        }
-        onState("live");
-        draw(onSnapshot, JSON.parse(part.data));
+        if (part.event === "engine") onEngine(JSON.parse(part.data));
+        else draw(onSnapshot, JSON.parse(part.data));
       }
     } catch (error) {
       const status = error instanceof ApiError ? error.status : 0;

@@ -27,6 +27,11 @@ export class Spark {
     );
   }
 
+  /** Forgets the points, which are those of another engine. */
+  clear() {
+    this.#points = [];
+  }
+
   /** @param {Pick<Snapshot, "t" | "tokens_per_s" | "prefill_tokens_per_s" | "latency">} snapshot */
   show({ t, tokens_per_s: decode, prefill_tokens_per_s: prefill, latency }) {
     // The engine has restarted

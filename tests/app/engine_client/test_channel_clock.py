@@ -15,6 +15,7 @@ from app.engine_client.channel_clock import MAX_OFFSET_AGE_SECONDS, ChannelClock
 from app.engine_client.client import EngineClient
 from app.engine_client.in_flight import InFlight
 from app.engine_client.member import EngineMember
+from app.engine_client.member_counts import ReadyMember
 from engine.config import EngineConfig
 from engine.ipc import Ready, StepResult, Submit
 from engine.types import Phase, Request, SamplingParams, StatusEvent, TokenEvent
@@ -83,7 +84,10 @@ async def test_a_member_translates_at_its_channel_in_both_directions():
     class Owner:
         """Collects the events of a member."""
 
-        def on_step(self, events, result) -> Iterator[None]:
+        def difference(self, index, info) -> str:
+            return ""
+
+        def on_step(self, index, events, result) -> Iterator[None]:
             received.extend(events)
             yield
 
@@ -99,7 +103,8 @@ async def test_a_member_translates_at_its_channel_in_both_directions():
     member = EngineMember(0, EngineConfig(model="none"), make, in_flight, Owner())
     [channel], now = made, time.monotonic()
     channel.receive(Ready(model_info(64, 4, 4), now - MAX_OFFSET))
-    member.submit(in_flight.add(request(deadline=now + 30.0, waiting_since=now - 1.0), print))
+    in_flight.add(request(deadline=now + 30.0, waiting_since=now - 1.0), print)
+    member.send(in_flight.requests_to_send([ReadyMember(0, 4, None)])[0])
     [sent] = [message.request for message in channel.sent if isinstance(message, Submit)]
     assert sent.deadline == pytest.approx(now + 30.0 - MAX_OFFSET, abs=1.0)
     assert sent.waiting_since == pytest.approx(now - 1.0 - MAX_OFFSET, abs=1.0)

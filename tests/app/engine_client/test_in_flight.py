@@ -6,7 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from app.engine_client.in_flight import MIN_PROGRESS_TOKENS, SUSPECT_DEATHS, InFlight
+from app.engine_client.in_flight import InFlight
+from app.engine_client.in_flight_request import MIN_PROGRESS_TOKENS, SUSPECT_DEATHS
+from app.engine_client.member_counts import ReadyMember
 from engine.types import (
     EndEvent,
     FinishReason,
@@ -24,6 +26,12 @@ def request(name: str, n: int = 1, service_class: ServiceClass = ServiceClass.ST
     return Request(id=name, prompt=(1, 2), sampling=SamplingParams(max_tokens=99), n=n, service_class=service_class)
 
 
+def send(in_flight: InFlight, *members: int) -> list[Request]:
+    """Return the requests that members get now, by default the only one."""
+    ready = [ReadyMember(member, 8, None) for member in members or (0,)]
+    return [each for requests in in_flight.requests_to_send(ready).values() for each in requests]
+
+
 def prefill_status(name: str, choice: int = 0) -> StatusEvent:
     return StatusEvent(name, choice, Phase.PREFILL)
 
@@ -33,12 +41,12 @@ def test_the_next_engine_gets_the_output_of_unfinished_choices():
     in_flight, events = InFlight(), []
     in_flight.add(request("a", n=3), events.append)
     in_flight.add(request("b"), print)
-    assert in_flight.requests_to_send() == [request("a", n=3), request("b")]
+    assert send(in_flight) == [request("a", n=3), request("b")]
     for event in (TokenEvent("a", 0, 7), TokenEvent("a", 1, 8, FinishReason.STOP), TokenEvent("a", 0, 2**32 - 1)):
         assert not in_flight.handle(event)
-    assert in_flight.requests_to_send() == []
+    assert send(in_flight) == []
     in_flight.lose_engine()
-    first, second = in_flight.requests_to_send()
+    first, second = send(in_flight)
     assert first.output_so_far == {0: (7, 2**32 - 1), 2: ()} and list(first.choices) == [0, 2]
     assert replace(second, waiting_since=None) == request("b")
     assert [(e.choice, e.cause) for e in events if isinstance(e, StatusEvent)] == [
@@ -51,11 +59,11 @@ def test_a_request_aborted_between_two_engines_is_not_sent():
     """This holds even if the next engine is ready before any event was delivered."""
     in_flight, events = InFlight(), []
     in_flight.add(request("a", n=2), events.append)
-    in_flight.requests_to_send()
+    send(in_flight)
     in_flight.get("a").abort(0)  # which the crashed engine may not have received
     in_flight.lose_engine()
     in_flight.get("a").abort(1)
-    assert in_flight.requests_to_send() == [] and len(in_flight) == 0
+    assert send(in_flight) == [] and len(in_flight) == 0
     assert [(e.choice, e.finish) for e in events if isinstance(e, EndEvent)] == [(0, "abort"), (1, "abort")]
     phases = [(e.choice, e.phase) for e in events if isinstance(e, StatusEvent)]  # for the request's timeline
     assert phases == [(1, Phase.QUEUED), (0, Phase.ENDED), (1, Phase.ENDED)]
@@ -66,7 +74,7 @@ def test_a_waiting_request_keeps_its_age_in_the_next_engine():
     in_flight, events = InFlight(), []
     for name in ("waits", "paused", "runs"):
         in_flight.add(request(name), events.append)
-    assert [each.waiting_since for each in in_flight.requests_to_send()] == [None] * 3
+    assert [each.waiting_since for each in send(in_flight)] == [None] * 3
     for event in (
         StatusEvent("waits", 0, Phase.QUEUED, cause=WaitReason.STEP, monotonic_time=1.0),
         StatusEvent("waits", 0, Phase.QUEUED, cause=WaitReason.SLOTS, monotonic_time=2.0),
@@ -79,7 +87,7 @@ def test_a_waiting_request_keeps_its_age_in_the_next_engine():
     in_flight.lose_engine()
     in_flight.add(request("late"), events.append).report_no_engine()
     in_flight.lose_engine()  # which had only begun to load
-    ages = {each.id: each.waiting_since for each in in_flight.requests_to_send()}
+    ages = {each.id: each.waiting_since for each in send(in_flight)}
     # Time of the first restart event of each request.
     restarted_at = {e.request_id: e.monotonic_time for e in reversed(events) if e.cause is WaitReason.RESTART}
     assert ages == {"waits": 1.0, "paused": 3.0, "runs": restarted_at["runs"], "late": restarted_at["late"]}
@@ -92,24 +100,24 @@ def test_suspects_are_tried_one_by_one_interactive_first():
         in_flight.add(request(name, service_class=service_class), ends.append)
     in_flight.add(request("waits"), ends.append)
     for _ in range(SUSPECT_DEATHS):
-        in_flight.requests_to_send()
+        send(in_flight)
         for name in ("bulk", "person"):
             in_flight.handle(prefill_status(name))
         in_flight.handle(StatusEvent("waits", 0, Phase.QUEUED, cause=WaitReason.SLOTS))
         assert not in_flight.is_on_trial
         in_flight.lose_engine()
     assert in_flight.is_on_trial
-    assert [each.id for each in in_flight.requests_to_send()] == ["person"]
+    assert [each.id for each in send(in_flight)] == ["person"]
     for token in range(MIN_PROGRESS_TOKENS - 1):
         assert not in_flight.handle(TokenEvent("person", 0, token))
-    assert in_flight.requests_to_send() == []
+    assert send(in_flight) == []
     assert in_flight.handle(TokenEvent("person", 0, 9))
-    assert [each.id for each in in_flight.requests_to_send()] == ["bulk"]
+    assert [each.id for each in send(in_flight)] == ["bulk"]
     in_flight.handle(EndEvent("person", 0, FinishReason.ABORT))
     ends.clear()
     in_flight.lose_engine()  # the one on trial had no events
     assert [(e.request_id, e.code) for e in ends if isinstance(e, EndEvent)] == [("bulk", "engine_died")]
-    assert [each.id for each in in_flight.requests_to_send()] == ["waits"]
+    assert [each.id for each in send(in_flight)] == ["waits"]
     assert not in_flight.is_on_trial
 
 
@@ -119,20 +127,20 @@ def test_a_suspect_is_not_blamed_for_a_request_beside_it():
     for name in "ab":
         in_flight.add(request(name), ends.append)
     for _ in range(SUSPECT_DEATHS):
-        in_flight.requests_to_send()
+        send(in_flight)
         for name in "ab":
             in_flight.handle(prefill_status(name))
         in_flight.lose_engine()
-    in_flight.requests_to_send()
+    send(in_flight)
     in_flight.handle(prefill_status("a"))
     for token in range(MIN_PROGRESS_TOKENS):
         in_flight.handle(TokenEvent("a", 0, token))
-    assert [each.id for each in in_flight.requests_to_send()] == ["b"]
+    assert [each.id for each in send(in_flight)] == ["b"]
     assert in_flight.has_progressed()
     assert not in_flight.lose_engine()
     assert not in_flight.has_progressed()
     assert not any(isinstance(event, EndEvent) for event in ends)
-    assert [each.id for each in in_flight.requests_to_send()] == ["b"]
+    assert [each.id for each in send(in_flight)] == ["b"]
     assert in_flight.lose_engine()
     assert [event.request_id for event in ends if isinstance(event, EndEvent)] == ["b"]
 
@@ -142,7 +150,7 @@ def test_progress_of_a_request_counts_for_each_choice():
     in_flight = InFlight()
     in_flight.add(request("a", n=MIN_PROGRESS_TOKENS), lambda event: None)
     for _ in range(SUSPECT_DEATHS):
-        in_flight.requests_to_send()
+        send(in_flight)
         for choice in range(MIN_PROGRESS_TOKENS):
             in_flight.handle(prefill_status("a", choice))
             in_flight.handle(TokenEvent("a", choice, 7))
@@ -156,13 +164,13 @@ def test_a_trial_ends_with_its_request():
     for name in "ab":
         in_flight.add(request(name), lambda event: None)
     for _ in range(SUSPECT_DEATHS):
-        in_flight.requests_to_send()
+        send(in_flight)
         for name in "ab":
             in_flight.handle(prefill_status(name))
         in_flight.lose_engine()
-    assert [each.id for each in in_flight.requests_to_send()] == ["a"]
+    assert [each.id for each in send(in_flight)] == ["a"]
     assert in_flight.handle(EndEvent("a", 0, FinishReason.ABORT))
-    assert [each.id for each in in_flight.requests_to_send()] == ["b"]
+    assert [each.id for each in send(in_flight)] == ["b"]
 
 
 @given(
@@ -185,7 +193,7 @@ def test_every_token_is_kept_in_order(history: list[tuple[str, int, str]]):
     for name in "abc":
         in_flight.add(request(name, n=2), sink)
     for serial, (name, choice, action) in enumerate(history):
-        sent = in_flight.requests_to_send()
+        sent = send(in_flight)
         for each in sent:
             for index in each.choices:
                 assert list(each.output_so_far.get(index, ())) == received.get((each.id, index), [])

@@ -1,4 +1,4 @@
-"""Requests in flight on several members: each is on one of them, and suspects are tried alone."""
+"""Requests in flight on several members: each is on one of them, suspects are tried alone, batch is bound late."""
 
 from __future__ import annotations
 
@@ -9,16 +9,35 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from app.engine_client.in_flight import MIN_PROGRESS_TOKENS, SUSPECT_DEATHS, InFlight
-from engine.types import EndEvent, FinishReason, Phase, Request, SamplingParams, ServiceClass, StatusEvent, TokenEvent
+from app.engine_client.in_flight import InFlight
+from app.engine_client.in_flight_request import MIN_PROGRESS_TOKENS, SUSPECT_DEATHS
+from app.engine_client.member_counts import ReadyMember
+from app.engine_client.router import MAX_WAITING_SHARE
+from engine.types import (
+    EndEvent,
+    FinishReason,
+    Phase,
+    Request,
+    SamplingParams,
+    ServiceClass,
+    StatusEvent,
+    TokenEvent,
+    WaitReason,
+)
 
-MEMBERS = 3
+MEMBERS, SLOTS = 3, 2
+MAX_BATCH = SLOTS * (1 + MAX_WAITING_SHARE)  # choices of a member beyond which it gets no batch request
 member_numbers = st.integers(0, MEMBERS - 1)
 MAX_KILLED = SUSPECT_DEATHS + 1  # members that one request kills before it ends
 
 
-def request(name: str, n: int = 1, service_class: ServiceClass = ServiceClass.STANDARD) -> Request:
-    return Request(id=name, prompt=(1, 2), sampling=SamplingParams(max_tokens=99), n=n, service_class=service_class)
+def request(name: str, n: int = 1, service_class: ServiceClass = ServiceClass.STANDARD, tenant: str = "") -> Request:
+    sampling = SamplingParams(max_tokens=99)
+    return Request(id=name, prompt=(1, 2), sampling=sampling, n=n, service_class=service_class, tenant=tenant)
+
+
+def ready(*members: int) -> list[ReadyMember]:
+    return [ReadyMember(member, SLOTS, None) for member in members]
 
 
 class InFlightMachine(RuleBasedStateMachine):
@@ -28,7 +47,7 @@ class InFlightMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.in_flight = InFlight(MEMBERS)
+        self.in_flight = InFlight(MEMBERS, random.Random(0))
         self.joined: dict[int, set[str]] = {}  # requests of each member that is up
         self.output: dict[tuple[str, int], list[int]] = {}  # of choices that have not ended
         self.aborted: set[tuple[str, int]] = set()
@@ -47,20 +66,22 @@ class InFlightMachine(RuleBasedStateMachine):
             del self.output[key]
 
     def send_waiting(self) -> None:
-        """Send each member the requests that it may have, as their client does."""
-        for member in sorted(self.joined):
-            self.send(member)
+        """Send the members the requests that they may have, as their client does."""
+        for member, requests in self.in_flight.requests_to_send(ready(*sorted(self.joined))).items():
+            for sent in requests:
+                self.send(member, sent)
 
-    def send(self, member: int) -> None:
-        for sent in self.in_flight.requests_to_send(member):
-            assert not any(sent.id in names for names in self.joined.values()), "a request is on two members"
-            state = self.in_flight.get(sent.id)
-            for choice in sent.choices:
-                assert list(sent.output_so_far.get(choice, ())) == self.output[sent.id, choice]
-            if state.is_suspect:
-                assert not self.joined[member], "a suspect shares its member"
-                self.tried[member] = sent.id
-            self.joined[member].add(sent.id)
+    def send(self, member: int, sent: Request) -> None:
+        assert not any(sent.id in names for names in self.joined.values()), "a request is on two members"
+        state = self.in_flight.get(sent.id)
+        for choice in sent.choices:
+            assert list(sent.output_so_far.get(choice, ())) == self.output[sent.id, choice]
+        if state.is_suspect:
+            assert not self.joined[member], "a suspect shares its member"
+            self.tried[member] = sent.id
+        elif sent.service_class is ServiceClass.BATCH:
+            assert self.num_choices(member) < MAX_BATCH, "a batch request is bound early"
+        self.joined[member].add(sent.id)
 
     def handle(self, event) -> None:
         [member] = [member for member, names in self.joined.items() if event.request_id in names]
@@ -69,22 +90,26 @@ class InFlightMachine(RuleBasedStateMachine):
             self.joined[member].discard(event.request_id)
         if self.tried.get(member) == event.request_id and may_send:
             del self.tried[member]
-        if may_send:
+        if may_send or self.in_flight.waiting.late:
             self.send_waiting()
 
-    @rule(target=names, n=st.integers(1, 2), service_class=st.sampled_from(ServiceClass))
-    def submit(self, n: int, service_class: ServiceClass) -> str:
+    @rule(target=names, n=st.integers(1, 2), service_class=st.sampled_from(ServiceClass), tenant=st.sampled_from("abc"))
+    def submit(self, n: int, service_class: ServiceClass, tenant: str) -> str:
         name = f"r{len(self.submitted)}"
         self.submitted.add(name)
         self.output |= {(name, choice): [] for choice in range(n)}
-        state = self.in_flight.add(request(name, n, service_class), self.sink)
-        free = [member for member in self.joined if self.in_flight.takes_requests(member)]
-        if free:
-            state.resume_request(free[0])
-            self.joined[free[0]].add(name)
-        else:
+        state = self.in_flight.add(request(name, n, service_class, tenant), self.sink)
+        self.send_waiting()
+        if state.member is None and not state.position:
+            assert not any(self.in_flight.takes_requests(member) for member in self.joined)
             state.report_no_engine()
         return name
+
+    @rule()
+    def reserve(self) -> None:
+        """Let a member become idle for a suspect that has waited for long."""
+        self.in_flight.reserve_member(ready(*sorted(self.joined)))
+        self.send_waiting()
 
     @rule(member=member_numbers)
     def join(self, member: int) -> None:
@@ -129,6 +154,7 @@ class InFlightMachine(RuleBasedStateMachine):
         if state.member is None:
             self.in_flight.drop_aborted(name)
             assert self.in_flight.get(name) is None
+            self.send_waiting()
         for choice in self.choices(name):
             self.handle(EndEvent(name, choice, FinishReason.ABORT))
 
@@ -137,6 +163,15 @@ class InFlightMachine(RuleBasedStateMachine):
 
     def choices(self, name: str) -> list[int]:
         return [choice for request_id, choice in self.output if request_id == name]
+
+    def num_choices(self, member: int) -> int:
+        return sum(len(self.choices(name)) for name in self.joined[member])
+
+    @invariant()
+    def counts_are_exact(self) -> None:
+        for member in range(MEMBERS):
+            expected = self.num_choices(member) if member in self.joined else 0
+            assert self.in_flight.num_choices(member) == expected
 
     @invariant()
     def no_request_is_lost(self) -> None:
@@ -154,8 +189,12 @@ class InFlightMachine(RuleBasedStateMachine):
     @invariant()
     def no_request_waits_beside_a_member_that_takes_it(self) -> None:
         waiting = [state for name, _ in self.output if (state := self.in_flight.get(name)).member is None]
-        if any(not state.is_suspect for state in waiting):
-            assert not any(self.in_flight.takes_requests(member) for member in self.joined)
+        takers = [member for member in self.joined if self.in_flight.takes_requests(member)]
+        for state in waiting:
+            if state.request.service_class is not ServiceClass.BATCH and not state.is_suspect:
+                assert not takers
+            elif not state.is_suspect:
+                assert all(self.num_choices(member) >= MAX_BATCH for member in takers)
         if any(state.is_suspect for state in waiting):
             assert all(self.joined.values()), "a suspect waits beside an idle member"
 
@@ -167,7 +206,8 @@ TestInFlightMachine = InFlightMachine.TestCase
 @given(st.integers(0, 2**32), st.integers(2, 4), st.integers(0, 8))
 def test_a_request_that_kills_its_members_ends_after_three(seed: int, members: int, others: int):
     """It is on any members beside any requests, its deaths travel with it, and all other requests are answered."""
-    in_flight, ends, killed, drawn = InFlight(members), {}, 0, random.Random(seed)
+    drawn = random.Random(seed)
+    in_flight, ends, killed = InFlight(members, drawn), {}, 0
     bad = drawn.randrange(others + 1)
 
     def sink(event) -> None:
@@ -176,9 +216,8 @@ def test_a_request_that_kills_its_members_ends_after_three(seed: int, members: i
 
     names = [f"r{number}" if number != bad else "bad" for number in range(others + 1)]
     for name in names:
-        state = in_flight.add(request(name), sink)
-        free = [member for member in range(members) if in_flight.takes_requests(member)]
-        state.resume_request(drawn.choice(free))
+        in_flight.add(request(name), sink)
+        in_flight.requests_to_send(ready(*range(members)))
     while len(in_flight):
         computing = [state for name in names if (state := in_flight.get(name)) and state.member is not None]
         chosen = drawn.choice(computing)
@@ -192,7 +231,7 @@ def test_a_request_that_kills_its_members_ends_after_three(seed: int, members: i
             finish = drawn.choice([FinishReason.STOP, None])
             asked = range(members) if in_flight.handle(TokenEvent(chosen.request.id, 0, 7, finish)) else []
         for each in asked:
-            in_flight.requests_to_send(each)
+            in_flight.requests_to_send(ready(each))
     assert ends == {name: "engine_died" if name == "bad" else "" for name in names}
     assert killed == MAX_KILLED
 
@@ -202,11 +241,12 @@ def test_the_requests_of_other_members_go_on_during_a_trial():
     in_flight, ends = InFlight(2), []
     for _ in range(SUSPECT_DEATHS):
         in_flight.get("bad") or in_flight.add(request("bad"), ends.append)
-        in_flight.requests_to_send(0)
+        in_flight.requests_to_send(ready(0))
         in_flight.handle(StatusEvent("bad", 0, Phase.PREFILL))
         in_flight.lose_engine(0)
-    in_flight.add(request("fine"), ends.append).resume_request(1)
-    assert [each.id for each in in_flight.requests_to_send(0)] == ["bad"]
+    in_flight.add(request("fine"), ends.append)
+    sent = in_flight.requests_to_send(ready(0, 1))
+    assert {member: [each.id for each in requests] for member, requests in sent.items()} == {0: ["bad"], 1: ["fine"]}
     assert not in_flight.takes_requests(0) and in_flight.takes_requests(1)
     assert in_flight.get("fine").member == 1
     assert in_flight.lose_engine(0)
@@ -219,7 +259,68 @@ def test_drained_engines_make_no_suspect():
     in_flight = InFlight(2)
     in_flight.add(request("a"), lambda event: None)
     for _ in range(2 * SUSPECT_DEATHS):
-        assert [each.id for each in in_flight.requests_to_send(0)] == ["a"]
+        assert [each.id for each in in_flight.requests_to_send(ready(0))[0]] == ["a"]
         in_flight.handle(StatusEvent("a", 0, Phase.PREFILL))
         assert not in_flight.lose_engine(0, has_died=False)
     assert not in_flight.is_on_trial
+
+
+def test_a_member_is_reserved_for_a_suspect_that_waits_while_all_are_busy():
+    """It takes no other request until it is idle and has tried the suspect; the other members take them meanwhile."""
+    in_flight = InFlight(3, random.Random(0))
+    for member, name in enumerate(("bad", "short", "long")):
+        in_flight.add(request(name), lambda event: None)
+        in_flight.requests_to_send(ready(member))
+    for name in ("second", "third"):
+        in_flight.add(request(name), lambda event: None)
+        in_flight.requests_to_send(ready(2))
+    for _ in range(SUSPECT_DEATHS):
+        in_flight.handle(StatusEvent("bad", 0, Phase.PREFILL))
+        in_flight.lose_engine(0)
+        if not in_flight.has_waiting_suspect:
+            in_flight.requests_to_send(ready(0))
+    busy = ready(1, 2)  # member 0 does not come back
+    assert in_flight.has_waiting_suspect and not in_flight.requests_to_send(busy)
+    in_flight.reserve_member(busy)
+    assert [in_flight.takes_requests(member) for member in (1, 2)] == [False, True]
+    in_flight.add(request("new"), lambda event: None)
+    assert list(in_flight.requests_to_send(busy)) == [2]
+    assert in_flight.handle(EndEvent("short", 0, FinishReason.STOP))
+    assert [each.id for each in in_flight.requests_to_send(busy)[1]] == ["bad"]
+    for token in range(MIN_PROGRESS_TOKENS):
+        in_flight.handle(TokenEvent("bad", 0, token))
+    in_flight.requests_to_send(busy)
+    assert in_flight.takes_requests(1)
+
+
+def test_batch_requests_of_a_lost_member_wait_in_their_former_place():
+    """People go to the other member at once, and batch work follows as far as that member needs it."""
+    in_flight, positions = InFlight(2, random.Random(0)), {}
+
+    def sink(event) -> None:
+        positions[event.request_id] = event.position, event.cause
+
+    for number in range(2 * MAX_BATCH + 3):
+        in_flight.add(request(f"b{number:02}", service_class=ServiceClass.BATCH), sink)
+    in_flight.add(request("person"), sink)
+    assert sum(map(len, in_flight.requests_to_send(ready(0, 1)).values())) == 2 * MAX_BATCH
+    lost = in_flight.get("person").member
+    in_flight.lose_engine(lost)
+    assert [each.id for each in in_flight.requests_to_send(ready(1 - lost))[1 - lost]] == ["person"]
+    waiting = [each.request.id for each in in_flight.waiting.in_turn()]
+    assert waiting == sorted(waiting) and len(waiting) == MAX_BATCH + 3
+    ahead = in_flight.num_choices(1 - lost) - SLOTS
+    assert [positions[name] for name in waiting] == [
+        (position, WaitReason.ORDER) for position in range(ahead + 1, ahead + len(waiting) + 1)
+    ]
+
+
+def test_batch_requests_go_only_to_members_that_need_them():
+    """A full member gets none, even if the only other one is not among the first candidates."""
+    in_flight = InFlight(8, random.Random(0))
+    for number in range(14 * MAX_BATCH):
+        in_flight.add(request(f"r{number}"), lambda event: None)
+    in_flight.requests_to_send(ready(*range(7)))
+    for number in range(MAX_BATCH):
+        in_flight.add(request(f"b{number}", service_class=ServiceClass.BATCH), lambda event: None)
+    assert {index: len(sent) for index, sent in in_flight.requests_to_send(ready(*range(8))).items()} == {7: MAX_BATCH}

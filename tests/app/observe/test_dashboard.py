@@ -22,6 +22,7 @@ TARGETS = [(panel["title"], target) for panel in PANELS for target in panel["tar
 # metric families that are not on the dashboard, with the reason
 NOT_SHOWN: dict[str, str] = {
     "carousel:log_lines_dropped": "it is 0 unless nothing reads standard error",
+    "carousel:num_requests_unplaced": "it is 0 with one engine, unless that is lost",
     "carousel:connections": "it is for an alert near --max-connections",
     "carousel:connections_refused": "it is for an alert, not for the picture of the load",
     "carousel:body_memory_bytes": "it is for an alert near --max-body-memory",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from types import SimpleNamespace
 
 from app.engine_client.member import EngineState
 from app.observe import live_feed
@@ -16,10 +17,10 @@ from tests.limits import HANG_SECONDS
 class FakeClient:
     """An engine client whose snapshots are sent by the test."""
 
-    state = EngineState.READY
-
-    def __init__(self) -> None:
+    def __init__(self, *phases: EngineState) -> None:
+        """phases: of its engines, by default a ready one."""
         self.watchers: list = []
+        self.members = [SimpleNamespace(index=i, phase=phase) for i, phase in enumerate(phases or (EngineState.READY,))]
 
     def watch(self, watcher) -> None:
         self.watchers.append(watcher)
@@ -37,7 +38,7 @@ async def test_one_snapshot_is_encoded_once_for_all_watchers(monkeypatch):
     events = [asyncio.ensure_future(anext(watcher)) for watcher in watchers]
     await asyncio.sleep(0)
     assert len(client.watchers) == 1
-    client.watchers[0](None, None)
+    client.watchers[0](0, None, None)
     first, *others = await asyncio.wait_for(asyncio.gather(*events), HANG_SECONDS)
     assert json.loads(first.removeprefix(b"data: "))["step"] == 1 and len(views) == 1
     assert all(other is first for other in others)
@@ -48,19 +49,38 @@ async def test_one_snapshot_is_encoded_once_for_all_watchers(monkeypatch):
 
 async def test_watchers_see_that_an_engine_is_lost_and_end_when_the_server_drains():
     """The change is an event of its own, and draining ends the stream."""
-    client, draining = FakeClient(), [False]
-    client.state = EngineState.RESTARTING
+    client, draining = FakeClient(EngineState.RESTARTING), [False]
     feed = LiveFeed(client, RollingLatency(time.monotonic), lambda: draining[0])
     watcher = feed.watch(lambda: True)
-    assert await asyncio.wait_for(anext(watcher), HANG_SECONDS) == b'event: engine\ndata: {"phase":"restarting"}\n\n'
+    event = await asyncio.wait_for(anext(watcher), HANG_SECONDS)
+    assert event == b'event: engine\ndata: {"engine":0,"engines":1,"phase":"restarting"}\n\n'
     draining[0] = True
     assert [event async for event in watcher] == []
 
 
+async def test_a_watcher_sees_the_newest_event_of_each_engine(monkeypatch):
+    """Events of one engine do not hide those of another that arrive at the same time; older ones are missed."""
+    client = FakeClient(EngineState.READY, EngineState.READY, EngineState.FAILED)
+    monkeypatch.setattr(live_feed, "_view", lambda snapshot, *_: {"step": snapshot})
+    feed = LiveFeed(client, RollingLatency(time.monotonic), lambda: False)
+    watcher = feed.watch(lambda: True)
+    seen = [await asyncio.wait_for(anext(watcher), HANG_SECONDS)]
+    for engine, step in ((0, 1), (1, 7), (0, 2)):
+        client.watchers[0](engine, step, None)
+    seen += [await asyncio.wait_for(anext(watcher), HANG_SECONDS) for _ in range(2)]
+    events = [json.loads(event.split(b"data: ")[1]) for event in seen]
+    assert [(event["engine"], event.get("step"), event.get("phase")) for event in events] == [
+        (2, None, "failed"),
+        (0, 2, None),
+        (1, 7, None),
+    ]
+    assert {event["engines"] for event in events} == {3}
+    await watcher.aclose()
+
+
 async def test_watchers_are_woken_a_few_at_a_time():
     """The event loop runs other tasks between two groups, and every watcher gets the event."""
-    client = FakeClient()
-    client.state = EngineState.RESTARTING
+    client = FakeClient(EngineState.RESTARTING)
     feed = LiveFeed(client, RollingLatency(time.monotonic), lambda: False)
     watchers = [feed.watch(lambda: True) for _ in range(5 * live_feed.MAX_WOKEN_PER_TURN)]
     events = [asyncio.ensure_future(anext(watcher)) for watcher in watchers]
@@ -84,7 +104,7 @@ async def test_a_watcher_that_is_not_admitted_any_more_gets_no_further_event(mon
         admitted[0] = is_admitted
         events = [asyncio.ensure_future(anext(watcher, b"end")) for watcher in watchers]
         await asyncio.sleep(0)
-        client.watchers[0](None, None)
+        client.watchers[0](0, None, None)
         first, second = await asyncio.wait_for(asyncio.gather(*events), HANG_SECONDS)
         assert (first == b"end") is not is_admitted and second.startswith(b"data: ")
     await watchers[1].aclose()

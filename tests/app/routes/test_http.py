@@ -17,6 +17,7 @@ from starlette.testclient import TestClient, WebSocketDenialResponse
 from app.admission import refused_keys
 from app.admission.tenants import Tenant, anonymous, key_digest, tenant_of_key
 from app.engine_client.client import EngineClient
+from app.engine_client.member import EngineMember
 from app.http.security import HostMiddleware
 from app.routes import anthropic, chat_completions, openai_responses, realtime, text
 from app.routes.realtime_session import Session
@@ -810,9 +811,9 @@ def test_probes_need_no_key_and_accept_any_host(http_with_keys, host: str):
 @pytest.mark.parametrize("path", ["/health", "/readyz"])
 def test_a_server_whose_engine_makes_no_progress_is_not_ready(http, monkeypatch, path: str):
     """It responds 503 with Retry-After and a reason, while /livez succeeds."""
-    monkeypatch.setattr(EngineClient, "is_stalled", True)
+    monkeypatch.setattr(EngineMember, "is_stalled", True)
     answer = http.get(path)
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
     assert "no progress" in answer.json()["error"]["message"]
-    assert "carousel:engine_up 0.0" in http.get("/metrics").text
+    assert 'carousel:engine_up{engine="0"} 0.0' in http.get("/metrics").text
     assert http.get("/livez").status_code == 200

@@ -17,6 +17,7 @@ from app.generation.generation import Generation
 from app.generation.request import AnswerHead
 from app.protocols.answers import UsageReports
 from app.protocols.chat import ChatEncoder
+from app.streams.status import EngineLossEvent
 from app.streams.stream_log import StreamLog
 from app.streams.timeline import DELIVERY, INTAKE, IntakeTimeline, RequestTimeline
 from engine.types import (
@@ -239,3 +240,45 @@ def test_a_further_choice_waits_only_for_the_prompt(http_with_keys):  # noqa: F8
     causes = [{interval.get("cause") for interval in choice["intervals"]} for choice in choices]
     assert "prompt" not in causes[0]
     assert all("prompt" in some and "order" not in some for some in causes[1:])
+
+
+def loss(
+    at: float, lost: int, next_engine: int | None = None, *, was_computing: bool = True, was_drained: bool = False
+) -> EngineLossEvent:
+    cause = WaitReason.RESTART
+    return EngineLossEvent(
+        "r", 0, Phase.QUEUED, cause=cause, monotonic_time=at,
+        lost_engine=lost, was_computing=was_computing, was_drained=was_drained, next_engine=next_engine,
+    )  # fmt: skip
+
+
+def test_the_loss_of_one_of_several_engines_is_explained():
+    """The interval has both engines, even if the request waited for other ones in between or lost another engine."""
+    timeline = RequestTimeline(1, IntakeTimeline(0.0), 1.0)
+    events = [
+        status(Phase.DECODE, 2.0), loss(3.0, 2), status(Phase.QUEUED, 4.0, WaitReason.ORDER), loss(3.0, 2, 1),
+        status(Phase.PREFILL, 5.0), loss(6.0, 1, was_computing=False, was_drained=True),
+    ]  # fmt: skip
+    for event in events:
+        timeline.add(event)
+    view = timeline.view(7.0)
+    intervals = view["choices"][0]["intervals"]
+    losses = [
+        tuple(each[key] for key in ("lost_engine", "was_computing", "was_drained", "next_engine"))
+        for each in intervals
+        if "lost_engine" in each
+    ]
+    assert losses == [(2, True, False, 1), (1, False, True, None)]
+    assert [each["phase"] for each in intervals] == [
+        "intake",
+        "queued",
+        "decode",
+        "queued",
+        "queued",
+        "prefill",
+        "queued",
+    ]
+    account = {"id": "r", "class": "standard", "state": "queued", "prompt_tokens": 1, "cached_tokens": 0}
+    text = "\n".join(timeline_lines(account | {"completion_tokens": 0, **view}))
+    assert "engine 2 died while computing it; it went on in engine 1\n" in text
+    assert text.endswith("engine 1 was drained while it waited there")

@@ -1,0 +1,204 @@
+"""InFlightRequest: a request that has not ended, with its output so far, so that another engine can resume it.
+Independent of processes and of other requests.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from array import array
+from collections.abc import Callable, Set
+
+from msgspec.structs import replace
+
+from app.streams.status import EngineLossEvent
+from engine.request_logging import log_request
+from engine.types import (
+    EndEvent,
+    Event,
+    FinishReason,
+    Phase,
+    PromptEvent,
+    Request,
+    StatusEvent,
+    TokenEvent,
+    WaitReason,
+)
+
+log = logging.getLogger("carousel.in_flight")
+
+Sink = Callable[[Event], None]
+
+SUSPECT_DEATHS = 2  # deaths of engines that were computing the request, without progress since
+# tokens of each choice after which an earlier crash is not attributed to it: more than are in flight at once
+MIN_PROGRESS_TOKENS = 4
+
+
+class InFlightRequest:
+    """A request, the output of its choices, and its state in the engine that has it."""
+
+    __slots__ = (
+        "_aborted",
+        "_has_reported",
+        "_loss",
+        "_running",
+        "_waiting_since",
+        "deaths",
+        "member",
+        "output",
+        "position",
+        "progress",
+        "request",
+        "serial",
+        "sink",
+        "unreported",
+    )
+
+    def __init__(self, request: Request, sink: Sink, serial: int = 0) -> None:
+        """serial: number in order of arrival."""
+        self.request = request
+        self.serial = serial
+        self.sink = sink
+        # token ids of choices that have not ended
+        self.output = {choice: array("I", request.output_so_far.get(choice, ())) for choice in request.choices}
+        self.member: int | None = None  # that has it; None: it waits
+        self.position = 0  # in the queue for a member, as reported; 0: none was reported
+        self.unreported = 0  # choices that were sent and of which no event has arrived
+        self.progress = 0  # tokens since it was sent
+        self.deaths = 0  # of engines that were computing it, since its last progress
+        self._aborted: set[int] = set()  # choices
+        self._has_reported = False  # an event has arrived since it was sent
+        self._loss: EngineLossEvent | None = None  # of the engine that had it, until another one gets it
+        self._running: set[int] = set()  # choices that have a slot, according to their last event
+        self._waiting_since: float | None = None  # since when all its choices wait, according to their events
+
+    @property
+    def may_be_computing(self) -> bool:
+        """Return whether its engine may be computing it; true unless it is known to wait."""
+        return self.member is not None and (bool(self._running) or not self._has_reported)
+
+    @property
+    def has_progressed(self) -> bool:
+        """Return whether it made enough progress since it was sent that its earlier state did not crash the engine."""
+        return self.progress >= MIN_PROGRESS_TOKENS * len(self.output)
+
+    @property
+    def is_suspect(self) -> bool:
+        """Return whether it is tried alone before it is computed beside other requests."""
+        return self.deaths >= SUSPECT_DEATHS
+
+    def resume_request(self, member: int) -> Request:
+        """Mark the request as sent to a member and return it with its output so far, for that engine to resume."""
+        self.member, self._has_reported, self.progress = member, False, 0
+        self.position, self.unreported = 0, len(self.output)
+        self._running.clear()
+        if self._loss is not None:
+            self._deliver_to_all(replace(self._loss, next_engine=member))
+            self._loss = None
+        output: dict[int, tuple[int, ...]] = {}
+        if len(self.output) < self.request.n or any(self.output.values()):
+            output = {choice: tuple(tokens) for choice, tokens in self.output.items()}
+        if not output and self._waiting_since is None:
+            return self.request
+        return replace(self.request, output_so_far=output, waiting_since=self._waiting_since)
+
+    def update(self, event: Event) -> None:
+        """Update the state from an event of a choice that has not ended."""
+        choice = event.choice
+        if isinstance(event, TokenEvent):
+            self.output[choice].append(event.token_id)
+            self.progress += 1
+            if event.finish is not None:
+                del self.output[choice]
+        elif isinstance(event, EndEvent):
+            del self.output[choice]
+        elif isinstance(event, PromptEvent):
+            self._has_reported = True
+        elif event.state == "running":
+            self._has_reported = True
+            self._running.add(choice)
+            self._waiting_since = None
+        else:
+            self._has_reported = True
+            self._running.discard(choice)
+            if self._waiting_since is None and not self._running:
+                self._waiting_since = event.monotonic_time
+
+    def deliver(self, event: Event) -> None:
+        """Pass an event to the sink. An exception in one sink must not end the task that serves all requests."""
+        try:
+            self.sink(event)
+        except Exception:
+            log_request(log, logging.ERROR, self.request, "an event could not be handled", has_traceback=True)
+
+    def report_no_engine(self) -> None:
+        """Report that the request waits for an engine."""
+        self._report_wait(WaitReason.RESTART, 0)
+
+    def report_position(self, position: int) -> None:
+        """Report a changed position in the queue for a member; 1: the next."""
+        if position != self.position:
+            self.position = position
+            self._report_wait(WaitReason.ORDER, position)
+
+    def _report_wait(self, cause: WaitReason, position: int) -> None:
+        now = time.monotonic()
+        self._note_wait(now)
+        self._deliver_to_all(StatusEvent(self.request.id, 0, Phase.QUEUED, position, cause=cause, monotonic_time=now))
+
+    def _note_wait(self, now: float) -> None:
+        if self._waiting_since is None:
+            self._waiting_since = now
+
+    def _deliver_to_all(self, event: StatusEvent) -> None:
+        """Deliver a status event to each choice that goes on."""
+        for choice in self.output.keys() - self._aborted:
+            self.deliver(replace(event, choice=choice))
+
+    def abort(self, choice: int | None) -> None:
+        """Mark the request or one choice as aborted, whether or not an engine receives the abort."""
+        self._aborted |= self.output.keys() if choice is None else {choice}
+
+    def end_aborted(self) -> None:
+        """End aborted choices without an engine."""
+        self.end(self._aborted, FinishReason.ABORT)
+
+    def end(self, choices: Set[int], finish: FinishReason, message: str = "", code: str = "") -> None:
+        """End those of `choices` that have not ended, without an event from the engine."""
+        for choice in sorted(self.output.keys() & choices):
+            self.deliver(StatusEvent(self.request.id, choice, Phase.ENDED, monotonic_time=time.monotonic()))
+            event = EndEvent(self.request.id, choice, finish, message, code)
+            self.update(event)
+            self.deliver(event)
+
+    def fail(self, message: str, code: str) -> None:
+        """End all choices with an error."""
+        self.end(self.output.keys(), FinishReason.ERROR, message, code)
+
+    def lose_engine(self, *, has_died: bool, is_one_of_several: bool) -> None:
+        """Record the loss of its engine, which has died or is drained; the request waits for another one."""
+        was_computing, member = self.may_be_computing, self.member
+        assert member is not None
+        is_suspicious = has_died and was_computing
+        self.deaths += is_suspicious
+        self.member, self.progress = None, 0
+        loss, level = "died" if has_died else "is drained", logging.WARNING if is_suspicious else logging.INFO
+        activity = "while computing it" if was_computing else "while it waited"
+        if not is_one_of_several:
+            log_request(log, level, self.request, "the engine %s %s; it resumes in the next engine", loss, activity)
+            self.report_no_engine()
+            return
+        log_request(log, level, self.request, "engine %d %s %s; it resumes in another engine", member, loss, activity)
+        now = time.monotonic()
+        self._note_wait(now)
+        self._loss = EngineLossEvent(
+            self.request.id,
+            0,
+            Phase.QUEUED,
+            cause=WaitReason.RESTART,
+            monotonic_time=now,
+            lost_engine=member,
+            was_computing=was_computing,
+            was_drained=not has_died,
+        )
+        self._deliver_to_all(self._loss)

@@ -1,0 +1,76 @@
+"""Choice of the engine for a request."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.engine_client.member_counts import MemberCounts, ReadyMember
+from app.engine_client.router import MAX_WAITING_SHARE, MemberLoad, choose_member
+from engine.types import Counters, EngineLoad, PageCounts, ServiceClass
+
+demands = st.tuples(*[st.integers(0, 9)] * 3)
+loads = st.lists(demands, min_size=1, max_size=8).map(
+    lambda given: [MemberLoad(index, 4, demand) for index, demand in enumerate(given)]
+)
+people = st.sampled_from([ServiceClass.INTERACTIVE, ServiceClass.STANDARD])
+
+
+@given(loads, people, st.integers(0, 2**32), st.none() | st.integers(0, 9))
+def test_a_person_gets_a_free_slot_if_any_member_has_one(members, service_class, seed, preferred):
+    """This holds although only two members are looked at first."""
+    chosen = members[choose_member(members, service_class, random.Random(seed), preferred)]
+    assert chosen.has_free_slot or not any(load.has_free_slot for load in members)
+
+
+@given(st.tuples(demands, demands), st.sampled_from(ServiceClass), st.integers(0, 2**32))
+def test_of_two_full_members_the_one_with_less_work_of_the_class_is_chosen(pair, service_class, seed):
+    """Work that the request preempts counts only between equals."""
+    members = [MemberLoad(index, 4, (4 + first, *rest)) for index, (first, *rest) in enumerate(pair)]
+    chosen = choose_member(members, service_class, random.Random(seed))
+    best = min(members, key=lambda load: (load.occupation(service_class), sum(load.demand)))
+    assert (members[chosen].occupation(service_class), sum(members[chosen].demand)) == (
+        best.occupation(service_class),
+        sum(best.demand),
+    )
+
+
+@given(loads, st.sampled_from(ServiceClass), st.integers(0, 2**32), st.data())
+def test_the_preferred_member_is_chosen_if_it_has_a_free_slot(members, service_class, seed, data):
+    """Its cached prefix saves more than another member's shorter queue."""
+    preferred = data.draw(st.sampled_from(members))
+    chosen = choose_member(members, service_class, random.Random(seed), preferred.index)
+    assert chosen == preferred.index or not preferred.has_free_slot
+
+
+def test_requests_spread_over_members_that_have_equal_loads():
+    """Otherwise all that arrive between two load reports would go to one of them."""
+    draw, members = random.Random(0), [MemberLoad(index, 4, (9, 9, 9)) for index in range(5)]
+    assert {choose_member(members, ServiceClass.BATCH, draw) for _ in range(100)} == set(range(5))
+
+
+def test_batch_requests_wait_in_an_engine_up_to_a_multiple_of_its_slots():
+    """Further ones are bound to an engine later."""
+    assert MemberLoad(0, 4, (1, 0, 4 + 4 * MAX_WAITING_SHARE - 2)).takes_batch
+    assert not MemberLoad(0, 4, (1, 0, 4 + 4 * MAX_WAITING_SHARE - 1)).takes_batch
+
+
+def report_of(running: int) -> EngineLoad:
+    return EngineLoad((0, running, 0), (0, 0, 1), (0, 1, 0), PageCounts(9, 0, 0, 9, 0, 0), Counters())
+
+
+def test_loads_count_requests_that_no_report_contains_yet():
+    """Choices of this process are exact, and those of other processes come from the report."""
+    counts = MemberCounts(2)
+    counts.add(1, ServiceClass.STANDARD, 3)
+    assert counts.load(ReadyMember(1, 4, None)).demand == (0, 3, 0)
+    assert counts.load(ReadyMember(1, 4, report_of(running=2))).demand == (0, 3 + 3, 1)
+    counts.report(1, ServiceClass.STANDARD, 3)
+    assert counts.load(ReadyMember(1, 4, report_of(running=2))).demand == (0, 3, 1)
+    counts.end(1, ServiceClass.STANDARD)
+    assert counts.load(ReadyMember(1, 4, report_of(running=1))).demand == (0, 2, 1)
+    assert counts.total(1) == 2 and counts.total(0) == 0
+    counts.clear(1)
+    assert counts.load(ReadyMember(1, 4, None)).demand == (0, 0, 0)
