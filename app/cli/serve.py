@@ -178,8 +178,8 @@ async def _show_loading(server: GracefulServer, manager: ServiceManager, url: st
     except EngineUnavailable as error:
         return str(error)
     await server.accepts()
-    others = len(client.members) - 1
-    description = describe(info) + (f"; {others} more engine{'s' * (others > 1)} will start" if others else "")
+    engines = len(client.members)
+    description = describe(info) + (f"; the first of {engines} engines" if engines > 1 else "")
     logs.write_plain(f"Ready: {url}  ({description})")
     manager.ready(f"Serving at {url}: {description}")
     return ""
