@@ -28,7 +28,7 @@ from benchmarks.fleet.sessions import sessions_row
 from benchmarks.results import save
 from engine.types import ServiceClass
 
-ENGINES = 64
+ENGINES = 32
 AGES, LOADS = (0.0, 0.1, 1.0), (0.7, 0.95)
 TENANT_ENGINES = 10
 ASKED = {  # shares of the capacity
@@ -36,7 +36,7 @@ ASKED = {  # shares of the capacity
     "four": {"a": 0.1, "b": 0.3, "c": 0.6, "d": 0.8},
 }
 DEATH_ENGINES, DEATH_SECONDS = 32, 10.0
-POISON_ENGINES, POISON_SEEDS = 16, 4
+POISON_ENGINES, POISON_SEEDS = 16, 3
 CELLS, CELL_ENGINES = 8, 8
 SESSION_ENGINES, SESSION_PAGES = 16, 4096
 
