@@ -54,16 +54,15 @@ class RecordingClient(EngineClient):
         super().__init__(config, logs=("warning", "text"), shares=machine_shares(config, engines))
         self.frames: list[list[Frame]] = [[] for _ in range(engines)]
 
-    def on_step(self, events: Iterable[ReceivedEvent], result: StepResult) -> Iterator[None]:
+    def on_step(self, index: int, events: Iterable[ReceivedEvent], result: StepResult) -> Iterator[None]:
         """Record a step, and pass on its events."""
         load = result.load
-        member = next(member for member in self.members if member.load is load)
-        frames, demand = self.frames[member.index], sum(load.running) + sum(load.waiting) + sum(load.paused)
+        frames, demand = self.frames[index], sum(load.running) + sum(load.waiting) + sum(load.paused)
         frame = Frame(load.counters.steps, result.clock, load.decode_rows, load.prefill_tokens, demand)
         if frames and frames[-1].step == frame.step:  # the earlier one has the admissions of the step
             frames.pop()
         frames.append(frame)
-        return super().on_step(events, result)
+        return super().on_step(index, events, result)
 
 
 def step_rows(frames: Sequence[Frame]) -> list[list[float]]:
