@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 from benchmarks.fleet.arrivals import capacity_of_full_batches
@@ -36,7 +37,7 @@ ASKED = {  # shares of the capacity
     "four": {"a": 0.1, "b": 0.3, "c": 0.6, "d": 0.8},
 }
 DEATH_ENGINES, DEATH_SECONDS = 32, 10.0
-POISON_ENGINES, POISON_SEEDS = 16, 3
+POISON_ENGINES, POISON_SEEDS = (4, 16), 3
 CELLS, CELL_ENGINES = 8, 8
 SESSION_ENGINES, SESSION_PAGES = 16, 4096
 
@@ -74,11 +75,10 @@ def fault_jobs(rate: float, seconds: float) -> dict[str, Job]:
     deaths = tuple(DEATH_SECONDS * number for number in range(1, 1 + int(seconds / DEATH_SECONDS)))
     load = Load(FleetShape(DEATH_ENGINES, age=0.1), LOADS[-1] * rate, seconds, killed_at=deaths)
     jobs: dict[str, Job] = {"deaths": partial(mixed_row, load)}
-    for service_class in ServiceClass:
-        for seed in range(POISON_SEEDS):
-            shape = FleetShape(POISON_ENGINES, age=0.1)
-            poisoned = Load(shape, LOADS[-1] * rate, seconds / 2, seed, poisons=((2.0, service_class),))
-            jobs[f"poison {service_class.label}, seed {seed}"] = partial(mixed_row, poisoned)
+    for engines, service_class, seed in product(POISON_ENGINES, ServiceClass, range(POISON_SEEDS)):
+        shape = FleetShape(engines, age=0.1)
+        poisoned = Load(shape, LOADS[-1] * rate, seconds / 2, seed, poisons=((2.0, service_class),))
+        jobs[f"poison {service_class.label}, {engines} engines, seed {seed}"] = partial(mixed_row, poisoned)
     return jobs
 
 

@@ -19,7 +19,7 @@ from engine.types import ServiceClass
 
 CELL_ENGINES = 64  # at most
 DEATH_SECONDS = 10.0  # between deaths of engines in the whole fleet
-POISON_CELL, POISON_AT = 1, 15.0
+POISON_CELL, POISON_AT = 1, 5.0
 MAX_WALL_SECONDS = 3600.0
 
 
