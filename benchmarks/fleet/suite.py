@@ -111,7 +111,7 @@ def suite(options: argparse.Namespace) -> None:
     """Run all scenarios in `processes` processes, save their figures and print the marks."""
     quiet()
     rate = mixed_capacity(FleetShape(ENGINES))
-    jobs = people_jobs(rate, options.seconds) | tenant_jobs(options.seconds) | fault_jobs(rate, options.seconds)
+    jobs = people_jobs(rate, options.seconds) | tenant_jobs(2 * options.seconds) | fault_jobs(rate, options.seconds)
     for load in LOADS:
         jobs[f"lost cell, {load:.0%}"] = partial(lost_cell, rate, options.seconds, load)
     jobs |= session_jobs(options.seconds)
