@@ -50,10 +50,14 @@ class SimulatedApi:
         if self.in_flight.handle(event):
             self.send_waiting()
 
-    def on_step(self) -> None:
-        """Send requests that are bound late, after the events of a step of any engine."""
+    def on_step(self, member: ReadyMember) -> None:
+        """Send requests that are bound late, after the events of a member's step.
+
+        Only that member can have room for them: those with room got theirs before. `EngineClient` looks at all members,
+        which gives the same and costs the simulator more than the step.
+        """
         if self.in_flight.waiting.late:
-            self.send_waiting()
+            self._send_waiting_to([member])
 
     def lose_engine(self, index: int) -> None:
         """Move the requests of a member whose engine has died."""
@@ -62,7 +66,10 @@ class SimulatedApi:
 
     def send_waiting(self) -> None:
         """Send the requests that a member takes."""
-        for index, requests in self.in_flight.requests_to_send(self._network.ready_members()).items():
+        self._send_waiting_to(self._network.ready_members())
+
+    def _send_waiting_to(self, ready: Sequence[ReadyMember]) -> None:
+        for index, requests in self.in_flight.requests_to_send(ready).items():
             self._network.send(index, requests)
         self._expect_trial()
 

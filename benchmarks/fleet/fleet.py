@@ -142,7 +142,7 @@ class Fleet:
         for event in self._channel_clock.from_engine(tuple(events)):
             owners[event.request_id].handle(event)
         for api in self.apis:
-            api.on_step()
+            api.on_step(ready)
 
     def _move(self, member: SimulatedMember) -> None:
         """Move the requests of a dead engine, and start another one in its place."""
