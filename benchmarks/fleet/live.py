@@ -1,7 +1,8 @@
 """Two live engines behind one router against two simulated ones, at the same arrivals.
 
 The engines are processes of their own, each on half of the cores, as those of `carousel serve --replicas 2`; HTTP and
-text are left out, because the simulator has neither. Costs of a step are fitted to one run and predict the next.
+text are left out, because the simulator has neither. Costs of a step are fitted to the steps of the same run: the speed
+of a virtual machine changes within a minute by more than the difference that is looked for.
 """
 
 from __future__ import annotations
@@ -132,11 +133,10 @@ async def _measure(options: argparse.Namespace) -> list[dict[str, Any]]:
         print(f"{rate:.1f} requests/s, {rate * output_mean(LENGTHS):.0f} tokens/s", flush=True)
         for run in range(options.runs):
             client.frames = [[] for _ in range(ENGINES)]
-            await serve(client, mixed(f"fit{run}", rate, options.seconds, LENGTHS, prefix=f"f{run}."))
-            shape = _shape(info, client.frames)
-            arrivals = list(mixed(f"predict{run}", rate, options.seconds, LENGTHS, prefix=f"p{run}."))
+            arrivals = list(mixed(f"live{run}", rate, options.seconds, LENGTHS, prefix=f"{run}."))
             live = _figures(await serve(client, arrivals))
-            fleet = Fleet(replace(shape, age=0.0), run)
+            shape = _shape(info, client.frames)
+            fleet = Fleet(shape, run)
             fleet.receive(arrivals)
             fleet.run()
             simulated = _figures(fleet.answers)
