@@ -46,7 +46,7 @@ def main() -> None:
     command.add_argument("--model", help="model folder; default: small random weights")
     command.add_argument("--runs", type=int, default=3)
     command.add_argument("--seconds", type=float, default=20.0)
-    command.add_argument("--load", type=float, default=0.8, help="share of the capacity")
+    command.add_argument("--load", type=float, default=0.6, help="share of the capacity")
     command.add_argument("--warm-up-rate", type=float, default=10.0, help="requests per second")
     command.set_defaults(run=live)
     options = parser.parse_args()
