@@ -117,6 +117,27 @@ class SimulatedRunner:
         return outcome
 
 
+def simulated_engine(
+    config: EngineConfig,
+    cost: StepCost,
+    clock: Clock,
+    *,
+    num_pages: int,
+    host_pages: int = 0,
+    max_len: int = 4096,
+    costs: Costs | None = None,
+    engine_factory: Callable[..., Engine] = Engine,
+) -> Engine:
+    """Return an engine whose steps take the time given by `cost`, on `clock`.
+
+    costs: the scheduler's assumptions if they differ from `cost`.
+    """
+    runner = SimulatedRunner(config.max_num_seqs, cost, clock)
+    policy = make_policy(config, costs or cost.costs())
+    scheduler = Scheduler(config, policy, num_pages=num_pages, host_pages=host_pages, max_len=max_len)
+    return engine_factory(config, _model_info(config, num_pages, max_len), scheduler, runner, clock)
+
+
 def simulate(
     config: EngineConfig,
     cost: StepCost,
@@ -131,14 +152,19 @@ def simulate(
 ) -> Engine:
     """Serve `arrivals` (in seconds, sorted) to the end and return the engine, for its counters.
 
-    `on_events` receives each step's events and the time at its end. `costs` are the scheduler's assumptions if they
-    differ from `cost`.
+    `on_events` receives each step's events and the time at its end. For other parameters see `simulated_engine`.
     """
     clock = Clock()
-    runner = SimulatedRunner(config.max_num_seqs, cost, clock)
-    policy = make_policy(config, costs or cost.costs())
-    scheduler = Scheduler(config, policy, num_pages=num_pages, host_pages=host_pages, max_len=max_len)
-    engine = engine_factory(config, _model_info(config, num_pages, max_len), scheduler, runner, clock)
+    engine = simulated_engine(
+        config,
+        cost,
+        clock,
+        num_pages=num_pages,
+        host_pages=host_pages,
+        max_len=max_len,
+        costs=costs,
+        engine_factory=engine_factory,
+    )
     arrivals_iterator = iter(arrivals)
     next_arrival = next(arrivals_iterator, None)
     while next_arrival is not None or engine.has_work:

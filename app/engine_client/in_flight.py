@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import logging
 import random
+import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 
 from app.engine_client.channel_clock import ReceivedEvent
@@ -37,10 +38,13 @@ CULPRIT_MESSAGE = (
 class InFlight:
     """Requests in flight, in order of arrival, and the members that have them."""
 
-    def __init__(self, members: int = 1, draw: random.Random | None = None) -> None:
-        """draw: chooses among members; None: one of its own."""
+    def __init__(
+        self, members: int = 1, draw: random.Random | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """draw: chooses among members; None: one of its own. clock: of events that no engine sends."""
         self._members = members
         self._draw = draw or random.Random()
+        self._clock = clock
         self._serials = count()
         self._requests: dict[str, InFlightRequest] = {}
         self._counts = MemberCounts(members)
@@ -90,7 +94,7 @@ class InFlight:
 
     def add(self, request: Request, sink: Sink) -> InFlightRequest:
         """Add a new request, which waits."""
-        request_state = self._requests[request.id] = InFlightRequest(request, sink, next(self._serials))
+        request_state = self._requests[request.id] = InFlightRequest(request, sink, next(self._serials), self._clock)
         self._waiting.add(request_state)
         return request_state
 

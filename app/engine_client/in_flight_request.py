@@ -39,6 +39,7 @@ class InFlightRequest:
 
     __slots__ = (
         "_aborted",
+        "_clock",
         "_has_reported",
         "_loss",
         "_running",
@@ -54,8 +55,11 @@ class InFlightRequest:
         "unreported",
     )
 
-    def __init__(self, request: Request, sink: Sink, serial: int = 0) -> None:
+    def __init__(
+        self, request: Request, sink: Sink, serial: int = 0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """serial: number in order of arrival."""
+        self._clock = clock
         self.request = request
         self.serial = serial
         self.sink = sink
@@ -142,7 +146,7 @@ class InFlightRequest:
             self._report_wait(WaitReason.ORDER, position)
 
     def _report_wait(self, cause: WaitReason, position: int) -> None:
-        now = time.monotonic()
+        now = self._clock()
         self._note_wait(now)
         self._deliver_to_all(StatusEvent(self.request.id, 0, Phase.QUEUED, position, cause=cause, monotonic_time=now))
 
@@ -166,7 +170,7 @@ class InFlightRequest:
     def end(self, choices: Set[int], finish: FinishReason, message: str = "", code: str = "") -> None:
         """End those of `choices` that have not ended, without an event from the engine."""
         for choice in sorted(self.output.keys() & choices):
-            self.deliver(StatusEvent(self.request.id, choice, Phase.ENDED, monotonic_time=time.monotonic()))
+            self.deliver(StatusEvent(self.request.id, choice, Phase.ENDED, monotonic_time=self._clock()))
             event = EndEvent(self.request.id, choice, finish, message, code)
             self.update(event)
             self.deliver(event)
@@ -189,7 +193,7 @@ class InFlightRequest:
             self.report_no_engine()
             return
         log_request(log, level, self.request, "engine %d %s %s; it resumes in another engine", member, loss, activity)
-        now = time.monotonic()
+        now = self._clock()
         self._note_wait(now)
         self._loss = EngineLossEvent(
             self.request.id,
