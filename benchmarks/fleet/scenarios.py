@@ -8,6 +8,7 @@ import logging
 import random
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -40,15 +41,24 @@ class Load:
     poisons: tuple[tuple[float, ServiceClass], ...] = ()
 
 
-def quiet() -> None:
+@contextmanager
+def quiet() -> Iterator[None]:
     """Log no deaths of engines, and collect no garbage: there are few cycles, and looking for them takes time."""
-    logging.getLogger("carousel").setLevel(logging.CRITICAL)
+    logger = logging.getLogger("carousel")
+    level, collects = logger.level, gc.isenabled()
+    logger.setLevel(logging.CRITICAL)
     gc.disable()
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        if collects:
+            gc.enable()
 
 
+@quiet()
 def mixed_row(load: Load) -> dict[str, Any]:
     """Serve the mixed workload and return figures."""
-    quiet()
     fleet = Fleet(load.shape, load.seed)
     fleet.receive(_arrivals(load))
     draw = random.Random(f"deaths{load.seed}")
@@ -59,21 +69,21 @@ def mixed_row(load: Load) -> dict[str, Any]:
     return _run(fleet, load) | {"unfinished_at_end": _unfinished(fleet.answers, load.seconds)}
 
 
+@quiet()
 def lost_cell_requests(load: Load, at: float) -> list[Request]:
     """Serve the mixed workload until the cell is lost, and return its unfinished requests with their output so far."""
-    quiet()
     fleet = Fleet(load.shape, load.seed)
     fleet.receive(_arrivals(load))
     fleet.run(at)
     return [_resumed(answer) for answer in fleet.answers if answer.ended_at is None]
 
 
+@quiet()
 def takeover_row(load: Load, lost: Load, share: tuple[int, int], orphans: list[Request], at: float) -> dict[str, Any]:
     """Serve a cell's own load and its share of a lost cell's: new requests, and `orphans` after a while.
 
     share: index of the cell and number of cells that share the load.
     """
-    quiet()
     index, cells = share
     fleet = Fleet(load.shape, load.seed)
     later = (arrival for arrival in _arrivals(lost) if arrival[0] >= at)
@@ -86,6 +96,7 @@ def takeover_row(load: Load, lost: Load, share: tuple[int, int], orphans: list[R
     return row | {"interactive_after_loss": percentiles(first_tokens(people))}
 
 
+@quiet()
 def tenants_row(
     shape: FleetShape, rates: dict[str, float], service_class: ServiceClass, seconds: float, seed: int = 0
 ) -> dict[str, Any]:
@@ -93,7 +104,6 @@ def tenants_row(
 
     rates: requests per second of all engines. The shares are of the tokens that clients received after the warm-up.
     """
-    quiet()
     fleet = Fleet(shape, seed)
     fleet.receive(tenants(f"tenants{seed}", rates, service_class, seconds))
     began = time.process_time()

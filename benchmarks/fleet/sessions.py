@@ -51,12 +51,12 @@ class Session:
             self.fleet.at(self.fleet.clock.now + pause, self.take_turn)
 
 
+@quiet()
 def sessions_row(shape: FleetShape, load: float, seconds: float, seed: int = 0) -> dict[str, object]:
     """Serve sessions and return the share of prompt tokens that were found in a cache, beside the ideal one.
 
     load: share of the time that engines with full batches need for them without a cache.
     """
-    quiet()
     fleet = Fleet(shape, seed)
     rng = random.Random(f"sessions{seed}")
     cost = shape.cost

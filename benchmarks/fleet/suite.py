@@ -107,9 +107,9 @@ def session_jobs(seconds: float) -> dict[str, Job]:
     }
 
 
+@quiet()
 def suite(options: argparse.Namespace) -> None:
     """Run all scenarios in `processes` processes, save their figures and print the marks."""
-    quiet()
     rate = mixed_capacity(FleetShape(ENGINES))
     jobs = people_jobs(rate, options.seconds) | tenant_jobs(2 * options.seconds) | fault_jobs(rate, options.seconds)
     for load in LOADS:

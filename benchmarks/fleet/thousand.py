@@ -75,9 +75,9 @@ def finish(settings: dict[str, Any], rows: list[dict[str, Any]], wall_seconds: f
     save("fleet_thousand", settings, rows, summary | {"marks": [asdict(mark) for mark in marks]})
 
 
+@quiet()
 def thousand(options: argparse.Namespace) -> None:
     """Simulate all cells in `processes` processes."""
-    quiet()
     began = time.perf_counter()
     shape = FleetShape(CELL_ENGINES, age=options.age)
     jobs = cells(options.engines, mixed_capacity(shape), options.load, options.seconds, shape)
