@@ -97,7 +97,7 @@ class LiveFeed:
     def _take(self, engine: int, snapshot: Snapshot, load: EngineLoad) -> None:
         now = asyncio.get_running_loop().time()
         head = {"engine": engine, "engines": len(self._client.members)}
-        view = head | _view(snapshot, load, now, self._before.get(engine)) | {"latency": self._recent.view()}
+        view = _view(snapshot, load, now, self._before.get(engine)) | head | {"latency": self._recent.view()}
         self._before[engine] = now, load
         self._phases.pop(engine, None)
         self._publish(engine, b"data: %s\n\n" % msgspec.json.encode(view))
