@@ -9,7 +9,7 @@ submitted output, which gives the same text.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from engine.connection import Connection
@@ -35,13 +35,16 @@ class Owners:
         self._owners: dict[str, list[Event]] = {}  # `events` of a connection or an orphan, by request
         self._orphans: dict[str, Orphan] = {}  # including those that have ended
 
-    def route(self, events: Iterable[Event]) -> None:
+    def route(self, events: Sequence[Event]) -> None:
         """Give each event to the owner of its request, and forget requests that have ended."""
         owners = self._owners
         for event in events:
             owners[event.request_id].append(event)
         if len(owners) > len(self._intake):
-            self._owners = {name: inbox for name, inbox in owners.items() if name in self._intake}
+            # These events have ends. The other requests are not read: there may be many.
+            for request_id in {event.request_id for event in events}:
+                if request_id not in self._intake:
+                    del owners[request_id]
 
     def submit(self, connection: Connection, request: Request) -> None:
         """Submit a request, or continue the orphan that it is."""
