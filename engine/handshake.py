@@ -13,7 +13,7 @@ log = logging.getLogger("carousel.engine")
 
 REFUSAL_LOG_SECONDS = 10.0  # between two log lines about refused connections
 
-WRONG_TOKEN = "not admitted"  # all that a sender without the token learns
+WRONG_TOKEN = "its token is not the engine's"  # all that a sender without the token learns
 
 
 def reason_to_refuse(hello: Hello, token: str, fingerprint: str) -> str:

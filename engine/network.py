@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import re
 import socket
@@ -96,15 +97,16 @@ def api_tls(authorities: str) -> ssl.SSLContext:
 
 
 def bind(address: Address) -> socket.socket:
-    """Return a socket that is bound to an address and does not listen yet. Raises `OSError`."""
-    family, _, _, _, resolved = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    """Return a socket that is bound to an address and does not listen yet. Raises `ConfigError`."""
     try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(resolved)
-    except OSError:
-        sock.close()
-        raise
+        family, _, _, _, resolved = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
+        with contextlib.ExitStack() as on_error:
+            sock = on_error.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(resolved)
+            on_error.pop_all()
+    except OSError as error:
+        raise ConfigError(f"listen {address} cannot be used: {error.strerror}") from None
     return sock
 
 

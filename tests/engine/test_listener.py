@@ -177,7 +177,7 @@ def test_refusals_are_logged_at_a_limited_rate(door: Door, busy: ApiEnd, caplog:
         door.worker.now += REFUSAL_LOG_SECONDS
         door.answer(wrong)
     first, second = [record.getMessage() for record in caplog.records]
-    assert first == "a connection from 127.0.0.1 was refused: not admitted"
+    assert first == "a connection from 127.0.0.1 was refused: its token is not the engine's"
     assert second == f"{first}; 4 more since the last such line"
 
 

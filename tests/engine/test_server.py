@@ -43,7 +43,7 @@ def test_a_signal_ends_an_engine(host: str, is_warned: bool, caplog: pytest.LogC
 
 def test_an_address_in_use_is_an_error_before_the_model_loads():
     """The builder is not called."""
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="in use"):
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match=r"listen 127.* in use"):
         make_server(options(port=taken.getsockname()[1]), build=lambda config, progress: pytest.fail("it was built"))
 
 

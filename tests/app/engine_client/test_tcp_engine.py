@@ -246,7 +246,7 @@ async def test_a_refused_connection_is_tried_again(caplog: pytest.LogCaptureFixt
         await until(lambda: client.loading.stage == "connect" and client.loading.done > 3)
         assert client.state is EngineState.LOADING
     lines = {record.getMessage() for record in caplog.records if record.name == "carousel.client"}
-    assert lines == {f"waiting for engine {engine.address}: it refuses the connection: not admitted"}
+    assert lines == {f"waiting for engine {engine.address}: it refuses the connection: its token is not the engine's"}
     engine.stop()
 
 
