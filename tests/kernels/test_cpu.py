@@ -209,7 +209,7 @@ def test_every_field_has_the_offset_of_the_compiler(tmp_path: Path):
     checked_fields = [(kind, name) for kind in kinds for name, _ in kind._fields_]
     lines = [f"offsetof({kind.__name__}, {name})," for kind, name in checked_fields]
     lines += [f"sizeof({kind.__name__})," for kind in kinds]
-    headers = ("attention", "decoder", "elementwise", "linear", "mask", "quantized", "sample", "step")
+    headers = ("attention", "decoder", "elementwise", "linear", "mask", "penalties", "quantized", "sample", "step")
     text = "".join(f'#include "{name}.h"\n' for name in headers)
     text += "#include <cstddef>\n#include <cstdio>\nint main() { for (size_t at : {" + "".join(lines)
     (tmp_path / "layout.cpp").write_text(text + '}) std::printf("%zu ", at); }')
