@@ -34,6 +34,11 @@ class Chat:
         expect(self.page.locator("#loading")).to_be_hidden(timeout=ANSWER_MS)
         return self
 
+    def wait_models(self) -> None:
+        """Wait for the list of models, the last request of a page that opens."""
+        is_read = "() => performance.getEntriesByType('resource').some(({ name }) => name.endsWith('/v1/models'))"
+        self.page.wait_for_function(is_read, timeout=ANSWER_MS)
+
     def send(self, text: str) -> None:
         self.prompt.fill(text)
         expect(self.page.locator("#send")).to_be_enabled(timeout=ANSWER_MS)

@@ -76,6 +76,7 @@ def test_a_sent_message_leaves_no_draft(chat: Chat) -> None:
 @pytest.mark.parametrize("on", ["#prompt", "#thread"])
 def test_a_file_never_leaves_the_page(chat: Chat, kind: str, on: str) -> None:
     """A dropped or pasted file is refused with a notice; nothing is sent, and the browser does not open it."""
+    chat.wait_models()
     requests: list[str] = []
     chat.page.on("request", lambda request: requests.append(request.url))
     file = {"file": "cat.png", "on": on}
