@@ -145,6 +145,6 @@ class Connections:
         clock = engine_time()
         for connection in self.all:
             view = snapshot if connection.is_watching and connection.is_drained else None
-            connection.send(StepResult(tuple(connection.events), load, clock, heartbeat, view))
+            connection.send(StepResult(tuple(connection.events), load, clock, heartbeat, view, len(self.all)))
             connection.events.clear()
         self._has_newcomers = False

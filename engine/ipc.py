@@ -145,6 +145,7 @@ class StepResult(msgspec.Struct, frozen=True, tag="step"):
     """Results of one step for one connection, or a sign of life without events.
 
     Moments in events are on the engine's clock; clock: when it was sent. heartbeat: the engine's progress count.
+    connections: of API processes that the engine serves.
     """
 
     events: tuple[Event, ...]
@@ -152,6 +153,7 @@ class StepResult(msgspec.Struct, frozen=True, tag="step"):
     clock: EngineTime
     heartbeat: int = 0
     snapshot: Snapshot | None = None
+    connections: int = 1
 
 
 ToEngine = Start | Hello | UseVocabulary | Submit | Abort | WatchSnapshots | EchoRequest | Adopt | ReleaseOrphans

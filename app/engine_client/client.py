@@ -223,8 +223,9 @@ class EngineClient:
             if self._in_flight.handle(event):
                 self._send_waiting()
             yield
-        if self._in_flight.waiting.late:
-            self._send_waiting()
+        if self._in_flight.waiting.late and self.members[index].is_ready:
+            # only this member can have room for them: those with room got theirs before
+            self._send_waiting_to([self.members[index].as_ready])
         if result.snapshot is not None:
             for watcher in list(self._watchers):
                 watcher(index, result.snapshot, result.load)
@@ -283,7 +284,9 @@ class EngineClient:
             await member.start(num_pages)
 
     def _send_waiting(self) -> None:
-        ready = self._ready_members()
+        self._send_waiting_to(self._ready_members())
+
+    def _send_waiting_to(self, ready: Sequence[ReadyMember]) -> None:
         for index, requests in self._in_flight.requests_to_send(ready).items():
             self.members[index].send(requests)
         self._expect_trial()
@@ -292,11 +295,7 @@ class EngineClient:
         """Return the members that may be given requests: those that make progress, or all if none does."""
         ready = [member for member in self.members if member.is_ready]
         working = [member for member in ready if not member.is_stalled] or ready
-        return [
-            ReadyMember(member.index, member.info.max_num_seqs, member.load)
-            for member in working
-            if member.info is not None
-        ]
+        return [member.as_ready for member in working]
 
     def _drop_aborted(self, request_id: str) -> None:
         self._in_flight.drop_aborted(request_id)

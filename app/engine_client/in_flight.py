@@ -23,7 +23,7 @@ from itertools import count
 from app.engine_client.channel_clock import ReceivedEvent
 from app.engine_client.in_flight_request import InFlightRequest, Sink
 from app.engine_client.member_counts import MemberCounts, ReadyMember
-from app.engine_client.router import MemberLoad, choose_member
+from app.engine_client.router import LoadOf, MemberLoad, choose_member, first_load
 from app.engine_client.waiting_requests import WaitingRequests
 from engine.request_logging import log_request
 from engine.types import Request, TokenEvent
@@ -143,21 +143,24 @@ class InFlight:
     def requests_to_send(self, ready: Sequence[ReadyMember]) -> Mapping[int, list[Request]]:
         """Return the requests that are sent to members' engines now, in order. ready: members with an engine."""
         sent: defaultdict[int, list[Request]] = defaultdict(list)
-        for member in ready:
-            if (suspect := self._suspect_for(member.index)) is not None:
-                sent[member.index].append(self._place(suspect, member.index))
-        takers = {member.index: member for member in ready if self.takes_requests(member.index)}
-        for index in takers:
-            self._trials.pop(index, None)
-        loads = {index: self._counts.load(member) for index, member in takers.items()}
-        while loads and (request_state := self._next_waiting(loads)) is not None:
-            is_late = self._waiting.is_late(request_state)
-            candidates = [load for load in loads.values() if load.takes_batch or not is_late]
-            index = choose_member(candidates, request_state.request.service_class, self._draw)
+        by_index = {member.index: member for member in ready}
+        if self._suspects or self._trials:
+            for index in by_index:
+                if (suspect := self._suspect_for(index)) is not None:
+                    sent[index].append(self._place(suspect, index))
+            by_index = {index: member for index, member in by_index.items() if self.takes_requests(index)}
+            for index in by_index:
+                self._trials.pop(index, None)
+        takers = list(by_index)
+
+        def load_of(index: int) -> MemberLoad:
+            return self._counts.load(by_index[index])
+
+        while takers and (request_state := self._next_waiting(takers, load_of)) is not None:
+            index = choose_member(takers, load_of, request_state.request.service_class, self._draw)
             sent[index].append(self._place(request_state, index))
-            loads[index] = self._counts.load(takers[index])
-        if loads and self._waiting.late and (sent or self._waiting.has_unranked):
-            self._waiting.report_positions(sum(load.waiting for load in loads.values()))
+        if takers and self._waiting.late and (sent or self._waiting.has_unranked):
+            self._waiting.report_positions(self._counts.waiting_in_members)
         return sent
 
     def reserve_member(self, ready: Sequence[ReadyMember]) -> None:
@@ -181,10 +184,14 @@ class InFlight:
                 return suspect
         return None
 
-    def _next_waiting(self, loads: Mapping[int, MemberLoad]) -> InFlightRequest | None:
+    def _next_waiting(self, takers: Sequence[int], load_of: LoadOf) -> InFlightRequest | None:
         """Return the next waiting request that one of these members takes; None without one."""
-        takes_late = any(load.takes_batch for load in loads.values())
-        while (request_state := self._waiting.first(takes_late=takes_late)) is not None:
+        while (request_state := self._waiting.first_urgent()) is not None:
+            if self._is_live(request_state):
+                return request_state
+        if not self._waiting.late or first_load(takers, load_of, self._draw, lambda load: load.takes_batch) is None:
+            return None
+        while (request_state := next(self._waiting.in_turn(), None)) is not None:
             if self._is_live(request_state):
                 return request_state
         return None

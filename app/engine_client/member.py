@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from app.engine_client.channel_clock import ChannelClock, ReceivedEvent
 from app.engine_client.in_flight import InFlight
+from app.engine_client.member_counts import ReadyMember
 from app.engine_client.restart_policy import MAX_FAILED_STARTS, RestartPolicy
 from app.engine_client.transport import Transport, TransportMaker
 from engine.config import EngineConfig
@@ -112,6 +113,7 @@ class EngineMember:
         self.failure = ""
         self.info: ModelInfo | None = None
         self.load: EngineLoad | None = None
+        self.connections = 1  # of API processes that the engine serves
         self.restarts = 0
         self.is_draining = False  # the current engine ends with the requests that it has
         self._config = config
@@ -173,7 +175,13 @@ class EngineMember:
     @property
     def is_stalled(self) -> bool:
         """Return whether an engine with work has made no progress for `STALL_SECONDS`. It may still recover."""
-        return self.is_ready and self._is_heartbeat_due and time.monotonic() - self._last_message_at > STALL_SECONDS
+        return time.monotonic() - self._last_message_at > STALL_SECONDS and self.is_ready and self._is_heartbeat_due
+
+    @property
+    def as_ready(self) -> ReadyMember:
+        """Return what the router knows of a member that is ready."""
+        assert self.info is not None
+        return ReadyMember(self.index, self.info.max_num_seqs, self.load, self.connections)
 
     @property
     def engine(self) -> Transport:
@@ -219,7 +227,7 @@ class EngineMember:
         self._note_progress()
         match message:
             case StepResult():
-                self.load = message.load
+                self.load, self.connections = message.load, message.connections
                 self._clock.observe(message.clock, self._last_message_at)
                 return self._owner.on_step(self.index, self._clock.from_engine(message.events), message)
             case LoadProgress():

@@ -10,11 +10,12 @@ from engine.types import EngineLoad, ServiceClass
 
 @dataclass(frozen=True, slots=True)
 class ReadyMember:
-    """Member with an engine. report: its last load report; None: there was none."""
+    """Member with an engine. report: its last load report; None: there was none. connections: of API processes."""
 
     index: int
     slots: int
     report: EngineLoad | None
+    connections: int = 1
 
 
 class MemberCounts:
@@ -23,6 +24,12 @@ class MemberCounts:
     def __init__(self, members: int) -> None:
         self._all = [[0] * len(ServiceClass) for _ in range(members)]
         self._unreported = [[0] * len(ServiceClass) for _ in range(members)]
+        self._waiting: dict[int, int] = {}  # choices beyond the slots of each member, as last computed
+
+    @property
+    def waiting_in_members(self) -> int:
+        """Return the number of choices beyond the members' slots, as known from their last loads."""
+        return sum(self._waiting.values())
 
     def add(self, member: int, service_class: ServiceClass, choices: int) -> None:
         """Count choices that were sent to a member."""
@@ -41,6 +48,7 @@ class MemberCounts:
         """Forget the choices of a member that has lost its engine."""
         self._all[member] = [0] * len(ServiceClass)
         self._unreported[member] = [0] * len(ServiceClass)
+        self._waiting.pop(member, None)
 
     def total(self, member: int) -> int:
         """Return the number of choices that a member has."""
@@ -49,13 +57,17 @@ class MemberCounts:
     def load(self, member: ReadyMember) -> MemberLoad:
         """Return the load of a member: its choices, or those of its last report and later ones if these are more.
 
-        A report may contain requests of other processes. Grammars that are being compiled are in no report.
+        A report may contain requests of other processes. Each of these has probably sent as much since then as this
+        one; otherwise all would send their requests to the engine that was idle when it reported. Grammars that are
+        being compiled are in no report.
         """
-        first, second, third = self._all[member.index]
+        index, slots = member.index, member.slots
+        first, second, third = self._all[index]
         if (report := member.report) is not None:
             running, waiting, paused = report.running, report.waiting, report.paused
-            later = self._unreported[member.index]
-            first = max(first, running[0] + waiting[0] + paused[0] + later[0])
-            second = max(second, running[1] + waiting[1] + paused[1] + later[1])
-            third = max(third, running[2] + waiting[2] + paused[2] + later[2])
-        return MemberLoad(member.index, member.slots, (first, second, third))
+            later, times = self._unreported[index], member.connections
+            first = max(first, running[0] + waiting[0] + paused[0] + times * later[0])
+            second = max(second, running[1] + waiting[1] + paused[1] + times * later[1])
+            third = max(third, running[2] + waiting[2] + paused[2] + times * later[2])
+        self._waiting[index] = max(0, first + second + third - slots)
+        return MemberLoad(index, slots, (first, second, third))

@@ -1,4 +1,4 @@
-"""Choice of the engine for a request. Pure functions of the members' loads.
+"""Choice of the engine for a request. Pure functions of the members' loads, which are computed only as needed.
 
 An engine lets people preempt batch work within a step, so a person needs a free slot, or else the shortest queue of its
 class. Without a free slot, the better of two random members is taken (Mitzenmacher, "The Power of Two Choices in
@@ -8,7 +8,7 @@ Randomized Load Balancing", 2001): loads are a step old, and the least loaded of
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from engine.types import ServiceClass
@@ -45,18 +45,33 @@ class MemberLoad:
         return sum(self.demand[: service_class + 1]) / self.slots
 
 
-def choose_member(
-    loads: Sequence[MemberLoad], service_class: ServiceClass, draw: random.Random, preferred: int | None = None
-) -> int:
-    """Return the index of the member that gets a request.
+LoadOf = Callable[[int], MemberLoad]
 
-    loads: of the members that take requests, at least one. preferred: member that probably has the request's prefix in
-    its cache; it is chosen if it has a free slot, or is the least occupied candidate.
+
+def choose_member(
+    members: Sequence[int],
+    load_of: LoadOf,
+    service_class: ServiceClass,
+    draw: random.Random,
+    preferred: int | None = None,
+) -> int:
+    """Return the member that gets a request.
+
+    members: that take requests, at least one; a batch request that is bound late goes to one of those that take it, if
+    any does. preferred: member that probably has the request's prefix in its cache; it is chosen if it has a free slot,
+    or is the least occupied candidate.
     """
-    candidates = list(loads) if len(loads) <= CANDIDATES else draw.sample(loads, CANDIDATES)
-    candidates += [load for load in loads if load.index == preferred and load not in candidates]
-    if service_class is not ServiceClass.BATCH and not any(load.has_free_slot for load in candidates):
-        candidates = [load for load in loads if load.has_free_slot] or candidates
+    chosen = members if len(members) <= CANDIDATES else draw.sample(members, CANDIDATES)
+    if preferred is not None and preferred not in chosen and preferred in members:
+        chosen = [*chosen, preferred]
+    candidates = [load_of(member) for member in chosen]
+    if service_class is ServiceClass.BATCH:
+        candidates = [load for load in candidates if load.takes_batch] or [
+            first_load(members, load_of, draw, lambda load: load.takes_batch) or candidates[0]
+        ]
+    elif not any(load.has_free_slot for load in candidates):
+        free = first_load(members, load_of, draw, lambda load: load.has_free_slot)
+        candidates = candidates if free is None else [free]
 
     def rank(load: MemberLoad) -> tuple[bool, float, float, bool, float]:
         total = load.occupation(ServiceClass.BATCH)
@@ -66,3 +81,16 @@ def choose_member(
         return True, load.occupation(service_class), total, is_other, draw.random()
 
     return min(candidates, key=rank).index
+
+
+def first_load(
+    members: Sequence[int], load_of: LoadOf, draw: random.Random, is_fit: Callable[[MemberLoad], bool]
+) -> MemberLoad | None:
+    """Return the first load that fits, from a random member on; None if none does."""
+    return next(filter(is_fit, map(load_of, _from_random(members, draw))), None)
+
+
+def _from_random(members: Sequence[int], draw: random.Random) -> Iterator[int]:
+    start = draw.randrange(len(members))
+    yield from members[start:]
+    yield from members[:start]

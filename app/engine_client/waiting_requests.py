@@ -99,15 +99,15 @@ class WaitingRequests:
             self._tenants[request.request.tenant].taken -= choices
             self._forget(request)
 
-    def first(self, *, takes_late: bool) -> InFlightRequest | None:
-        """Return the next request; None if none waits. takes_late: whether one that is bound late may be the next."""
+    def first_urgent(self) -> InFlightRequest | None:
+        """Return the next request of those that any member takes at once; None if none waits."""
         while self._order:
             serial, request_id = self._order[0]
             request = self._urgent.get(request_id)
             if request is not None and request.serial == serial:
                 return request
             heapq.heappop(self._order)
-        return next(self.in_turn(), None) if takes_late else None
+        return None
 
     def in_turn(self) -> Iterator[InFlightRequest]:
         """Yield the requests that are bound late, in the order of their turns if no choice ends meanwhile."""

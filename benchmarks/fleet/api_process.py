@@ -53,8 +53,7 @@ class SimulatedApi:
     def on_step(self, member: ReadyMember) -> None:
         """Send requests that are bound late, after the events of a member's step.
 
-        Only that member can have room for them: those with room got theirs before. `EngineClient` looks at all members,
-        which gives the same and costs the simulator more than the step.
+        Only that member can have room for them: those with room got theirs before.
         """
         if self.in_flight.waiting.late:
             self._send_waiting_to([member])

@@ -64,7 +64,9 @@ class Fleet:
         self._serials = count()
         self._owners: dict[str, SimulatedApi] = {}
         self._channel_clock = ChannelClock(is_shared=True)
-        self.members = [SimulatedMember(index, shape.make_engine, self) for index in range(shape.engines)]
+        self.members = [
+            SimulatedMember(index, shape.make_engine, self, shape.api_processes) for index in range(shape.engines)
+        ]
         self._ready = {member.index: member.ready for member in self.members}
         self.apis = [
             SimulatedApi(shape.engines, self, random.Random(f"api{seed}.{index}"))

@@ -36,8 +36,12 @@ class MemberOwner(Protocol):
 class SimulatedMember:
     """One engine at a time. A step begins when the previous one has ended, with the requests that were sent since."""
 
-    def __init__(self, index: int, make_engine: Callable[[Clock], Engine], owner: MemberOwner) -> None:
+    def __init__(
+        self, index: int, make_engine: Callable[[Clock], Engine], owner: MemberOwner, connections: int
+    ) -> None:
+        """connections: of API processes."""
         self.index = index
+        self._connections = connections
         self.deaths = 0
         self.poison_deaths = 0
         self.busy_seconds = 0.0
@@ -123,5 +127,6 @@ class SimulatedMember:
     def _send_frame(self, events: Sequence[Event], demand: Demand) -> None:
         if demand != self._demand:
             self._demand = demand
-            self.ready = ReadyMember(self.index, self.ready.slots, EngineLoad(*demand, NO_PAGES, NO_COUNTERS))
+            load = EngineLoad(*demand, NO_PAGES, NO_COUNTERS)
+            self.ready = ReadyMember(self.index, self.ready.slots, load, self._connections)
         self._owner.send_frame(self, events)

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import random
 
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from app.engine_client.member_counts import MemberCounts, ReadyMember
-from app.engine_client.router import MAX_WAITING_SHARE, MemberLoad, choose_member
+from app.engine_client.router import CANDIDATES, MAX_WAITING_SHARE, MemberLoad, choose_member
 from engine.types import Counters, EngineLoad, PageCounts, ServiceClass
 
 demands = st.tuples(*[st.integers(0, 9)] * 3)
 loads = st.lists(demands, min_size=1, max_size=8).map(
     lambda given: [MemberLoad(index, 4, demand) for index, demand in enumerate(given)]
 )
+
+
+def choose(members: list[MemberLoad], service_class: ServiceClass, seed: int = 0, preferred: int | None = None) -> int:
+    numbers = list(range(len(members)))
+    return choose_member(numbers, members.__getitem__, service_class, random.Random(seed), preferred)
+
+
 people = st.sampled_from([ServiceClass.INTERACTIVE, ServiceClass.STANDARD])
 
 
 @given(loads, people, st.integers(0, 2**32), st.none() | st.integers(0, 9))
 def test_a_person_gets_a_free_slot_if_any_member_has_one(members, service_class, seed, preferred):
     """This holds although only two members are looked at first."""
-    chosen = members[choose_member(members, service_class, random.Random(seed), preferred)]
+    chosen = members[choose(members, service_class, seed, preferred)]
     assert chosen.has_free_slot or not any(load.has_free_slot for load in members)
 
 
@@ -29,7 +36,8 @@ def test_a_person_gets_a_free_slot_if_any_member_has_one(members, service_class,
 def test_of_two_full_members_the_one_with_less_work_of_the_class_is_chosen(pair, service_class, seed):
     """Work that the request preempts counts only between equals."""
     members = [MemberLoad(index, 4, (4 + first, *rest)) for index, (first, *rest) in enumerate(pair)]
-    chosen = choose_member(members, service_class, random.Random(seed))
+    assume(service_class is not ServiceClass.BATCH or all(load.takes_batch for load in members))
+    chosen = choose(members, service_class, seed)
     best = min(members, key=lambda load: (load.occupation(service_class), sum(load.demand)))
     assert (members[chosen].occupation(service_class), sum(members[chosen].demand)) == (
         best.occupation(service_class),
@@ -41,14 +49,34 @@ def test_of_two_full_members_the_one_with_less_work_of_the_class_is_chosen(pair,
 def test_the_preferred_member_is_chosen_if_it_has_a_free_slot(members, service_class, seed, data):
     """Its cached prefix saves more than another member's shorter queue."""
     preferred = data.draw(st.sampled_from(members))
-    chosen = choose_member(members, service_class, random.Random(seed), preferred.index)
+    chosen = choose(members, service_class, seed, preferred.index)
     assert chosen == preferred.index or not preferred.has_free_slot
 
 
 def test_requests_spread_over_members_that_have_equal_loads():
     """Otherwise all that arrive between two load reports would go to one of them."""
-    draw, members = random.Random(0), [MemberLoad(index, 4, (9, 9, 9)) for index in range(5)]
-    assert {choose_member(members, ServiceClass.BATCH, draw) for _ in range(100)} == set(range(5))
+    members = [MemberLoad(index, 4, (9, 9, 9)) for index in range(5)]
+    assert {choose(members, ServiceClass.STANDARD, seed) for seed in range(100)} == set(range(5))
+
+
+@given(loads, st.integers(0, 2**32))
+def test_a_batch_request_goes_to_a_member_that_takes_it(members, seed):
+    """This holds although only two members are looked at first."""
+    chosen = members[choose(members, ServiceClass.BATCH, seed)]
+    assert chosen.takes_batch or not any(load.takes_batch for load in members)
+
+
+@given(st.integers(2, 9), st.integers(0, 2**32))
+def test_few_loads_are_computed_for_a_choice(members, seed):
+    """A decision costs the same among many members, as long as one of two random ones has room."""
+    asked: list[int] = []
+
+    def load_of(member: int) -> MemberLoad:
+        asked.append(member)
+        return MemberLoad(member, 4, (0, 1, 2))
+
+    choose_member(range(members), load_of, ServiceClass.BATCH, random.Random(seed))
+    assert len(asked) == CANDIDATES
 
 
 def test_batch_requests_wait_in_an_engine_up_to_a_multiple_of_its_slots():
@@ -74,3 +102,15 @@ def test_loads_count_requests_that_no_report_contains_yet():
     assert counts.total(1) == 2 and counts.total(0) == 0
     counts.clear(1)
     assert counts.load(ReadyMember(1, 4, None)).demand == (0, 0, 0)
+
+
+def test_other_api_processes_are_expected_to_have_sent_as_much_since_the_report():
+    """Otherwise all of them would send their requests to the engine that was idle when it reported."""
+    counts, member = MemberCounts(1), ReadyMember(0, 4, report_of(running=2), connections=3)
+    counts.add(0, ServiceClass.STANDARD, 2)
+    assert counts.load(member).demand == (0, 3 + 3 * 2, 1)
+    assert counts.waiting_in_members == 10 - 4
+    counts.report(0, ServiceClass.STANDARD, 2)
+    assert counts.load(member).demand == (0, 3, 1)
+    counts.clear(0)
+    assert counts.waiting_in_members == 0

@@ -17,10 +17,14 @@ def waiting_request(serial: int, tenant: str = "a", **more) -> InFlightRequest:
     return InFlightRequest(Request(id=f"{tenant}{serial}", prompt=(1,), tenant=tenant, **fields), print, serial)
 
 
+def next_of(waiting: WaitingRequests) -> InFlightRequest | None:
+    return waiting.first_urgent() or next(waiting.in_turn(), None)
+
+
 def place_all(waiting: WaitingRequests, limit: int = 1000) -> list[str]:
     """Give requests to a member, of which no choice ends, and return their names."""
     placed = []
-    while len(placed) < limit and (first := waiting.first(takes_late=True)) is not None:
+    while len(placed) < limit and (first := next_of(waiting)) is not None:
         waiting.remove(first)
         waiting.hold(first)
         placed.append(first.request.id)
@@ -65,7 +69,7 @@ def test_a_tenant_whose_choices_end_faster_gets_more_turns():
         waiting.add(waiting_request(serial, "quick"))
         waiting.add(waiting_request(serial, "slow"))
     for _ in range(10):
-        first = waiting.first(takes_late=True)
+        first = next_of(waiting)
         waiting.remove(first)
         waiting.hold(first)
         placed.append(first.request.tenant)
@@ -109,5 +113,5 @@ def test_a_single_member_gets_all_requests_at_once():
     """There is no other member that could be free earlier."""
     waiting = WaitingRequests(binds_late=False)
     waiting.add(waiting_request(0))
-    assert waiting.late == 0 and waiting.first(takes_late=False).request.id == "a0"
+    assert waiting.late == 0 and waiting.first_urgent().request.id == "a0"
     assert waiting.count(ServiceClass.BATCH) == 1
