@@ -34,6 +34,7 @@ class Connection:
         self.loss = ""  # reason for which it is lost; empty while it works
         self.events: list[Event] = []  # of its requests, since the last results of a step
         self.is_watching = False  # receives snapshots
+        self.knows_prefixes: bool | None = None  # was sent the marks of the prefix cache; None: did not ask for them
         self.has_unread = False  # the last read ended at its limit
         self._reader = FrameReader(ENGINE_DECODER)
         self._pending = bytearray()

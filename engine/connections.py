@@ -10,6 +10,7 @@ from engine.clock import engine_time
 from engine.connection import Connection
 from engine.ipc import ChannelClosed, FromEngine, StepResult, ToEngine
 from engine.listener import Listener
+from engine.prefixes import CachedMarks
 from engine.types import EngineLoad, Snapshot
 
 SELECTOR_TICK_SECONDS = 0.001  # a selector rounds its timeout up to a multiple of this
@@ -132,19 +133,33 @@ class Connections:
 
     @property
     def has_unsent(self) -> bool:
-        """Return whether a connection has events to send, or waits for its first load report."""
-        return self._has_newcomers or any(connection.events for connection in self.all)
+        """Return whether a connection has events to send, or waits for its first load report or marks."""
+        return self._has_newcomers or any(
+            connection.events or connection.knows_prefixes is False for connection in self.all
+        )
 
     @property
     def want_snapshot(self) -> bool:
         """Return whether any connection that watches has taken everything sent so far."""
         return any(connection.is_watching and connection.is_drained for connection in self.all)
 
-    def send_step(self, load: EngineLoad, heartbeat: int, snapshot: Snapshot | None) -> None:
-        """Send each connection the events of its requests, and the load; the snapshot to those that watch."""
+    def send_step(self, load: EngineLoad, heartbeat: int, snapshot: Snapshot | None, marks: CachedMarks) -> None:
+        """Send each connection the events of its requests, and the load; the snapshot and the marks of the prefix cache
+        to those that watch.
+        """
         clock = engine_time()
+        changes = None
+        if any(connection.knows_prefixes is not None for connection in self.all):
+            changes = marks.take_changes()
+        else:
+            marks.forget_changes()
         for connection in self.all:
             view = snapshot if connection.is_watching and connection.is_drained else None
-            connection.send(StepResult(tuple(connection.events), load, clock, heartbeat, view, len(self.all)))
+            prefixes = None
+            if connection.knows_prefixes is not None:
+                prefixes = changes if connection.knows_prefixes else marks.take_all()
+                connection.knows_prefixes = True
+            events = tuple(connection.events)
+            connection.send(StepResult(events, load, clock, heartbeat, view, len(self.all), prefixes))
             connection.events.clear()
         self._has_newcomers = False

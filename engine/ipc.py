@@ -13,6 +13,7 @@ import msgspec
 
 from engine.clock import EngineTime
 from engine.config import EngineConfig
+from engine.prefixes import PrefixChanges
 from engine.types import EngineLoad, Event, ModelInfo, Request, Snapshot, Vocabulary
 
 PROTOCOL_VERSION = 1  # of the messages over TCP; both ends have the same
@@ -61,6 +62,10 @@ class WatchSnapshots(msgspec.Struct, frozen=True, tag="watch"):
     """Start or stop sending snapshots for the live view."""
 
     is_enabled: bool
+
+
+class WatchPrefixes(msgspec.Struct, frozen=True, tag="watch_prefixes"):
+    """Start to send the marks of the prefix cache: all of them once, then changes with the results of steps."""
 
 
 class EchoRequest(msgspec.Struct, frozen=True, tag="echo"):
@@ -145,7 +150,7 @@ class StepResult(msgspec.Struct, frozen=True, tag="step"):
     """Results of one step for one connection, or a sign of life without events.
 
     Moments in events are on the engine's clock; clock: when it was sent. heartbeat: the engine's progress count.
-    connections: of API processes that the engine serves.
+    connections: of API processes that the engine serves. prefixes: changes of its prefix cache.
     """
 
     events: tuple[Event, ...]
@@ -154,9 +159,21 @@ class StepResult(msgspec.Struct, frozen=True, tag="step"):
     heartbeat: int = 0
     snapshot: Snapshot | None = None
     connections: int = 1
+    prefixes: PrefixChanges | None = None
 
 
-ToEngine = Start | Hello | UseVocabulary | Submit | Abort | WatchSnapshots | EchoRequest | Adopt | ReleaseOrphans
+ToEngine = (
+    Start
+    | Hello
+    | UseVocabulary
+    | Submit
+    | Abort
+    | WatchSnapshots
+    | WatchPrefixes
+    | EchoRequest
+    | Adopt
+    | ReleaseOrphans
+)
 FromEngine = LoadProgress | Ready | Failed | Refused | Draining | Adopted | NotFound | StepResult
 
 MessageT = TypeVar("MessageT")

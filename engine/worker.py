@@ -39,6 +39,7 @@ from engine.ipc import (
     Submit,
     ToEngine,
     UseVocabulary,
+    WatchPrefixes,
     WatchSnapshots,
 )
 from engine.log_queue import start_logging
@@ -132,7 +133,8 @@ class Worker:
         self._send()
 
     def _send(self, view: Snapshot | None = None) -> None:
-        self._connections.send_step(self._engine.load(), self._heartbeat.count, view)
+        marks = self._engine.scheduler.kv_manager.pool.marks
+        self._connections.send_step(self._engine.load(), self._heartbeat.count, view, marks)
 
     def _poll_timeout(self) -> float | None:
         """Return the seconds to wait for a message; None (no limit) while idle and not watched."""
@@ -161,6 +163,8 @@ class Worker:
                 self._sent_at = -math.inf  # this turn of the loop counts a heartbeat, and sends it
             case WatchSnapshots(on):
                 connection.is_watching, self._snapshot_at = on, 0.0
+            case WatchPrefixes():
+                connection.knows_prefixes = False
             case Start() | Hello():
                 log.warning("a message that must be the first one was ignored: %s", type(message).__name__)
 

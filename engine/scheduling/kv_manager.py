@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import islice
 
 from engine.config import EngineConfig
+from engine.prefixes import is_mark
 from engine.scheduling.batch_builder import BatchBuilder
 from engine.scheduling.pages import HostPool, PagePool
 from engine.scheduling.sequence import Sequence, State
@@ -134,7 +135,7 @@ class KVManager:
         """Publish the full pages among the first `computed` tokens to the prefix cache."""
         if self._caching:
             for index in range(sequence.num_published, computed // self._size):
-                self.pool.publish(sequence.page_table[index], sequence.digest(index))
+                self.pool.publish(sequence.page_table[index], sequence.digest(index), is_mark=is_mark(index))
                 sequence.num_published = index + 1
 
     # Release ------------------------------------------------------------------------------------------------------

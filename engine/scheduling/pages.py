@@ -8,28 +8,16 @@ A page is in exactly one of three states, and free + cached + held == total afte
     cached  unreferenced, but its content can be found by digest and reused
     held    referenced by one or more sequences
 
-Full pages are addressed by a hash chained over the prefix, as in vLLM's automatic prefix caching. The chain starts from
-the owner's salt, so that one owner's prompts cannot be observed through another owner's cache-hit times.
+Full pages are addressed by the digests of `engine.prefixes`.
 """
 
 from __future__ import annotations
 
-import hashlib
-from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from engine.errors import IntegrityError
-
-
-def chain_start(salt: str) -> bytes:
-    """Return the digest that precedes the first page of every prompt under `salt`."""
-    return hashlib.blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-
-
-def chain_next(previous: bytes, tokens: Sequence[int]) -> bytes:
-    """Return the digest of a full page of `tokens` that follows the page with digest `previous`."""
-    return hashlib.blake2b(previous + array("q", tokens).tobytes(), digest_size=16).digest()
+from engine.prefixes import CachedMarks
 
 
 class PagePool:
@@ -43,6 +31,7 @@ class PagePool:
         self._digest: list[bytes | None] = [None] * total
         self._by_digest: dict[bytes, int] = {}
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self.marks = CachedMarks()
 
     @property
     def free(self) -> int:
@@ -108,8 +97,8 @@ class PagePool:
                 else:
                     self._cached[page] = None
 
-    def publish(self, page: int, digest: bytes) -> None:
-        """Make a held, completely written page findable by `digest`.
+    def publish(self, page: int, digest: bytes, *, is_mark: bool = False) -> None:
+        """Make a held, completely written page findable by `digest`, which may be a mark.
 
         If several pages have the same digest, the first one published is kept.
         """
@@ -118,6 +107,8 @@ class PagePool:
         if self._digest[page] is None and digest not in self._by_digest:
             self._digest[page] = digest
             self._by_digest[digest] = page
+            if is_mark:
+                self.marks.add(page, digest)
 
     def lookup(self, digests: Iterable[bytes]) -> list[int]:
         """Return the pages of the longest cached prefix of `digests`, without adding references."""
@@ -141,6 +132,7 @@ class PagePool:
         if digest is not None:
             del self._by_digest[digest]
             self._digest[page] = None
+            self.marks.remove(page)
 
     def check_integrity(self, holders: Iterable[Iterable[int]]) -> None:
         """Compare reference counts with `holders`, the page tables of all sequences.

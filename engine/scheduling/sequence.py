@@ -6,8 +6,8 @@ import enum
 from collections.abc import Iterator
 from typing import Any
 
+from engine.prefixes import chain_next, chain_start
 from engine.scheduling.constraint import Constraint
-from engine.scheduling.pages import chain_next, chain_start
 from engine.types import FinishReason, Phase, PreemptionMode, Request, ServiceClass, WaitReason
 
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine.errors import IntegrityError
-from engine.scheduling.pages import HostPool, PagePool, chain_next, chain_start
+from engine.prefixes import chain_next, chain_start
+from engine.scheduling.pages import HostPool, PagePool
 from tests.engine.scheduling.history import PAGE_SIZE, History
 from tests.profiles import examples
 

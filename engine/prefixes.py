@@ -1,0 +1,87 @@
+"""Names of prefixes of prompts: digests of pages, and the few of them by which an API process finds the engine whose
+cache has a prefix.
+
+Full pages are addressed by a hash chained over the prefix, as in vLLM's automatic prefix caching. The chain starts from
+the owner's salt, so that one owner's prompts cannot be observed through another owner's cache-hit times. Every
+`MARK_PAGES`th digest of a chain is a mark. Engines report the marks in their caches, shortened to `KEY_BYTES`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+
+import msgspec
+
+MARK_PAGES = 4  # pages from one mark of a chain to the next
+KEY_BYTES = 8  # of a reported mark; a collision sends a request to an engine without its prefix
+
+
+def chain_start(salt: str) -> bytes:
+    """Return the digest that precedes the first page of every prompt under `salt`."""
+    return hashlib.blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def chain_next(previous: bytes, tokens: Sequence[int]) -> bytes:
+    """Return the digest of a full page of `tokens` that follows the page with digest `previous`."""
+    return hashlib.blake2b(previous + array("q", tokens).tobytes(), digest_size=16).digest()
+
+
+def is_mark(index: int) -> bool:
+    """Return whether the digest of full page `index` of a sequence is a mark."""
+    return index % MARK_PAGES == MARK_PAGES - 1
+
+
+def marks_of(prompt: Sequence[int], salt: str, page_size: int, limit: int) -> list[bytes]:
+    """Return the keys of the first `limit` marks of a prompt."""
+    digest, keys = chain_start(salt), []
+    for index in range(min(len(prompt) // page_size, limit * MARK_PAGES)):
+        digest = chain_next(digest, prompt[index * page_size : (index + 1) * page_size])
+        if is_mark(index):
+            keys.append(digest[:KEY_BYTES])
+    return keys
+
+
+class PrefixChanges(msgspec.Struct, frozen=True, array_like=True):
+    """Keys of marks that a cache has gained and lost, each concatenated. is_whole: those gained are all that it has."""
+
+    gained: bytes
+    lost: bytes
+    is_whole: bool = False
+
+
+class CachedMarks:
+    """Marks of the pages of one cache, and their changes since they were last taken."""
+
+    def __init__(self) -> None:
+        self._keys: dict[int, bytes] = {}  # by page
+        self._changes: dict[bytes, bool] | None = None  # whether the cache has the key; None: nobody asks
+
+    def add(self, page: int, digest: bytes) -> None:
+        """Record that a page can be found by a digest that is a mark."""
+        self._keys[page] = key = digest[:KEY_BYTES]
+        if self._changes is not None:
+            self._changes[key] = True
+
+    def remove(self, page: int) -> None:
+        """Record that a page cannot be found any more; do nothing for one without a mark."""
+        key = self._keys.pop(page, None)
+        if key is not None and self._changes is not None:
+            self._changes[key] = False
+
+    def take_all(self) -> PrefixChanges:
+        """Return all keys."""
+        return PrefixChanges(b"".join(self._keys.values()), b"", True)
+
+    def take_changes(self) -> PrefixChanges | None:
+        """Return the changes since the last call; None if there are none, or it is the first."""
+        changes, self._changes = self._changes, {}
+        if not changes:
+            return None
+        gained = b"".join(key for key, has in changes.items() if has)
+        return PrefixChanges(gained, b"".join(key for key, has in changes.items() if not has))
+
+    def forget_changes(self) -> None:
+        """Record no changes until they are taken again."""
+        self._changes = None
