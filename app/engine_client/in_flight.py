@@ -23,7 +23,8 @@ from itertools import count
 from app.engine_client.channel_clock import ReceivedEvent
 from app.engine_client.in_flight_request import InFlightRequest, Sink
 from app.engine_client.member_counts import MemberCounts, ReadyMember
-from app.engine_client.router import LoadOf, MemberLoad, choose_member, first_load
+from app.engine_client.prefix_index import PrefixIndex
+from app.engine_client.router import NOTHING, LoadOf, MemberLoad, choose_member, first_load
 from app.engine_client.waiting_requests import WaitingRequests
 from engine.request_logging import log_request
 from engine.types import Request, TokenEvent
@@ -48,6 +49,7 @@ class InFlight:
         self._serials = count()
         self._requests: dict[str, InFlightRequest] = {}
         self._counts = MemberCounts(members)
+        self.prefixes = PrefixIndex()
         self._waiting = WaitingRequests(binds_late=members > 1)  # all that wait, except for suspects
         self._suspects: list[InFlightRequest] = []  # in order of their trials
         # Suspect that a member tries. None: its trial has ended, and the member is kept free for the next suspect.
@@ -157,7 +159,9 @@ class InFlight:
             return self._counts.load(by_index[index])
 
         while takers and (request_state := self._next_waiting(takers, load_of)) is not None:
-            index = choose_member(takers, load_of, request_state.request.service_class, self._draw)
+            request = request_state.request
+            cached = self.prefixes.cached_tokens(request) if len(takers) > 1 else NOTHING
+            index = choose_member(takers, load_of, request.service_class, self._draw, cached)
             sent[index].append(self._place(request_state, index))
         if takers and self._waiting.late and (sent or self._waiting.has_unranked):
             self._waiting.report_positions(self._counts.waiting_in_members)
@@ -226,6 +230,7 @@ class InFlight:
         for request_state in lost:
             self._waiting.release(request_state, len(request_state.output))
         self._counts.clear(member)
+        self.prefixes.forget(member)
         suspect = self._trials.pop(member, None)
         culprit = suspect if has_died and at_work == [suspect] else None
         if culprit is not None:

@@ -31,6 +31,7 @@ from engine.ipc import (
     StepResult,
     Submit,
     UseVocabulary,
+    WatchPrefixes,
     WatchSnapshots,
 )
 from engine.types import EngineLoad, ModelInfo, Request, Vocabulary
@@ -228,6 +229,8 @@ class EngineMember:
         match message:
             case StepResult():
                 self.load, self.connections = message.load, message.connections
+                if message.prefixes is not None and self.info is not None:
+                    self._in_flight.prefixes.update(self.index, message.prefixes, self.info.page_size)
                 self._clock.observe(message.clock, self._last_message_at)
                 return self._owner.on_step(self.index, self._clock.from_engine(message.events), message)
             case LoadProgress():
@@ -257,6 +260,8 @@ class EngineMember:
             self._engine.send(UseVocabulary(self._vocabulary))
         if self._is_watched:
             self._engine.send(WatchSnapshots(True))
+        if self._prefix:  # the router chooses among engines
+            self._engine.send(WatchPrefixes())
         self._set_phase(EngineState.READY)
         self._owner.on_ready()
 

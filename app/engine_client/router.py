@@ -8,13 +8,14 @@ Randomized Load Balancing", 2001): loads are a step old, and the least loaded of
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.types import ServiceClass
 
 CANDIDATES = 2  # random members among which a request's engine is chosen
 MAX_WAITING_SHARE = 2  # of an engine's slots: batch requests that wait in it
+MIN_PAUSE_TOKENS = 512  # of a cached prefix, for which a request may rather pause batch work than take a free slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class MemberLoad:
 
 
 LoadOf = Callable[[int], MemberLoad]
+NOTHING: Mapping[int, int] = {}
 
 
 def choose_member(
@@ -53,18 +55,28 @@ def choose_member(
     load_of: LoadOf,
     service_class: ServiceClass,
     draw: random.Random,
-    preferred: int | None = None,
+    cached: Mapping[int, int] = NOTHING,
 ) -> int:
     """Return the member that gets a request.
 
     members: that take requests, at least one; a batch request that is bound late goes to one of those that take it, if
-    any does. preferred: member that probably has the request's prefix in its cache; it is chosen if it has a free slot,
-    or is the least occupied candidate.
+    any does. cached: tokens of the prompt in the caches of members that have any. The member with the longest prefix is
+    a candidate too. It is chosen if the request gets a slot there at once, or if it is the least occupied one.
     """
-    chosen = members if len(members) <= CANDIDATES else draw.sample(members, CANDIDATES)
-    if preferred is not None and preferred not in chosen and preferred in members:
-        chosen = [*chosen, preferred]
+    chosen = list(members) if len(members) <= CANDIDATES else draw.sample(members, CANDIDATES)
+    preferred, gain = None, 0
+    if cached:
+        longest = max([cached.get(member, 0) for member in members])
+        if gain := longest - min([cached.get(member, 0) for member in chosen]):
+            holders = [member for member in chosen if cached.get(member) == longest]
+            preferred = draw.choice(holders or [member for member in members if cached.get(member) == longest])
+            if not holders:
+                chosen.append(preferred)
     candidates = [load_of(member) for member in chosen]
+    if gain >= MIN_PAUSE_TOKENS:
+        for load in candidates:
+            if load.index == preferred and load.occupation(service_class) < 1:
+                return load.index
     if service_class is ServiceClass.BATCH:
         candidates = [load for load in candidates if load.takes_batch] or [
             first_load(members, load_of, draw, lambda load: load.takes_batch) or candidates[0]

@@ -20,8 +20,9 @@ from app.engine_client.member_counts import ReadyMember
 from benchmarks.fleet.answers import Answer
 from benchmarks.fleet.api_process import SimulatedApi
 from benchmarks.fleet.member import SimulatedMember
-from engine.config import EngineConfig
+from engine.config import DEFAULT_PAGE_SIZE, EngineConfig
 from engine.engine import Engine
+from engine.prefixes import PrefixChanges
 from engine.simulation import Clock, StepCost, simulated_engine
 from engine.types import Event, Request
 
@@ -123,9 +124,9 @@ class Fleet:
 
     # What members report ----------------------------------------------------------------------------------------------
 
-    def send_frame(self, member: SimulatedMember, events: Sequence[Event]) -> None:
-        """Send the load of a member, and the events of its step."""
-        self._later(partial(self._receive_frame, member.ready, events))
+    def send_frame(self, member: SimulatedMember, events: Sequence[Event], prefixes: PrefixChanges | None) -> None:
+        """Send the load of a member, the events of its step, and changes of its prefix cache."""
+        self._later(partial(self._receive_frame, member.ready, events, prefixes))
 
     def lose(self, member: SimulatedMember) -> None:
         """Let the API processes know that an engine has died, after its last frame."""
@@ -138,8 +139,11 @@ class Fleet:
         else:
             action()
 
-    def _receive_frame(self, ready: ReadyMember, events: Sequence[Event]) -> None:
+    def _receive_frame(self, ready: ReadyMember, events: Sequence[Event], prefixes: PrefixChanges | None) -> None:
         self._ready[ready.index] = ready
+        if prefixes is not None:
+            for api in self.apis:
+                api.in_flight.prefixes.update(ready.index, prefixes, DEFAULT_PAGE_SIZE)
         owners = self._owners
         for event in self._channel_clock.from_engine(tuple(events)):
             owners[event.request_id].handle(event)

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from app.engine_client.member_counts import ReadyMember
 from engine.engine import Engine
+from engine.prefixes import PrefixChanges
 from engine.simulation import Clock
 from engine.types import Counters, EngineLoad, Event, PageCounts, Request
 
@@ -26,8 +27,10 @@ class MemberOwner(Protocol):
     def at(self, when: float, action: Callable[[], None]) -> None:
         """Call `action` at a simulated time."""
 
-    def send_frame(self, member: SimulatedMember, events: Sequence[Event]) -> None:
-        """Send events and `member.ready` to the API processes that have the requests."""
+    def send_frame(self, member: SimulatedMember, events: Sequence[Event], prefixes: PrefixChanges | None) -> None:
+        """Send events to the API processes that have the requests, and to all `member.ready` and changes of its prefix
+        cache.
+        """
 
     def lose(self, member: SimulatedMember) -> None:
         """Handle the death of the engine."""
@@ -58,6 +61,8 @@ class SimulatedMember:
         self._is_stepping = False
         self._demand: Demand | None = None
         self.engine: Engine | None = self._make_engine(self._clock)
+        self._marks = self.engine.scheduler.kv_manager.pool.marks
+        self._marks.take_changes()  # records them from now on
         self.ready = ReadyMember(self.index, self.engine.config.max_num_seqs, None)
 
     def send(self, requests: Sequence[Request]) -> None:
@@ -129,4 +134,4 @@ class SimulatedMember:
             self._demand = demand
             load = EngineLoad(*demand, NO_PAGES, NO_COUNTERS)
             self.ready = ReadyMember(self.index, self.ready.slots, load, self._connections)
-        self._owner.send_frame(self, events)
+        self._owner.send_frame(self, events, self._marks.take_changes())

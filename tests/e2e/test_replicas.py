@@ -154,6 +154,21 @@ def test_people_are_served_while_batch_work_waits_in_the_server(pair: Server):
     assert samples(pair, "carousel:num_requests_unplaced") == 0
 
 
+def test_a_session_stays_with_the_engine_that_has_its_pages(pair: Server):
+    """Each later turn finds its conversation in the cache, although two engines have free slots."""
+    both_ready(pair)
+    for session in range(4):
+        read = 0  # tokens of the previous prompt
+        messages = [{"role": "user", "content": f"Session {session}: " + "the fox and the owl walk on. " * 20}]
+        for _ in range(3):
+            body = {"messages": messages, "max_tokens": 5, "seed": 1}
+            answer = httpx.post(f"{pair.url}/v1/chat/completions", json=body, timeout=HANG_SECONDS).json()
+            usage, text = answer["usage"], answer["choices"][0]["message"]["content"]
+            assert usage["prompt_tokens_details"]["cached_tokens"] >= 0.7 * read
+            read = usage["prompt_tokens"]
+            messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "And then?"}]
+
+
 @pytest.mark.browser
 def test_the_engine_page_shows_the_chosen_engine(pair: Server, browser: Browser):
     """There is a button for each engine, and one that is killed shows it."""

@@ -36,7 +36,7 @@ def fake_engine(config: EngineConfig = CONFIG, progress: Callable[[str, int, int
 
 def request(name: str, tokens: int = 5, **more) -> Request:
     """Return a request for some tokens."""
-    return Request(id=name, prompt=(1, 2), sampling=SamplingParams(max_tokens=tokens), **more)
+    return Request(**{"id": name, "prompt": (1, 2), "sampling": SamplingParams(max_tokens=tokens), **more})
 
 
 @dataclass

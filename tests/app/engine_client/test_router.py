@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from app.engine_client.member_counts import MemberCounts, ReadyMember
-from app.engine_client.router import CANDIDATES, MAX_WAITING_SHARE, MemberLoad, choose_member
+from app.engine_client.router import CANDIDATES, MAX_WAITING_SHARE, MIN_PAUSE_TOKENS, NOTHING, MemberLoad, choose_member
 from engine.types import Counters, EngineLoad, PageCounts, ServiceClass
 
 demands = st.tuples(*[st.integers(0, 9)] * 3)
@@ -17,19 +17,23 @@ loads = st.lists(demands, min_size=1, max_size=8).map(
 )
 
 
-def choose(members: list[MemberLoad], service_class: ServiceClass, seed: int = 0, preferred: int | None = None) -> int:
+def choose(members: list[MemberLoad], service_class: ServiceClass, seed: int = 0, cached=NOTHING) -> int:
     numbers = list(range(len(members)))
-    return choose_member(numbers, members.__getitem__, service_class, random.Random(seed), preferred)
+    return choose_member(numbers, members.__getitem__, service_class, random.Random(seed), cached)
 
 
 people = st.sampled_from([ServiceClass.INTERACTIVE, ServiceClass.STANDARD])
 
 
-@given(loads, people, st.integers(0, 2**32), st.none() | st.integers(0, 9))
-def test_a_person_gets_a_free_slot_if_any_member_has_one(members, service_class, seed, preferred):
-    """This holds although only two members are looked at first."""
-    chosen = members[choose(members, service_class, seed, preferred)]
-    assert chosen.has_free_slot or not any(load.has_free_slot for load in members)
+caches = st.dictionaries(st.integers(0, 9), st.integers(1, 9).map(lambda marks: 64 * marks))
+
+
+@given(loads, people, st.integers(0, 2**32), caches)
+def test_a_person_gets_a_slot_at_once_if_any_member_has_one_free(members, service_class, seed, cached):
+    """This holds although only two members are looked at first. A long prefix may be worth a pause of batch work."""
+    index = choose(members, service_class, seed, cached)
+    pauses = cached.get(index, 0) >= MIN_PAUSE_TOKENS and members[index].occupation(service_class) < 1
+    assert pauses or members[index].has_free_slot or not any(load.has_free_slot for load in members)
 
 
 @given(st.tuples(demands, demands), st.sampled_from(ServiceClass), st.integers(0, 2**32))
@@ -45,12 +49,28 @@ def test_of_two_full_members_the_one_with_less_work_of_the_class_is_chosen(pair,
     )
 
 
-@given(loads, st.sampled_from(ServiceClass), st.integers(0, 2**32), st.data())
-def test_the_preferred_member_is_chosen_if_it_has_a_free_slot(members, service_class, seed, data):
-    """Its cached prefix saves more than another member's shorter queue."""
-    preferred = data.draw(st.sampled_from(members))
-    chosen = choose(members, service_class, seed, preferred.index)
-    assert chosen == preferred.index or not preferred.has_free_slot
+@given(loads, st.sampled_from(ServiceClass), st.integers(0, 2**32), caches)
+def test_a_request_goes_to_the_longest_prefix_if_that_has_a_free_slot(members, service_class, seed, cached):
+    """What it saves is more than another member's shorter queue is worth."""
+    longest = max(cached.get(load.index, 0) for load in members)
+    chosen = members[choose(members, service_class, seed, cached)]
+    if all(load.has_free_slot for load in members):
+        assert cached.get(chosen.index, 0) == longest
+
+
+@given(loads, people, st.integers(0, 2**32))
+def test_a_session_leaves_its_pages_rather_than_wait_behind_people(members, service_class, seed):
+    """The member with its pages has more people than slots, and another one has a free slot."""
+    members = [*members, MemberLoad(len(members), 4, (5, 0, 0)), MemberLoad(len(members) + 1, 4, (0, 0, 0))]
+    chosen = members[choose(members, service_class, seed, {len(members) - 2: 9_999})]
+    assert chosen.has_free_slot
+
+
+def test_a_prefix_that_all_members_have_attracts_no_request():
+    """A system prompt is in every cache, and new sessions spread."""
+    members = [MemberLoad(index, 4, (0, 0, 0)) for index in range(5)]
+    cached = dict.fromkeys(range(5), 512)
+    assert {choose(members, ServiceClass.STANDARD, seed, cached) for seed in range(100)} == set(range(5))
 
 
 def test_requests_spread_over_members_that_have_equal_loads():

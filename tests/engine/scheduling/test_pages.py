@@ -10,10 +10,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine.errors import IntegrityError
-from engine.prefixes import chain_next, chain_start
+from engine.prefixes import KEY_BYTES, chain_next, chain_start
 from engine.scheduling.pages import HostPool, PagePool
 from tests.engine.scheduling.history import PAGE_SIZE, History
 from tests.profiles import examples
+
+
+def split(keys: bytes) -> set[bytes]:
+    return {keys[start : start + KEY_BYTES] for start in range(0, len(keys), KEY_BYTES)}
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -26,6 +30,9 @@ class PoolMachine(RuleBasedStateMachine):
         self.ever_held: set[int] = set()
         self.content: dict[int, bytes] = {}  # published digests of pages that have not been allocated since
         self.serial = 0
+        self.marks: set[bytes] = set()  # digests that were published as marks
+        self.reported: set[bytes] = set()  # keys, from all changes so far
+        assert self.pool.marks.take_changes() is None
 
     @precondition(lambda self: self.pool.available)
     @rule()
@@ -39,19 +46,22 @@ class PoolMachine(RuleBasedStateMachine):
         self.ever_held.add(page)
 
     @precondition(lambda self: self.tables)
-    @rule(data=st.data(), is_new=st.booleans())
-    def publish(self, data, is_new):
+    @rule(data=st.data(), is_new=st.booleans(), is_mark=st.booleans())
+    def publish(self, data, is_new, is_mark):
         page = data.draw(st.sampled_from(sorted({p for table in self.tables for p in table})))
         self.serial += is_new
-        digest = str(self.serial).encode()
+        digest = f"{self.serial:08}".encode()
         known = digest in self.content.values()
         if page not in self.content and not known:
             self.content[page] = digest
-        self.pool.publish(page, digest)
+            self.marks.discard(digest)
+            if is_mark:
+                self.marks.add(digest)
+        self.pool.publish(page, digest, is_mark=is_mark)
 
     @rule(number=st.integers(0, 30))
     def look_up_and_share(self, number):
-        digest = str(number).encode()
+        digest = f"{number:08}".encode()
         expected = [page for page, known in self.content.items() if known == digest]
         assert self.pool.lookup([digest]) == expected
         if expected:
@@ -81,6 +91,15 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.cached == len(self.content.keys() - held.keys())
         assert self.pool.free + self.pool.cached + self.pool.held == self.pool.total
         assert self.ever_held == set(range(self.pool.num_touched))
+
+    @rule()
+    def report_marks(self):
+        """Changes since the last report give the same marks as a report of all."""
+        if (changes := self.pool.marks.take_changes()) is not None:
+            self.reported |= split(changes.gained)
+            self.reported -= split(changes.lost)
+        assert self.reported == split(self.pool.marks.take_all().gained)
+        assert self.reported == {digest[:KEY_BYTES] for digest in self.content.values() if digest in self.marks}
 
 
 TestPool = PoolMachine.TestCase

@@ -1,0 +1,53 @@
+"""Which engine has the longest beginning of a prompt in its cache, according to the marks that engines report."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Collection
+
+from engine.prefixes import KEY_BYTES, MARK_PAGES, PrefixChanges, marks_of
+from engine.types import Request
+
+MAX_MARKS = 512  # of a prompt that are looked up: their digests take about 3 ms
+
+
+class PrefixIndex:
+    """Marks in the prefix cache of each member."""
+
+    def __init__(self) -> None:
+        self._keys: dict[int, set[bytes]] = {}
+        self._page_size = 1
+
+    def update(self, member: int, changes: PrefixChanges, page_size: int) -> None:
+        """Apply what a member reports. page_size: tokens of its pages, the same in all members."""
+        self._page_size = page_size
+        if changes.is_whole:
+            self._keys[member] = set()
+        keys = self._keys.setdefault(member, set())
+        keys.update(_split(changes.gained))
+        keys.difference_update(_split(changes.lost))
+
+    def forget(self, member: int) -> None:
+        """Forget the marks of a member that has lost its engine."""
+        self._keys.pop(member, None)
+
+    def cached_tokens(self, request: Request) -> dict[int, int]:
+        """Return the tokens of a request's prompt that each member has, rounded down to marks; only of those with any.
+
+        A cache loses the end of a prefix first, so the last mark that a member has is found by bisection.
+        """
+        if not any(self._keys.values()):
+            return {}
+        marks = marks_of(request.prompt, request.cache_salt, self._page_size, MAX_MARKS)
+        if not marks:
+            return {}
+        tokens = MARK_PAGES * self._page_size
+        return {member: _depth(marks, keys) * tokens for member, keys in self._keys.items() if marks[0] in keys}
+
+
+def _depth(marks: list[bytes], keys: Collection[bytes]) -> int:
+    return bisect_left(marks, True, key=lambda mark: mark not in keys)
+
+
+def _split(keys: bytes) -> list[bytes]:
+    return [keys[start : start + KEY_BYTES] for start in range(0, len(keys), KEY_BYTES)]
