@@ -56,7 +56,7 @@ class CachedMarks:
 
     def __init__(self) -> None:
         self._keys: dict[int, bytes] = {}  # by page
-        self._changes: dict[bytes, bool] | None = None  # whether the cache has the key; None: nobody asks
+        self._changes: dict[bytes, bool] | None = None  # whether the cache has the key; None: they are not recorded
 
     def add(self, page: int, digest: bytes) -> None:
         """Record that a page can be found by a digest that is a mark."""

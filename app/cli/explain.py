@@ -29,6 +29,7 @@ CAUSE_TEXTS = {
     "grammar": "grammar of the answer being compiled",
     "reader": "complete, not yet read by the client",
 }
+MOVE_TEXTS = {"died": "died", "drained": "was drained", "busy": "had no slot"}
 MECHANISM_TEXTS = {
     "swap": "pages kept in host memory",
     "partial": "pages kept while memory lasts",
@@ -75,8 +76,8 @@ def timeline_lines(account: dict[str, Any]) -> list[str]:
 
 
 def _explanation(interval: dict[str, Any]) -> str:
-    if interval.get("lost_engine") is not None:
-        return _loss(interval)
+    if interval.get("left_engine") is not None:
+        return _move(interval)
     code: str = interval.get("cause", "")
     cause = CAUSE_TEXTS.get(code, code)
     if interval["phase"] != "paused":
@@ -86,12 +87,12 @@ def _explanation(interval: dict[str, Any]) -> str:
     return f"{beneficiary}, {kept}: {interval['why']}" + (f"; {cause}" if cause else "")
 
 
-def _loss(interval: dict[str, Any]) -> str:
-    """Return which engine was lost and how, and which one continued the answer."""
-    loss = "was drained" if interval["was_drained"] else "died"
+def _move(interval: dict[str, Any]) -> str:
+    """Return which engine the request has left and why, and which one continued the answer."""
+    reason = MOVE_TEXTS[interval["move_reason"]]
     activity = "while computing it" if interval["was_computing"] else "while it waited there"
     successor = interval["next_engine"]
-    return f"engine {interval['lost_engine']} {loss} {activity}" + (
+    return f"engine {interval['left_engine']} {reason} {activity}" + (
         "" if successor is None else f"; it went on in engine {successor}"
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
@@ -26,6 +27,7 @@ from engine.placement import WHOLE_MACHINE, Share
 from engine.types import EngineLoad, ModelInfo, Request, ServiceClass, Snapshot, Vocabulary
 from engine.worker import Builder
 
+BALANCE_SECONDS = 0.25  # between looks for waiting requests that another engine has a free slot for
 MAX_TRIAL_WAIT_SECONDS = 10.0  # for which a suspect waits for a member that becomes idle by itself
 # Seconds between further connections to an engine of another machine after several in a row failed, by default. Its
 # failures do not end this process, which has not started it.
@@ -58,6 +60,7 @@ class EngineClient:
         """
         self._watchers: set[Watcher] = set()
         self._changed = asyncio.Event()
+        self._balance_at = 0.0  # next look for requests that can move to a free engine
         self._trial_timer: asyncio.TimerHandle | None = None
         self._starting: asyncio.Task[None] | None = None  # of the engines after the first
         self._uses_vocabulary = False  # since the first request with a constraint
@@ -226,6 +229,8 @@ class EngineClient:
         if self._in_flight.waiting.late and self.members[index].is_ready:
             # only this member can have room for them: those with room got theirs before
             self._send_waiting_to([self.members[index].as_ready])
+        if len(self.members) > 1:
+            self._balance()
         if result.snapshot is not None:
             for watcher in list(self._watchers):
                 watcher(index, result.snapshot, result.load)
@@ -296,6 +301,13 @@ class EngineClient:
         ready = [member for member in self.members if member.is_ready]
         working = [member for member in ready if not member.is_stalled] or ready
         return [member.as_ready for member in working]
+
+    def _balance(self) -> None:
+        """Ask for requests back that wait in an engine while another one has a free slot, from time to time."""
+        if (now := time.monotonic()) >= self._balance_at:
+            self._balance_at = now + BALANCE_SECONDS
+            for index, request_id in self._in_flight.requests_to_recall(self._ready_members()):
+                self.members[index].abort(request_id, None)
 
     def _drop_aborted(self, request_id: str) -> None:
         self._in_flight.drop_aborted(request_id)

@@ -20,11 +20,12 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 
+from app.engine_client.balancing import requests_to_move
 from app.engine_client.channel_clock import ReceivedEvent
 from app.engine_client.in_flight_request import InFlightRequest, Sink
 from app.engine_client.member_counts import MemberCounts, ReadyMember
 from app.engine_client.prefix_index import PrefixIndex
-from app.engine_client.router import NOTHING, LoadOf, MemberLoad, choose_member, first_load
+from app.engine_client.router import NOTHING, GetLoad, MemberLoad, choose_member, first_load
 from app.engine_client.waiting_requests import WaitingRequests
 from engine.request_logging import log_request
 from engine.types import Request, TokenEvent
@@ -105,8 +106,8 @@ class InFlight:
         return self._requests.get(request_id)
 
     def handle(self, event: ReceivedEvent) -> bool:
-        """Pass on an event from the engine that has the request. Returns whether its member may be sent more requests,
-        because a trial has ended, or the last request before a trial.
+        """Pass on an event from the engine that has the request. Returns whether a member may be sent more requests: a
+        trial has ended, or the last request before a trial, or this request has come back from its engine.
         """
         request_state = self._requests.get(event.request_id)
         if request_state is None or event.choice not in request_state.output:
@@ -115,19 +116,37 @@ class InFlight:
         if member is not None and request_state.unreported:
             self._counts.report(member, request_state.request.service_class, request_state.unreported)
             request_state.unreported = 0
-        choices = len(request_state.output)
-        request_state.update(event)
-        if member is not None and len(request_state.output) < choices:
+        choices = request_state.num_choices
+        is_delivered = request_state.update(event)
+        if member is not None and request_state.num_choices < choices:
             self._counts.end(member, request_state.request.service_class)
             self._waiting.release(request_state, 1)
         if not request_state.output:
             del self._requests[event.request_id]
             if isinstance(event, TokenEvent) and member is not None:
                 self._answered.add(member)
-        request_state.deliver(event)
+        if is_delivered:
+            request_state.deliver(event)
+        if request_state.is_returned:
+            request_state.leave_busy_engine()
+            self._waiting.add(request_state)
+            return True
         if not request_state.deaths and not self._suspects:
             return False
         return self._end_trial(request_state)
+
+    def requests_to_recall(self, ready: Sequence[ReadyMember]) -> list[tuple[int, str]]:
+        """Return members and IDs of requests that wait there while other members have free slots.
+
+        Each is asked back from its engine by an abort, and waits again when `handle` gets its end.
+        """
+        if self._suspects or self._waiting.late or len(ready) < 2:
+            return []
+        loads = [self._counts.load(member) for member in ready]
+        moved = requests_to_move(self._requests.values(), loads, self._clock())
+        for request_state in moved:
+            request_state.recall()
+        return [(each.member, each.request.id) for each in moved if each.member is not None]
 
     def _end_trial(self, request_state: InFlightRequest) -> bool:
         """Clear a request that has made progress or ended. Returns what `handle` does."""
@@ -155,13 +174,13 @@ class InFlight:
                 self._trials.pop(index, None)
         takers = list(by_index)
 
-        def load_of(index: int) -> MemberLoad:
+        def get_load(index: int) -> MemberLoad:
             return self._counts.load(by_index[index])
 
-        while takers and (request_state := self._next_waiting(takers, load_of)) is not None:
+        while takers and (request_state := self._next_waiting(takers, get_load)) is not None:
             request = request_state.request
             cached = self.prefixes.cached_tokens(request) if len(takers) > 1 else NOTHING
-            index = choose_member(takers, load_of, request.service_class, self._draw, cached)
+            index = choose_member(takers, get_load, request.service_class, self._draw, cached)
             sent[index].append(self._place(request_state, index))
         if takers and self._waiting.late and (sent or self._waiting.has_unranked):
             self._waiting.report_positions(self._counts.waiting_in_members)
@@ -188,12 +207,12 @@ class InFlight:
                 return suspect
         return None
 
-    def _next_waiting(self, takers: Sequence[int], load_of: LoadOf) -> InFlightRequest | None:
+    def _next_waiting(self, takers: Sequence[int], get_load: GetLoad) -> InFlightRequest | None:
         """Return the next waiting request that one of these members takes; None without one."""
         while (request_state := self._waiting.first_urgent()) is not None:
             if self._is_live(request_state):
                 return request_state
-        if not self._waiting.late or first_load(takers, load_of, self._draw, lambda load: load.takes_batch) is None:
+        if not self._waiting.late or first_load(takers, get_load, self._draw, lambda load: load.takes_batch) is None:
             return None
         while (request_state := next(self._waiting.in_turn(), None)) is not None:
             if self._is_live(request_state):
@@ -228,7 +247,7 @@ class InFlight:
         lost = self._requests_of(member)
         at_work = [request_state for request_state in lost if request_state.may_be_computing]
         for request_state in lost:
-            self._waiting.release(request_state, len(request_state.output))
+            self._waiting.release(request_state, request_state.num_choices)
         self._counts.clear(member)
         self.prefixes.forget(member)
         suspect = self._trials.pop(member, None)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Set
 
 from msgspec.structs import replace
 
-from app.streams.status import EngineLossEvent
+from app.streams.status import EngineMoveEvent, MoveReason
 from engine.request_logging import log_request
 from engine.types import (
     EndEvent,
@@ -29,6 +29,7 @@ log = logging.getLogger("carousel.in_flight")
 
 Sink = Callable[[Event], None]
 
+LOSS_TEXTS = {MoveReason.DIED: "died", MoveReason.DRAINED: "is drained"}
 SUSPECT_DEATHS = 2  # deaths of engines that were computing the request, without progress since
 # tokens of each choice after which an earlier crash is not attributed to it: more than are in flight at once
 MIN_PROGRESS_TOKENS = 4
@@ -41,7 +42,9 @@ class InFlightRequest:
         "_aborted",
         "_clock",
         "_has_reported",
-        "_loss",
+        "_is_recalled",
+        "_move",
+        "_returned",
         "_running",
         "_waiting_since",
         "deaths",
@@ -72,7 +75,9 @@ class InFlightRequest:
         self.deaths = 0  # of engines that were computing it, since its last progress
         self._aborted: set[int] = set()  # choices
         self._has_reported = False  # an event has arrived since it was sent
-        self._loss: EngineLossEvent | None = None  # of the engine that had it, until another one gets it
+        self._move: EngineMoveEvent | None = None  # from the engine that had it, until another one gets it
+        self._is_recalled = False  # was asked back from its engine
+        self._returned: set[int] = set()  # choices that the engine has given back since then
         self._running: set[int] = set()  # choices that have a slot, according to their last event
         self._waiting_since: float | None = None  # since when all its choices wait, according to their events
 
@@ -95,10 +100,12 @@ class InFlightRequest:
         """Mark the request as sent to a member and return it with its output so far, for that engine to resume."""
         self.member, self._has_reported, self.progress = member, False, 0
         self.position, self.unreported = 0, len(self.output)
+        self._is_recalled = False
+        self._returned.clear()
         self._running.clear()
-        if self._loss is not None:
-            self._deliver_to_all(replace(self._loss, next_engine=member))
-            self._loss = None
+        if self._move is not None:
+            self._deliver_to_all(replace(self._move, next_engine=member))
+            self._move = None
         output: dict[int, tuple[int, ...]] = {}
         if len(self.output) < self.request.n or any(self.output.values()):
             output = {choice: tuple(tokens) for choice, tokens in self.output.items()}
@@ -106,9 +113,22 @@ class InFlightRequest:
             return self.request
         return replace(self.request, output_so_far=output, waiting_since=self._waiting_since)
 
-    def update(self, event: Event) -> None:
-        """Update the state from an event of a choice that has not ended."""
+    @property
+    def num_choices(self) -> int:
+        """Return the number of choices that its engine has, or that wait for one."""
+        return len(self.output) - len(self._returned)
+
+    def update(self, event: Event) -> bool:
+        """Update the state from an event of a choice that has not ended. Returns whether it is for the sink: the end of
+        a choice that was asked back is not.
+        """
         choice = event.choice
+        if self._is_recalled and choice not in self._aborted:
+            if isinstance(event, EndEvent) and event.finish is FinishReason.ABORT:
+                self._returned.add(choice)
+                return False
+            if isinstance(event, StatusEvent) and event.phase is Phase.ENDED:
+                return False
         if isinstance(event, TokenEvent):
             self.output[choice].append(event.token_id)
             self.progress += 1
@@ -127,6 +147,34 @@ class InFlightRequest:
             self._running.discard(choice)
             if self._waiting_since is None and not self._running:
                 self._waiting_since = event.monotonic_time
+        return True
+
+    def can_move_at(self, since: float) -> bool:
+        """Return whether all its choices have waited in its engine since then, without being suspected or aborted."""
+        return (
+            self._has_reported
+            and not self._running
+            and self._waiting_since is not None
+            and self._waiting_since <= since
+            and not (self.deaths or self._aborted or self._is_recalled)
+        )
+
+    def recall(self) -> None:
+        """Mark the request as asked back from its engine, which ends it like an aborted one."""
+        self._is_recalled = True
+
+    @property
+    def is_returned(self) -> bool:
+        """Return whether its engine has given back every choice that goes on."""
+        return bool(self._returned) and not self.num_choices
+
+    def leave_busy_engine(self) -> None:
+        """Record that its engine has given it back; the request waits for another one."""
+        assert self.member is not None
+        member, self.member, self.progress = self.member, None, 0
+        self._returned.clear()
+        log_request(log, logging.INFO, self.request, "engine %d had no slot; it moves to another engine", member)
+        self._report_move(member, MoveReason.BUSY, WaitReason.STEP, was_computing=False)
 
     def deliver(self, event: Event) -> None:
         """Pass an event to the sink. An exception in one sink must not end the task that serves all requests."""
@@ -185,24 +233,29 @@ class InFlightRequest:
         assert member is not None
         is_suspicious = has_died and was_computing
         self.deaths += is_suspicious
+        self._returned.clear()
         self.member, self.progress = None, 0
-        loss, level = "died" if has_died else "is drained", logging.WARNING if is_suspicious else logging.INFO
+        reason = MoveReason.DIED if has_died else MoveReason.DRAINED
+        loss, level = LOSS_TEXTS[reason], logging.WARNING if is_suspicious else logging.INFO
         activity = "while computing it" if was_computing else "while it waited"
         if not is_one_of_several:
             log_request(log, level, self.request, "the engine %s %s; it resumes in the next engine", loss, activity)
             self.report_no_engine()
             return
         log_request(log, level, self.request, "engine %d %s %s; it resumes in another engine", member, loss, activity)
+        self._report_move(member, reason, WaitReason.RESTART, was_computing=was_computing)
+
+    def _report_move(self, member: int, reason: MoveReason, cause: WaitReason, *, was_computing: bool) -> None:
         now = self._clock()
         self._note_wait(now)
-        self._loss = EngineLossEvent(
+        self._move = EngineMoveEvent(
             self.request.id,
             0,
             Phase.QUEUED,
-            cause=WaitReason.RESTART,
+            cause=cause,
             monotonic_time=now,
-            lost_engine=member,
+            left_engine=member,
+            reason=reason,
             was_computing=was_computing,
-            was_drained=not has_died,
         )
-        self._deliver_to_all(self._loss)
+        self._deliver_to_all(self._move)

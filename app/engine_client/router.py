@@ -1,7 +1,7 @@
 """Choice of the engine for a request. Pure functions of the members' loads, which are computed only as needed.
 
-An engine lets people preempt batch work within a step, so a person needs a free slot, or else the shortest queue of its
-class. Without a free slot, the better of two random members is taken (Mitzenmacher, "The Power of Two Choices in
+A request gets any free slot, or else joins the shortest queue of its class, as an engine lets people preempt batch work
+within a step. Without a free slot, it is the better of two random members (Mitzenmacher, "The Power of Two Choices in
 Randomized Load Balancing", 2001): loads are a step old, and the least loaded of all would get every request meanwhile.
 """
 
@@ -46,13 +46,13 @@ class MemberLoad:
         return sum(self.demand[: service_class + 1]) / self.slots
 
 
-LoadOf = Callable[[int], MemberLoad]
+GetLoad = Callable[[int], MemberLoad]
 NOTHING: Mapping[int, int] = {}
 
 
 def choose_member(
     members: Sequence[int],
-    load_of: LoadOf,
+    get_load: GetLoad,
     service_class: ServiceClass,
     draw: random.Random,
     cached: Mapping[int, int] = NOTHING,
@@ -72,18 +72,18 @@ def choose_member(
             preferred = draw.choice(holders or [member for member in members if cached.get(member) == longest])
             if not holders:
                 chosen.append(preferred)
-    candidates = [load_of(member) for member in chosen]
+    candidates = [get_load(member) for member in chosen]
     if gain >= MIN_PAUSE_TOKENS:
         for load in candidates:
             if load.index == preferred and load.occupation(service_class) < 1:
                 return load.index
-    if service_class is ServiceClass.BATCH:
-        candidates = [load for load in candidates if load.takes_batch] or [
-            first_load(members, load_of, draw, lambda load: load.takes_batch) or candidates[0]
-        ]
-    elif not any(load.has_free_slot for load in candidates):
-        free = first_load(members, load_of, draw, lambda load: load.has_free_slot)
-        candidates = candidates if free is None else [free]
+    if not any(load.has_free_slot for load in candidates):
+        if (free := first_load(members, get_load, draw, lambda load: load.has_free_slot)) is not None:
+            return free.index
+        if service_class is ServiceClass.BATCH:
+            candidates = [load for load in candidates if load.takes_batch] or [
+                first_load(members, get_load, draw, lambda load: load.takes_batch) or candidates[0]
+            ]
 
     def rank(load: MemberLoad) -> tuple[bool, float, float, bool, float]:
         total = load.occupation(ServiceClass.BATCH)
@@ -96,10 +96,10 @@ def choose_member(
 
 
 def first_load(
-    members: Sequence[int], load_of: LoadOf, draw: random.Random, is_fit: Callable[[MemberLoad], bool]
+    members: Sequence[int], get_load: GetLoad, draw: random.Random, is_fit: Callable[[MemberLoad], bool]
 ) -> MemberLoad | None:
     """Return the first load that fits, from a random member on; None if none does."""
-    return next(filter(is_fit, map(load_of, _from_random(members, draw))), None)
+    return next(filter(is_fit, map(get_load, _from_random(members, draw))), None)
 
 
 def _from_random(members: Sequence[int], draw: random.Random) -> Iterator[int]:

@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from app.engine_client.client import EngineClient
 from app.generation.choice import ChoiceOutput, OutputOptions
-from app.streams.status import EngineLossEvent, status_view
+from app.streams.status import EngineMoveEvent, status_view
 from app.streams.stream_log import (
     ChoiceFinished,
     ChoiceStarted,
@@ -221,7 +221,7 @@ class Generation:
 
     def _on_status_event(self, event: StatusEvent) -> None:
         self.timeline.add(event)
-        if event.phase is Phase.ENDED or (isinstance(event, EngineLossEvent) and event.next_engine is not None):
+        if event.phase is Phase.ENDED or (isinstance(event, EngineMoveEvent) and event.next_engine is not None):
             return
         self._choices[event.choice].status = event
         if event.choice == 0 and event.state == "running" and self.timing.started is None:

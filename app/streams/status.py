@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Any
 
 from engine.types import StatusEvent
 
 
-class EngineLossEvent(StatusEvent, frozen=True, array_like=True, kw_only=True, tag="engine loss"):
-    """Loss of the engine that had the request, one of several; and again, with `next_engine`, when another one gets it.
+class MoveReason(Enum):
+    """Why a request has left its engine."""
 
-    Engines are numbered from 0. was_computing: the request had a slot, or may have had one. was_drained: the engine was
-    stopped by its operator.
+    DIED = "died"
+    DRAINED = "drained"  # its operator stopped it
+    BUSY = "busy"  # it had no slot for the request, and another engine had one
+
+
+class EngineMoveEvent(StatusEvent, frozen=True, array_like=True, kw_only=True, tag="engine move"):
+    """A request has left its engine, one of several; and again, with `next_engine`, when another one gets it.
+
+    Engines are numbered from 0. was_computing: the request had a slot, or may have had one.
     """
 
-    lost_engine: int
+    left_engine: int
+    reason: MoveReason
     was_computing: bool
-    was_drained: bool = False
     next_engine: int | None = None
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from app.streams.status import EngineLossEvent
+from app.streams.status import EngineMoveEvent
 from engine.types import Phase, PreemptionMode, ServiceClass, StatusEvent, WaitReason
 
 IN_SLOT = (Phase.PREFILL, Phase.DECODE, Phase.SWAPPING)
@@ -34,7 +34,7 @@ class Interval:
     preempted_by: ServiceClass | None = None
     preemption_mode: PreemptionMode | None = None
     victim_reason: str = ""
-    loss: EngineLossEvent | None = None  # of one of several engines, for which it waited
+    move: EngineMoveEvent | None = None  # to another of several engines, for which it waited
     ended: float | None = None
 
     def view(self, arrived: float, now: float) -> dict[str, Any]:
@@ -51,12 +51,12 @@ class Interval:
             view["by"] = self.preempted_by.label if self.preempted_by is not None else None
             view["mechanism"] = self.preemption_mode.value if self.preemption_mode is not None else None
             view["why"] = self.victim_reason
-        if self.loss is not None:
+        if self.move is not None:
             view |= {
-                "lost_engine": self.loss.lost_engine,
-                "was_computing": self.loss.was_computing,
-                "was_drained": self.loss.was_drained,
-                "next_engine": self.loss.next_engine,
+                "left_engine": self.move.left_engine,
+                "move_reason": self.move.reason.value,
+                "was_computing": self.move.was_computing,
+                "next_engine": self.move.next_engine,
             }
         return view
 
@@ -106,8 +106,8 @@ class RequestTimeline:
         """Add a status event of one choice. A repeated status opens no new interval."""
         intervals = self.choices[event.choice]
         last = intervals[-1]
-        if isinstance(event, EngineLossEvent):
-            self._add_loss(intervals, event)
+        if isinstance(event, EngineMoveEvent):
+            self._add_move(intervals, event)
             return
         if last.ended is not None:
             return
@@ -120,15 +120,15 @@ class RequestTimeline:
                 Interval(last.ended, event.phase, event.cause, event.preempted_by, event.mechanism, event.victim_reason)
             )
 
-    def _add_loss(self, intervals: list[Interval], event: EngineLossEvent) -> None:
+    def _add_move(self, intervals: list[Interval], event: EngineMoveEvent) -> None:
         last = intervals[-1]
         if event.next_engine is not None:
-            for interval in (interval for interval in intervals if interval.loss is not None):
-                if interval.loss == replace(event, next_engine=None):
-                    interval.loss = event
+            for interval in (interval for interval in intervals if interval.move is not None):
+                if interval.move == replace(event, next_engine=None):
+                    interval.move = event
         elif last.ended is None:
             last.ended = max(event.monotonic_time, last.began)
-            intervals.append(Interval(last.ended, event.phase, event.cause, loss=event))
+            intervals.append(Interval(last.ended, event.phase, event.cause, move=event))
 
     def close(self, now: float, *, is_read: bool = False) -> None:
         """Record that the answer is complete or was given up; the engine has no part in later time. With `is_read` the

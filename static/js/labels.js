@@ -21,6 +21,13 @@ export const CAUSE_TEXTS = /** @type {Record<string, string>} */ ({
   reader: "complete, not yet read by the client",
 });
 
+/** Reasons why an engine lost a request, worded as in `carousel explain`. */
+const MOVE_TEXTS = /** @type {Record<string, string>} */ ({
+  died: "died",
+  drained: "was drained",
+  busy: "had no slot",
+});
+
 /** Methods by which a paused request keeps its computed tokens, worded as in `carousel explain`. */
 export const MECHANISM_TEXTS = /** @type {Record<string, string>} */ ({
   swap: "pages kept in host memory",
@@ -90,11 +97,12 @@ export const phaseDuration = (phase, ms) => `${PHASES[phase] ?? phase} ${seconds
 
 /** Returns the reason for an interval of an answer's timeline; often empty.
  * @param {Interval} interval */
-export function intervalReason({ phase, cause, by, mechanism, why, ...loss }) {
-  if (loss.lost_engine !== undefined) {
-    const activity = loss.was_computing ? "while computing it" : "while it waited there";
-    const successor = loss.next_engine === null ? "" : `; it went on in engine ${loss.next_engine}`;
-    return `engine ${loss.lost_engine} ${loss.was_drained ? "was drained" : "died"} ${activity}${successor}`;
+export function intervalReason({ phase, cause, by, mechanism, why, ...move }) {
+  if (move.left_engine !== undefined) {
+    const reason = MOVE_TEXTS[move.move_reason ?? ""] ?? move.move_reason;
+    const activity = move.was_computing ? "while computing it" : "while it waited there";
+    const successor = move.next_engine === null ? "" : `; it went on in engine ${move.next_engine}`;
+    return `engine ${move.left_engine} ${reason} ${activity}${successor}`;
   }
   const reason = CAUSE_TEXTS[cause ?? ""] ?? "";
   if (phase !== "paused") return reason;

@@ -51,7 +51,7 @@ export class TimelineView {
     try {
       const { choices } = await this.load(stream);
       const shown = choices[0].intervals.filter(
-        ({ ms, lost_engine }) => ms >= MIN_PHASE_MS || lost_engine !== undefined,
+        ({ ms, left_engine }) => ms >= MIN_PHASE_MS || left_engine !== undefined,
       );
       this.list.replaceChildren(
         ...shown.map((interval) =>

@@ -105,9 +105,9 @@ export interface Interval {
   mechanism?: Mechanism;
   why?: string;
   /** Of one of several engines. */
-  lost_engine?: number;
+  left_engine?: number;
   was_computing?: boolean;
-  was_drained?: boolean;
+  move_reason?: string;
   next_engine?: number | null;
 }
 

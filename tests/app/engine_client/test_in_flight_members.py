@@ -9,10 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
+from app.engine_client.balancing import MIN_WAIT_SECONDS
 from app.engine_client.in_flight import InFlight
 from app.engine_client.in_flight_request import MIN_PROGRESS_TOKENS, SUSPECT_DEATHS
 from app.engine_client.member_counts import ReadyMember
 from app.engine_client.router import MAX_WAITING_SHARE
+from app.streams.status import MoveReason
 from engine.types import (
     EndEvent,
     FinishReason,
@@ -47,7 +49,9 @@ class InFlightMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.in_flight = InFlight(MEMBERS, random.Random(0))
+        self.now = 0.0
+        self.in_flight = InFlight(MEMBERS, random.Random(0), lambda: self.now)
+        self.recalled: set[str] = set()  # requests that their members were asked to give back, and have not
         self.joined: dict[int, set[str]] = {}  # requests of each member that is up
         self.output: dict[tuple[str, int], list[int]] = {}  # of choices that have not ended
         self.aborted: set[tuple[str, int]] = set()
@@ -86,8 +90,10 @@ class InFlightMachine(RuleBasedStateMachine):
     def handle(self, event) -> None:
         [member] = [member for member, names in self.joined.items() if event.request_id in names]
         may_send = self.in_flight.handle(event)
-        if self.in_flight.get(event.request_id) is None:
+        state = self.in_flight.get(event.request_id)
+        if state is None or state.member is None:
             self.joined[member].discard(event.request_id)
+            self.recalled.discard(event.request_id)
         if self.tried.get(member) == event.request_id and may_send:
             del self.tried[member]
         if may_send or self.in_flight.waiting.late:
@@ -122,6 +128,7 @@ class InFlightMachine(RuleBasedStateMachine):
         if member not in self.joined:
             return
         names, before, ended = self.joined.pop(member), len(self.in_flight), set(self.ends)
+        self.recalled -= names
         others = {name: self.in_flight.get(name).member for mine in self.joined.values() for name in mine}
         suspect = self.tried.pop(member, None)
         has_culprit = self.in_flight.lose_engine(member)
@@ -132,10 +139,33 @@ class InFlightMachine(RuleBasedStateMachine):
         assert all(self.in_flight.get(name).member is None for name in names - culprits)
         self.send_waiting()
 
+    @rule(seconds=st.sampled_from([0.0, MIN_WAIT_SECONDS]))
+    def balance(self, seconds: float) -> None:
+        """Ask for requests back that wait in a full member while another has free slots."""
+        self.now += seconds
+        free = {member for member in self.joined if self.num_choices(member) < SLOTS}
+        for member, name in self.in_flight.requests_to_recall(ready(*sorted(self.joined))):
+            assert name in self.joined[member] and member not in free and free
+            assert self.in_flight.get(name).deaths == 0 and name not in self.recalled
+            self.recalled.add(name)
+
+    @rule(name=names, data=st.data())
+    def give_back(self, name: str, data) -> None:
+        """A member ends a request that it was asked for, possibly aborted meanwhile."""
+        if name not in self.recalled:
+            return
+        is_aborted = data.draw(st.booleans())
+        for position, choice in enumerate(self.choices(name)):
+            if is_aborted and position == 1:
+                self.in_flight.get(name).abort(None)
+            self.now += 1.0
+            self.handle(StatusEvent(name, choice, Phase.ENDED, monotonic_time=self.now))
+            self.handle(EndEvent(name, choice, FinishReason.ABORT))
+
     @rule(name=names, phase=st.sampled_from([Phase.QUEUED, Phase.PREFILL, Phase.DECODE, Phase.PAUSED]))
     def status(self, name: str, phase: Phase) -> None:
         if self.is_sent(name):
-            self.handle(StatusEvent(name, self.choices(name)[0], phase))
+            self.handle(StatusEvent(name, self.choices(name)[0], phase, monotonic_time=self.now))
 
     @rule(name=names, tokens=st.integers(1, MIN_PROGRESS_TOKENS), ends=st.booleans())
     def progress(self, name: str, tokens: int, ends: bool) -> None:
@@ -324,3 +354,54 @@ def test_batch_requests_go_only_to_members_that_need_them():
     for number in range(MAX_BATCH):
         in_flight.add(request(f"b{number}", service_class=ServiceClass.BATCH), lambda event: None)
     assert {index: len(sent) for index, sent in in_flight.requests_to_send(ready(*range(8))).items()} == {7: MAX_BATCH}
+
+
+def test_a_request_that_waits_moves_to_a_member_with_a_free_slot():
+    """Its engine ends it as if it were aborted, and the other one continues it; the client is told of the move only."""
+    now = 0.0
+    in_flight, events = InFlight(2, random.Random(0), lambda: now), []
+    for number in range(SLOTS):
+        in_flight.add(request(f"first{number}"), lambda event: None)
+    in_flight.add(request("paused", n=2), events.append)
+    in_flight.requests_to_send(ready(0))
+    for token in range(3):
+        in_flight.handle(TokenEvent("paused", 0, token))
+    for choice in range(2):
+        in_flight.handle(StatusEvent("paused", choice, Phase.PAUSED, monotonic_time=now))
+    both = ready(0, 1)
+    assert in_flight.requests_to_recall(both) == [], "it has waited for a moment only"
+    now = MIN_WAIT_SECONDS
+    assert in_flight.requests_to_recall(both[:1]) == []
+    assert in_flight.requests_to_recall(both) == [(0, "paused")]
+    assert in_flight.requests_to_recall(both) == [], "it was asked back already"
+    seen = len(events)
+    for choice in range(2):
+        in_flight.handle(StatusEvent("paused", choice, Phase.ENDED, monotonic_time=now))
+        has_left = in_flight.handle(EndEvent("paused", choice, FinishReason.ABORT))
+        assert has_left == (choice == 1)
+    assert in_flight.num_choices(0) == SLOTS
+    [moved] = in_flight.requests_to_send(both)[1]
+    assert moved.output_so_far == {0: (0, 1, 2), 1: ()}
+    assert [(each.left_engine, each.reason, each.next_engine) for each in events[seen:]] == [
+        (0, MoveReason.BUSY, None),
+        (0, MoveReason.BUSY, None),
+        (0, MoveReason.BUSY, 1),
+        (0, MoveReason.BUSY, 1),
+    ]
+
+
+def test_an_abort_by_the_client_wins_over_a_move():
+    """The request ends when its engine has given it back, and goes nowhere."""
+    in_flight, ends = InFlight(2, random.Random(0), lambda: MIN_WAIT_SECONDS), []
+    for number in range(SLOTS):
+        in_flight.add(request(f"first{number}"), lambda event: None)
+    in_flight.add(request("bad", n=2), ends.append)
+    in_flight.requests_to_send(ready(0))
+    for choice in range(2):
+        in_flight.handle(StatusEvent("bad", choice, Phase.QUEUED))
+    assert in_flight.requests_to_recall(ready(0, 1)) == [(0, "bad")]
+    in_flight.handle(EndEvent("bad", 0, FinishReason.ABORT))
+    in_flight.get("bad").abort(None)
+    in_flight.handle(EndEvent("bad", 1, FinishReason.ABORT))
+    assert not in_flight.requests_to_send(ready(0, 1)) and in_flight.get("bad") is None
+    assert sorted(event.choice for event in ends if isinstance(event, EndEvent)) == [0, 1]

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from app.engine_client.client import EngineClient, EngineUnavailable
 from app.engine_client.member import EngineState
-from app.streams.status import EngineLossEvent
+from app.streams.status import EngineMoveEvent, MoveReason
 from engine.engine import Engine
 from engine.errors import ConfigError
 from engine.placement import Share
@@ -47,7 +47,7 @@ async def both_ready(client: EngineClient) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_requests_of_a_lost_engine_go_on_in_the_other(immediate_restart):
+async def test_requests_of_a_left_engine_go_on_in_the_other(immediate_restart):
     """The service stays ready, its numbers are sums, and every text is whole."""
     first, second = CrashInjector(), CrashInjector()
     client = client_of(killable(first), killable(second))
@@ -64,8 +64,8 @@ async def test_requests_of_a_lost_engine_go_on_in_the_other(immediate_restart):
     losses = []
     for i, events in enumerate(results):
         assert tokens_of(events) == text_alone([1, 2], 0, 30 + i)
-        losses += [event for event in events if isinstance(event, EngineLossEvent)]
-    assert [(each.lost_engine, each.next_engine) for each in losses] == [(0, None), (0, 1)] * CONFIG.max_num_seqs
+        losses += [event for event in events if isinstance(event, EngineMoveEvent)]
+    assert [(each.left_engine, each.next_engine) for each in losses] == [(0, None), (0, 1)] * CONFIG.max_num_seqs
     assert restarts(client) == client.members[0].restarts == 1 and set(seen) == {EngineState.READY}
     await client.stop()
 
@@ -231,4 +231,41 @@ async def test_a_suspect_does_not_wait_without_end_while_all_engines_are_busy(
     ended.set()
     await asyncio.wait_for(asyncio.gather(*busy), HANG_SECONDS)
     assert client.in_flight == 0
+    await client.stop()
+
+
+async def test_waiting_requests_move_to_an_engine_that_becomes_free(monkeypatch: pytest.MonkeyPatch):
+    """Each has the text that it has without a move, and its timeline has both engines."""
+    monkeypatch.setattr("app.engine_client.balancing.MIN_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr("app.engine_client.client.BALANCE_SECONDS", 0.0)
+    client = client_of(fake_engine, fake_engine)
+    await client.start()
+    await both_ready(client)
+    slots, others = CONFIG.max_num_seqs, set(range(2))
+    events: dict[str, list] = {}
+
+    def submit(name: str, tokens: int) -> int:
+        events[name] = []
+        client.submit(request(name, tokens), events[name].append)
+        return client._in_flight.get(name).member
+
+    long = [submit(f"long{number}", 3000) for number in range(2 * slots)]
+    waiting = [submit(f"r{number}", 20) for number in range(2 * slots)]
+    assert set(long) == set(waiting) == others
+    freed = long[0]
+    for name, member in zip([f"long{number}" for number in range(2 * slots)], long, strict=True):
+        if member == freed:
+            client.abort(name)
+    async with asyncio.timeout(HANG_SECONDS):
+        while not all(
+            any(isinstance(each, TokenEvent) and each.finish for each in events[f"r{i}"]) for i in range(2 * slots)
+        ):
+            await asyncio.sleep(0.001)
+    moves = []
+    for number, member in enumerate(waiting):
+        assert tokens_of(events[f"r{number}"]) == text_alone([1, 2], 0, 20)
+        moved = [each for each in events[f"r{number}"] if isinstance(each, EngineMoveEvent)]
+        assert all(each.left_engine == member != freed for each in moved)
+        moves += moved
+    assert {(each.reason, each.next_engine) for each in moves} == {(MoveReason.BUSY, None), (MoveReason.BUSY, freed)}
     await client.stop()

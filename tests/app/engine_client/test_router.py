@@ -91,11 +91,11 @@ def test_few_loads_are_computed_for_a_choice(members, seed):
     """A decision costs the same among many members, as long as one of two random ones has room."""
     asked: list[int] = []
 
-    def load_of(member: int) -> MemberLoad:
+    def get_load(member: int) -> MemberLoad:
         asked.append(member)
         return MemberLoad(member, 4, (0, 1, 2))
 
-    choose_member(range(members), load_of, ServiceClass.BATCH, random.Random(seed))
+    choose_member(range(members), get_load, ServiceClass.BATCH, random.Random(seed))
     assert len(asked) == CANDIDATES
 
 

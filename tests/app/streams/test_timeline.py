@@ -17,7 +17,7 @@ from app.generation.generation import Generation
 from app.generation.request import AnswerHead
 from app.protocols.answers import UsageReports
 from app.protocols.chat import ChatEncoder
-from app.streams.status import EngineLossEvent
+from app.streams.status import EngineMoveEvent, MoveReason
 from app.streams.stream_log import StreamLog
 from app.streams.timeline import DELIVERY, INTAKE, IntakeTimeline, RequestTimeline
 from engine.types import (
@@ -243,12 +243,17 @@ def test_a_further_choice_waits_only_for_the_prompt(http_with_keys):  # noqa: F8
 
 
 def loss(
-    at: float, lost: int, next_engine: int | None = None, *, was_computing: bool = True, was_drained: bool = False
-) -> EngineLossEvent:
+    at: float,
+    lost: int,
+    next_engine: int | None = None,
+    *,
+    was_computing: bool = True,
+    reason: MoveReason = MoveReason.DIED,
+) -> EngineMoveEvent:
     cause = WaitReason.RESTART
-    return EngineLossEvent(
+    return EngineMoveEvent(
         "r", 0, Phase.QUEUED, cause=cause, monotonic_time=at,
-        lost_engine=lost, was_computing=was_computing, was_drained=was_drained, next_engine=next_engine,
+        left_engine=lost, reason=reason, was_computing=was_computing, next_engine=next_engine,
     )  # fmt: skip
 
 
@@ -257,18 +262,18 @@ def test_the_loss_of_one_of_several_engines_is_explained():
     timeline = RequestTimeline(1, IntakeTimeline(0.0), 1.0)
     events = [
         status(Phase.DECODE, 2.0), loss(3.0, 2), status(Phase.QUEUED, 4.0, WaitReason.ORDER), loss(3.0, 2, 1),
-        status(Phase.PREFILL, 5.0), loss(6.0, 1, was_computing=False, was_drained=True),
+        status(Phase.PREFILL, 5.0), loss(6.0, 1, was_computing=False, reason=MoveReason.DRAINED),
     ]  # fmt: skip
     for event in events:
         timeline.add(event)
     view = timeline.view(7.0)
     intervals = view["choices"][0]["intervals"]
     losses = [
-        tuple(each[key] for key in ("lost_engine", "was_computing", "was_drained", "next_engine"))
+        tuple(each[key] for key in ("left_engine", "was_computing", "move_reason", "next_engine"))
         for each in intervals
-        if "lost_engine" in each
+        if "left_engine" in each
     ]
-    assert losses == [(2, True, False, 1), (1, False, True, None)]
+    assert losses == [(2, True, "died", 1), (1, False, "drained", None)]
     assert [each["phase"] for each in intervals] == [
         "intake",
         "queued",
