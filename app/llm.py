@@ -27,9 +27,9 @@ from typing import Any, Self, TypeVar
 
 from app.admission.tenants import ANONYMOUS
 from app.engine_client.client import EngineClient, EngineUnavailable
+from app.engine_client.engine_sources import engine_source
 from app.engine_client.grammar_checker import GrammarChecker
 from app.engine_client.machine import machine_shares
-from app.engine_client.tcp_engine import remote_engines
 from app.errors import ApiError
 from app.generation.request import GenerationRequest
 from app.options import resolve
@@ -278,5 +278,5 @@ async def _make_client(settings: Settings, shares: Sequence[Share]) -> EngineCli
         watchdog=settings.watchdog_timeout,
         logs=("warning", "text"),
         shares=shares,
-        remote=remote_engines(settings),
+        remote=engine_source(settings),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
@@ -11,6 +12,7 @@ from engine.errors import ConfigError
 from engine.network import Address
 from engine.options import Option
 
+DNS_SCHEME = "dns://"
 ENGINES = "Engines on other machines"  # group of options
 
 TokenFile = Annotated[
@@ -23,19 +25,34 @@ TokenFile = Annotated[
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class DnsName:
+    """Name that stands for the addresses of all engines, and their port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{DNS_SCHEME}{self.host}:{self.port}"
+
+
+Engines = tuple[Address, ...] | DnsName
+
+
 class RemoteSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Engines that this server uses in place of one that it starts."""
 
     engines: Annotated[
-        tuple[Address, ...],
+        Engines | None,
         Option(
             ENGINES,
-            "addresses of engines that `carousel engine` has started, HOST:PORT, separated by commas; all have the "
-            "same model and options of computation; options of an engine are refused here",
+            "addresses of engines that `carousel engine` has started, HOST:PORT, separated by commas, or "
+            "dns://NAME:PORT for all addresses of a name, which may change; all have the same model and options of "
+            "computation; options of an engine are refused here",
             "none: an engine process on this machine",
             kind=str,
         ),
-    ] = ()
+    ] = None
     token_file: TokenFile = None
     engines_ca: Annotated[
         str | None,
@@ -48,9 +65,9 @@ class RemoteSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
 
 
-def read_engines(values: Mapping[str, Any], engine_options: Sequence[str]) -> tuple[Address, ...]:
-    """Return the addresses of the option `engines`; none without it. Raises `ConfigError` for options that exclude each
-    other.
+def read_engines(values: Mapping[str, Any], engine_options: Sequence[str]) -> Engines | None:
+    """Return the addresses or the name of the option `engines`; None without it. Raises `ConfigError` for options that
+    exclude each other.
 
     values: of given options. engine_options: keys of given options of an engine.
     """
@@ -58,10 +75,8 @@ def read_engines(values: Mapping[str, Any], engine_options: Sequence[str]) -> tu
     if given is None:
         if needless := [key for key in ("token_file", "engines_ca") if values.get(key) is not None]:
             raise ConfigError(f"{needless[0]} requires engines, the addresses of engines that are already running")
-        return ()
-    addresses = tuple(Address.parse(each.strip(), "engines") for each in given.split(","))
-    if len(set(addresses)) < len(addresses):
-        raise ConfigError(f"engines must be different addresses, got {given!r}")
+        return None
+    engines = _parse(given)
     if values.get("token_file") is None:
         raise ConfigError("engines requires token_file, the file with the token of these engines")
     if engine_options:
@@ -71,4 +86,14 @@ def read_engines(values: Mapping[str, Any], engine_options: Sequence[str]) -> tu
         )
     if values.get("replicas") is not None:
         raise ConfigError("replicas cannot be combined with engines; each address is one engine")
+    return engines
+
+
+def _parse(text: str) -> Engines:
+    if text.startswith(DNS_SCHEME):
+        name = Address.parse(text.removeprefix(DNS_SCHEME), f"engines after {DNS_SCHEME}")
+        return DnsName(name.host, name.port)
+    addresses = tuple(Address.parse(each.strip(), "engines") for each in text.split(","))
+    if len(set(addresses)) < len(addresses):
+        raise ConfigError(f"engines must be different addresses, got {text!r}")
     return addresses

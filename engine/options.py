@@ -106,10 +106,10 @@ def declared_options(struct: type[msgspec.Struct], *, engine: bool = False) -> t
         if declared is None:
             continue
         value_type = get_args(hints[field.name])[0]
-        kind, choices = _kind_and_choices(value_type)
+        kind, choices = (declared.kind, ()) if declared.kind is not None else _kind_and_choices(value_type)
         option = DeclaredOption(
             key=declared.key or field.name,
-            kind=declared.kind or kind,
+            kind=kind,
             default=declared.default or _default_text(field.default),
             group=declared.group,
             help=declared.help,

@@ -29,8 +29,8 @@ from app.cli.open_store import open_store
 from app.cli.service_manager import ServiceManager
 from app.cli.thread_limits import start_tokenizer_threads
 from app.engine_client.client import EngineClient, EngineUnavailable
+from app.engine_client.engine_sources import engine_source
 from app.engine_client.machine import machine_shares
-from app.engine_client.tcp_engine import remote_engines
 from app.http.connection import Connection
 from app.http.security import is_loopback
 from app.http.websocket import WebSocketProtocol
@@ -87,7 +87,7 @@ def run(
         logs=(settings.log_level, settings.log_format),
         restart_interval=settings.restart_interval,
         shares=machine_shares(settings.engine, settings.replicas),
-        remote=remote_engines(settings),
+        remote=engine_source(settings),
     )
     app = create_app(settings, client, text, logs.writer, connections, state_file)
     config = _config(settings, app, connections)

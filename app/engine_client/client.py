@@ -7,10 +7,12 @@ Messages are handled by plain function calls, so that a token costs no task swit
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import count
 
 from app.engine_client.channel_clock import ReceivedEvent
 from app.engine_client.engine_process import EngineProcess
@@ -18,6 +20,8 @@ from app.engine_client.in_flight import InFlight
 from app.engine_client.in_flight_request import Sink
 from app.engine_client.member import STARTING, EngineMember, EngineState
 from app.engine_client.member_counts import ReadyMember
+from app.engine_client.membership import EngineSource, Membership
+from app.engine_client.served_model import ServedModel
 from app.engine_client.service_state import service_state
 from app.engine_client.transport import TransportMaker
 from engine.checks import check_request
@@ -28,10 +32,13 @@ from engine.types import EngineLoad, ModelInfo, Request, ServiceClass, Snapshot,
 from engine.worker import Builder
 
 BALANCE_SECONDS = 0.25  # between looks for waiting requests that another engine has a free slot for
+MODEL_REPLACED = "The model was replaced while this answer was being generated, so that its text cannot continue."
 MAX_TRIAL_WAIT_SECONDS = 10.0  # for which a suspect waits for a member that becomes idle by itself
 # Seconds between further connections to an engine of another machine after several in a row failed, by default. Its
 # failures do not end this process, which has not started it.
 REMOTE_RETRY_SECONDS = 10.0
+
+log = logging.getLogger("carousel.client")
 
 Watcher = Callable[[int, Snapshot, EngineLoad], None]  # called with an engine's number
 
@@ -51,46 +58,53 @@ class EngineClient:
         logs: tuple[str, str] = ("info", "text"),
         restart_interval: float | None = None,
         shares: Sequence[Share] = (WHOLE_MACHINE,),
-        remote: Mapping[str, TransportMaker] | None = None,
+        remote: EngineSource | None = None,
     ) -> None:
         """watchdog: seconds without progress after which an engine is replaced. restart_interval: seconds between
         further starts after several in a row have failed; None: the client fails instead. logs: level and format of the
-        engine processes' logs. shares: of the machine, one for each engine. remote: makers of transports to engines
-        that other processes have started, by name; there are no others then.
+        engine processes' logs. shares: of the machine, one for each engine. remote: source of engines that other
+        processes have started; there are no others then.
         """
         self._watchers: set[Watcher] = set()
         self._changed = asyncio.Event()
+        self._is_stopped = False
         self._balance_at = 0.0  # next look for requests that can move to a free engine
         self._trial_timer: asyncio.TimerHandle | None = None
         self._starting: asyncio.Task[None] | None = None  # of the engines after the first
-        self._uses_vocabulary = False  # since the first request with a constraint
-        self._starts_in_turn = not remote
-        if remote:
-            restart_interval = REMOTE_RETRY_SECONDS if restart_interval is None else restart_interval
-            engines = [(name, config, maker) for name, maker in remote.items()]
-        else:
-            engines = [
-                (
-                    f"engine {index}" if len(shares) > 1 else "",
-                    share.apply_to(config),
-                    partial(EngineProcess, build=build, logs=logs, cpus=share.cpus),
-                )
-                for index, share in enumerate(shares)
-            ]
-        self._in_flight = InFlight(len(engines))
-        self.members = tuple(
-            EngineMember(
-                index,
-                member_config,
-                make_engine,
-                self._in_flight,
-                self,
-                watchdog=watchdog,
-                restart_interval=restart_interval,
-                name=name,
-            )
-            for index, (name, member_config, make_engine) in enumerate(engines)
+        self._served = ServedModel()
+        self._config = config
+        self._vocabulary: Vocabulary | None = None  # since the first request with a constraint
+        self._members: dict[int, EngineMember] = {}
+        self._numbers = count()  # of members, each used once
+        self.is_single = remote is None and len(shares) == 1  # there is always one engine
+        self._in_flight = InFlight(has_several=not self.is_single)
+        self._closing: set[asyncio.Task[None]] = set()  # ends of members that are gone
+        self._following: asyncio.Task[None] | None = None
+        self._membership = Membership(remote, self) if remote is not None else None
+        if remote is not None and restart_interval is None:
+            restart_interval = REMOTE_RETRY_SECONDS
+        self._create_member = partial(
+            EngineMember,
+            in_flight=self._in_flight,
+            owner=self,
+            watchdog=watchdog,
+            restart_interval=restart_interval,
         )
+        if remote is not None:
+            return
+        for index, share in enumerate(shares):
+            make_engine = partial(EngineProcess, build=build, logs=logs, cpus=share.cpus)
+            self._make_member("" if self.is_single else f"engine {index}", share.apply_to(config), make_engine)
+
+    def _make_member(self, name: str, config: EngineConfig, make_engine: TransportMaker) -> EngineMember:
+        index = next(self._numbers)
+        member = self._members[index] = self._create_member(index, config, make_engine, name=name)
+        return member
+
+    @property
+    def members(self) -> tuple[EngineMember, ...]:
+        """Return the members that there are now, by number."""
+        return tuple(self._members.values())
 
     # Engine lifecycle -----------------------------------------------------------------------------------------------
 
@@ -100,8 +114,10 @@ class EngineClient:
         The other engines start when it is ready: with the number of pages that it has, so that they accept the same
         requests, and with compiled kernels. Requests are served from then on. Engines elsewhere are connected at once.
         """
-        for member in self.members[:1] if self._starts_in_turn else self.members:
-            await member.start()
+        if self._membership is None:
+            await self.members[0].start()
+        else:
+            self._following = asyncio.create_task(self._membership.follow())
 
     async def ready(self) -> ModelInfo:
         """Wait until requests are served. Raises `EngineUnavailable` with a one-line reason."""
@@ -119,17 +135,22 @@ class EngineClient:
 
     async def stop(self) -> None:
         """Close the channels and wait for the processes to end."""
-        if self._starting is not None:
-            self._starting.cancel()
-            await asyncio.wait([self._starting])
+        if tasks := [task for task in (self._starting, self._following) if task is not None]:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
         if self._trial_timer is not None:
             self._trial_timer.cancel()
-        await asyncio.gather(*(member.stop() for member in self.members))
+        self._is_stopped = True
+        await asyncio.gather(*(member.stop() for member in self.members), *self._closing)
+        self.on_change()
 
     @property
     def state(self) -> EngineState:
         """Return the state of the service as a whole: ready if any engine is."""
-        return service_state(member.phase for member in self.members)
+        if self._is_stopped:
+            return EngineState.STOPPED
+        return service_state((member.phase for member in self.members), has_served=self.model is not None)
 
     @property
     def failure(self) -> str:
@@ -139,7 +160,7 @@ class EngineClient:
     @property
     def model(self) -> ModelInfo | None:
         """Return the model that all engines serve; None before any has loaded it."""
-        return next((member.info for member in self.members if member.info is not None), None)
+        return self._served.info
 
     @property
     def slots(self) -> int:
@@ -149,13 +170,17 @@ class EngineClient:
     @property
     def loading(self) -> LoadProgress:
         """Return the progress of the first engine that starts; that of the first one if none does."""
-        return next((member for member in self.members if member.phase in STARTING), self.members[0]).loading
+        members = self.members
+        starting = next((member for member in members if member.phase in STARTING), next(iter(members), None))
+        return LoadProgress("connect", 0, 1) if starting is None else starting.loading
 
     # Requests -----------------------------------------------------------------------------------------------------
 
     @property
     def accepts_requests(self) -> bool:
         """Return whether there is an engine or its replacement is starting."""
+        if not self._members:  # others are expected
+            return self.model is not None and not self._is_stopped
         return any(member.accepts_requests for member in self.members)
 
     @property
@@ -166,8 +191,8 @@ class EngineClient:
 
     def use_vocabulary(self, vocabulary: Vocabulary) -> None:
         """Give each engine, and each later one, the model's tokens. Further calls do nothing."""
-        if not self._uses_vocabulary:
-            self._uses_vocabulary = True
+        if self._vocabulary is None:
+            self._vocabulary = vocabulary
             for member in self.members:
                 member.use_vocabulary(vocabulary)
 
@@ -193,7 +218,7 @@ class EngineClient:
             return
         ongoing.abort(choice)
         if ongoing.member is not None:
-            self.members[ongoing.member].abort(request_id, choice)
+            self._members[ongoing.member].abort(request_id, choice)
         else:  # called later: a caller must not receive an event during its own call
             asyncio.get_running_loop().call_soon(self._drop_aborted, request_id)
 
@@ -226,32 +251,35 @@ class EngineClient:
             if self._in_flight.handle(event):
                 self._send_waiting()
             yield
-        if self._in_flight.waiting.late and self.members[index].is_ready:
+        if self._in_flight.waiting.late and self._members[index].is_ready:
             # only this member can have room for them: those with room got theirs before
-            self._send_waiting_to([self.members[index].as_ready])
-        if len(self.members) > 1:
+            self._send_waiting_to([self._members[index].as_ready])
+        if len(self._members) > 1:
             self._balance()
         if result.snapshot is not None:
             for watcher in list(self._watchers):
                 watcher(index, result.snapshot, result.load)
 
     def difference(self, index: int, info: ModelInfo) -> str:
-        """Return why a member's new engine cannot continue the texts of the others; empty if it can."""
-        others = (member for member in self.members if member.index != index)
-        if (first := next((member.info for member in others if member.info is not None), None)) is None:
-            return ""
-        if info.fingerprint != first.fingerprint:
-            return f"its model, dtype or kernels differ ({info.fingerprint}) from those in use ({first.fingerprint})"
-        if info.max_sequence_tokens < first.max_sequence_tokens:
-            limits = f"{info.max_sequence_tokens} tokens, those in use {first.max_sequence_tokens}"
-            return f"its longest sequence has {limits}"
+        """Return why a member's new engine cannot continue the texts of the others; empty if it can, or there are none.
+
+        When all engines of a model are gone, those of another one are used, and texts of the former end with an error.
+        """
+        if self._membership is None and not any(each.info for each in self.members if each.index != index):
+            self._served.info = info
+        elif difference := self._served.difference(info):
+            if self.expected_fingerprint or self._membership is None:
+                return difference
+            log.warning("%s has another model than before: %s", self._members[index].name, difference)
+            self._in_flight.fail_started(MODEL_REPLACED, "model_replaced")
+        self._served.info = info
         return ""
 
     def on_ready(self) -> None:
         """Send requests that wait for an engine, and those of engines that are draining; start the other engines after
         the first.
         """
-        if self._starts_in_turn and self._starting is None:
+        if self._membership is None and self._starting is None:
             self._starting = asyncio.create_task(self._start_others())
         self.on_draining()
         self._send_waiting()
@@ -269,7 +297,7 @@ class EngineClient:
 
     def on_gave_up(self, why: str) -> None:
         """Do as `on_lost`; without any engine, end all requests, and start no other if the first could not load."""
-        if self.model is None and self._starts_in_turn:
+        if self.model is None and self._membership is None:
             for member in self.members:
                 if member.phase is EngineState.LOADING:
                     member.fail(why)
@@ -280,8 +308,46 @@ class EngineClient:
 
     def on_change(self) -> None:
         """Wake callers that wait for a state."""
+        if any(member.is_ready for member in self.members):
+            self._served.note_engine()
         self._changed.set()
         self._changed = asyncio.Event()
+
+    # Engines elsewhere ----------------------------------------------------------------------------------------------
+
+    @property
+    def names(self) -> set[str]:
+        """Return the names of all members."""
+        return {member.name for member in self.members}
+
+    async def add_member(self, name: str, make_engine: TransportMaker) -> None:
+        """Add a member and start to connect to its engine."""
+        member = self._make_member(name, self._config, make_engine)
+        if self._vocabulary is not None:
+            member.use_vocabulary(self._vocabulary)
+        member.watch(bool(self._watchers))
+        await member.start()
+        self.on_change()
+
+    def retire_member(self, name: str) -> bool:
+        """Remove a member if it has no engine any more; its requests wait for another one. Returns whether it did."""
+        member = next(member for member in self.members if member.name == name)
+        if member.is_ready or (member.is_draining and self._in_flight.has_requests(member.index)):
+            return False
+        del self._members[member.index]
+        self._in_flight.lose_engine(member.index, has_died=False)
+        task = asyncio.create_task(member.stop())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+        self.on_change()
+        self._send_waiting()
+        return True
+
+    @property
+    def expected_fingerprint(self) -> str:
+        """Return the fingerprint that further engines must have; empty: any."""
+        is_served = any(member.is_ready for member in self.members)
+        return self._served.expected_fingerprint(is_served=is_served, has_started=self._in_flight.has_started)
 
     async def _start_others(self) -> None:
         num_pages = self.members[0].info.num_pages if self.members[0].info is not None else None
@@ -293,7 +359,7 @@ class EngineClient:
 
     def _send_waiting_to(self, ready: Sequence[ReadyMember]) -> None:
         for index, requests in self._in_flight.requests_to_send(ready).items():
-            self.members[index].send(requests)
+            self._members[index].send(requests)
         self._expect_trial()
 
     def _ready_members(self) -> list[ReadyMember]:
@@ -307,7 +373,7 @@ class EngineClient:
         if (now := time.monotonic()) >= self._balance_at:
             self._balance_at = now + BALANCE_SECONDS
             for index, request_id in self._in_flight.requests_to_recall(self._ready_members()):
-                self.members[index].abort(request_id, None)
+                self._members[index].abort(request_id, None)
 
     def _drop_aborted(self, request_id: str) -> None:
         self._in_flight.drop_aborted(request_id)
@@ -315,7 +381,7 @@ class EngineClient:
 
     def _expect_trial(self) -> None:
         """Reserve a member in a while, if a suspect still waits for its trial then."""
-        is_needed = len(self.members) > 1 and self._in_flight.has_waiting_suspect
+        is_needed = len(self._members) > 1 and self._in_flight.has_waiting_suspect
         if is_needed and self._trial_timer is None:
             self._trial_timer = asyncio.get_running_loop().call_later(MAX_TRIAL_WAIT_SECONDS, self._reserve_member)
         elif self._trial_timer is not None and not is_needed:

@@ -78,6 +78,10 @@ class EngineProcess:
         if self._is_started:  # nothing may precede the first message
             self._channel.send(messages)
 
+    def reject(self, why: str) -> bool:
+        """Return that no other process replaces the engine."""
+        return False
+
     def abandon(self, why: str) -> None:
         """Close the channel of a running but unusable engine and report its loss."""
         self._channel.give_up(why)

@@ -41,17 +41,19 @@ class InFlight:
     """Requests in flight, in order of arrival, and the members that have them."""
 
     def __init__(
-        self, members: int = 1, draw: random.Random | None = None, clock: Callable[[], float] = time.monotonic
+        self, draw: random.Random | None = None, clock: Callable[[], float] = time.monotonic, *, has_several: bool
     ) -> None:
-        """draw: chooses among members; None: one of its own. clock: of events that no engine sends."""
-        self._members = members
+        """draw: chooses among members; None: one of its own. clock: of events that no engine sends. has_several: there
+        may be several members at some time.
+        """
+        self._has_several = has_several
         self._draw = draw or random.Random()
         self._clock = clock
         self._serials = count()
         self._requests: dict[str, InFlightRequest] = {}
-        self._counts = MemberCounts(members)
+        self._counts = MemberCounts()
         self.prefixes = PrefixIndex()
-        self._waiting = WaitingRequests(binds_late=members > 1)  # all that wait, except for suspects
+        self._waiting = WaitingRequests(binds_late=has_several)  # all that wait, except for suspects
         self._suspects: list[InFlightRequest] = []  # in order of their trials
         # Suspect that a member tries. None: its trial has ended, and the member is kept free for the next suspect.
         self._trials: dict[int, InFlightRequest | None] = {}
@@ -259,7 +261,7 @@ class InFlight:
             del self._requests[culprit.request.id]
             lost.remove(culprit)
         for request_state in lost:
-            request_state.lose_engine(has_died=has_died, is_one_of_several=self._members > 1)
+            request_state.lose_engine(has_died=has_died, is_one_of_several=self._has_several)
             if not request_state.is_suspect:
                 self._waiting.add(request_state)
         self._answered.discard(member)
@@ -267,11 +269,23 @@ class InFlight:
         self._suspects = sorted(suspects, key=lambda request_state: request_state.request.service_class)
         return culprit is not None
 
+    @property
+    def has_started(self) -> bool:
+        """Return whether any request has output, which only an engine of the same model continues."""
+        return any(any(request_state.output.values()) for request_state in self._requests.values())
+
+    def fail_started(self, message: str, code: str) -> None:
+        """End the waiting requests that have output, because no engine continues it."""
+        for request_state in list(self._requests.values()):
+            if request_state.member is None and any(request_state.output.values()):
+                request_state.fail(message, code)
+                self._forget(request_state)
+
     def fail(self, message: str, code: str) -> None:
         """End all requests, because there will be no further engine."""
         requests, self._requests, self._suspects, self._trials = self._requests, {}, [], {}
-        self._counts = MemberCounts(self._members)
-        self._waiting = WaitingRequests(binds_late=self._members > 1)
+        self._counts = MemberCounts()
+        self._waiting = WaitingRequests(binds_late=self._has_several)
         for request_state in requests.values():
             request_state.fail(message, code)
 
@@ -282,7 +296,7 @@ class InFlight:
 
     def _may_try(self, member: int) -> bool:
         """Return whether a member can try a suspect; the only one may still have those that were tried before."""
-        return self._members == 1 or not self.has_requests(member)
+        return not self._has_several or not self.has_requests(member)
 
     def _requests_of(self, member: int) -> list[InFlightRequest]:
         return [request_state for request_state in self._requests.values() if request_state.member == member]

@@ -197,6 +197,11 @@ class EngineMember:
             self._last_message_at = time.monotonic()  # the engine was idle: progress is due from now on
         self._engine.send(*(Submit(self._clock.to_engine(request)) for request in requests))
 
+    @property
+    def name(self) -> str:
+        """Return its name, for messages."""
+        return self._name
+
     def leave(self) -> None:
         """Give up an engine that is draining; its requests wait for another one."""
         self._engine.abandon(f"{self._name} is draining")
@@ -243,6 +248,8 @@ class EngineMember:
             case Ready(info, clock) if self.phase in STARTING:
                 self._clock.observe(clock, self._last_message_at)
                 if difference := self._owner.difference(self.index, info):
+                    if self._engine.reject(difference):
+                        return iter(())
                     self.fail(f"{self._name} is not used: {difference}")
                     log.error("%s", self.failure)
                 else:

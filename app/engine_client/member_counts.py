@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 
 from app.engine_client.router import MemberLoad
@@ -21,9 +22,9 @@ class ReadyMember:
 class MemberCounts:
     """Two counts for each member and class: all choices that it has, and those that no load report counts yet."""
 
-    def __init__(self, members: int) -> None:
-        self._all = [[0] * len(ServiceClass) for _ in range(members)]
-        self._unreported = [[0] * len(ServiceClass) for _ in range(members)]
+    def __init__(self) -> None:
+        self._all: defaultdict[int, list[int]] = defaultdict(_no_choices)
+        self._unreported: defaultdict[int, list[int]] = defaultdict(_no_choices)
         self._waiting: dict[int, int] = {}  # choices beyond the slots of each member, as last computed
 
     @property
@@ -46,13 +47,12 @@ class MemberCounts:
 
     def clear(self, member: int) -> None:
         """Forget the choices of a member that has lost its engine."""
-        self._all[member] = [0] * len(ServiceClass)
-        self._unreported[member] = [0] * len(ServiceClass)
-        self._waiting.pop(member, None)
+        for counts in (self._all, self._unreported, self._waiting):
+            counts.pop(member, None)
 
     def total(self, member: int) -> int:
         """Return the number of choices that a member has."""
-        return sum(self._all[member])
+        return sum(self._all[member]) if member in self._all else 0
 
     def load(self, member: ReadyMember) -> MemberLoad:
         """Return the load of a member: its choices, or those of its last report and later ones if these are more.
@@ -71,3 +71,7 @@ class MemberCounts:
             third = max(third, running[2] + waiting[2] + paused[2] + times * later[2])
         self._waiting[index] = max(0, first + second + third - slots)
         return MemberLoad(index, slots, (first, second, third))
+
+
+def _no_choices() -> list[int]:
+    return [0] * len(ServiceClass)

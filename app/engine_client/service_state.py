@@ -17,6 +17,9 @@ STATES = (
 )
 
 
-def service_state(members: Iterable[EngineState]) -> EngineState:
-    """Return the state of a service whose members have these states: ready if any is."""
-    return min(members, key=STATES.index)
+def service_state(members: Iterable[EngineState], *, has_served: bool) -> EngineState:
+    """Return the state of a service whose members have these states: ready if any is.
+
+    has_served: any member was ready before. Without members, others are expected.
+    """
+    return min(members, key=STATES.index, default=EngineState.RESTARTING if has_served else EngineState.LOADING)

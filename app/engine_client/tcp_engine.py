@@ -7,14 +7,11 @@ import itertools
 import logging
 import ssl
 import time
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from uuid import uuid4
 
 from app.engine_client.channel import Channel
-from app.engine_client.transport import MessageHandler, TransportMaker
-from app.settings import Settings
+from app.engine_client.transport import MessageHandler
 from engine.config import EngineConfig
 from engine.ipc import (
     PROTOCOL_VERSION,
@@ -27,8 +24,7 @@ from engine.ipc import (
     StepResult,
     ToEngine,
 )
-from engine.model_files.open_model import open_model
-from engine.network import Address, api_tls, read_token
+from engine.network import Address
 from engine.types import ModelInfo
 
 log = logging.getLogger("carousel.client")
@@ -40,7 +36,7 @@ REPORT_SECONDS = 30.0  # between two log lines about an engine that cannot be re
 
 
 class EngineAccess:
-    """Token, certificates and name with which this process connects to engines, and the model that they all have."""
+    """Token, certificates and name with which this process connects to engines, and the model that they have."""
 
     def __init__(self, token: str, tls: ssl.SSLContext | None = None, vocab_size: int | None = None) -> None:
         """tls: None for connections without encryption. vocab_size: of the own model files; None: unknown."""
@@ -48,19 +44,14 @@ class EngineAccess:
         self._vocab_size = vocab_size
         self.tls = tls
         self.process = uuid4().hex
-        self.fingerprint = ""  # of the first engine's model; empty before there was one
+        self.fingerprint = ""  # that an engine must have; empty: any
 
     def check(self, info: ModelInfo) -> None:
-        """Expect each engine to have the first one's model, which fits the tokenizer. Raises `ConnectionError`."""
+        """Raise `ConnectionError` for a model that does not fit the tokenizer."""
         if self._vocab_size not in (None, info.vocab_size):
             raise ConnectionError(
                 f"its model {info.name!r} has {info.vocab_size} tokens, but the model of this server has "
                 f"{self._vocab_size}; both must be given the same model"
-            )
-        self.fingerprint = self.fingerprint or info.fingerprint
-        if info.fingerprint != self.fingerprint:
-            raise ConnectionError(
-                f"its model {info.name!r} has fingerprint {info.fingerprint}, but other engines have {self.fingerprint}"
             )
 
 
@@ -74,13 +65,20 @@ class TcpEngine:
     exit_description = ""
 
     def __init__(
-        self, on_message: MessageHandler, on_loss: Callable[[str], None], address: Address, access: EngineAccess
+        self,
+        on_message: MessageHandler,
+        on_loss: Callable[[str], None],
+        address: Address,
+        access: EngineAccess,
+        server_name: str | None = None,
     ) -> None:
+        """server_name: that the engine's certificate must include; None: the host of its address."""
         self.heartbeat_count = 0
         self._on_message = on_message
         self._on_loss = on_loss
         self._address = address
         self._access = access
+        self._server_name = server_name if access.tls is not None else None
         self._channel: Channel | None = None
         self._answer: asyncio.Future[None] | None = None  # to the first frame of the current connection
         self._is_admitted = False
@@ -94,6 +92,12 @@ class TcpEngine:
         """Send messages in one write; do nothing without an engine."""
         if self._is_admitted and self._channel is not None:
             self._channel.send(messages)
+
+    def reject(self, why: str) -> bool:
+        """Close the connection and try again later, as the engine may be replaced by its operator."""
+        self._is_admitted = False
+        self._settle(ConnectionRefusedError(f"it is not used: {why}"))
+        return True
 
     def abandon(self, why: str) -> None:
         """Close the connection, or stop to try, and report the loss."""
@@ -141,7 +145,9 @@ class TcpEngine:
         access, address = self._access, self._address
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                await loop.create_connection(lambda: channel, address.host, address.port, ssl=access.tls)
+                await loop.create_connection(
+                    lambda: channel, address.host, address.port, ssl=access.tls, server_hostname=self._server_name
+                )
                 channel.send((Hello(PROTOCOL_VERSION, access.token, access.fingerprint, access.process),))
                 await self._answer
         except BaseException:
@@ -162,9 +168,10 @@ class TcpEngine:
                     self._settle(error)
                     return iter(())
                 self._is_admitted = True
-                events = self._on_message(message)  # sends the requests that are to continue
-                self.send(ReleaseOrphans())
-                self._settle(None)
+                events = self._on_message(message)  # sends the requests that are to continue, or calls `reject`
+                if self._is_admitted:
+                    self.send(ReleaseOrphans())
+                    self._settle(None)
                 return events
         return self._on_message(message) if self._is_admitted else iter(())
 
@@ -183,16 +190,3 @@ class TcpEngine:
             self._answer.set_result(None)
         else:
             self._answer.set_exception(error)
-
-
-def remote_engines(settings: Settings) -> Mapping[str, TransportMaker]:
-    """Return a maker of transports for each engine elsewhere, by the engine's name in log lines. Raises `ConfigError`
-    for a token or certificates that cannot be used.
-    """
-    if not settings.engines:
-        return {}
-    assert settings.token_file is not None, "engines require a token"
-    tls = api_tls(settings.engines_ca) if settings.engines_ca is not None else None
-    vocab_size = open_model(Path(settings.engine.model), with_vocabulary=False).config().content.get("vocab_size")
-    access = EngineAccess(read_token(settings.token_file), tls, vocab_size if isinstance(vocab_size, int) else None)
-    return {f"engine {address}": partial(TcpEngine, address=address, access=access) for address in settings.engines}

@@ -38,6 +38,12 @@ class Transport(Protocol):
     def send(self, *messages: ToEngine) -> None:
         """Send messages in one write; do nothing without an engine."""
 
+    def reject(self, why: str) -> bool:
+        """Close the channel of an engine that has just reported that it is ready, and cannot be used.
+
+        Returns whether the engine may be replaced by another process, so that it is tried again later.
+        """
+
     def abandon(self, why: str) -> None:
         """Close the channel of a running but unusable engine and report its loss."""
 

@@ -91,16 +91,19 @@ class LiveFeed:
             before, published_at = self._phases.get(member.index, (EngineState.READY, 0.0))
             if phase is not EngineState.READY and (phase is not before or now - published_at > PHASE_SECONDS):
                 self._phases[member.index] = phase, now
-                data = {"engine": member.index, "engines": len(self._client.members), "phase": phase.value}
+                data = {"engine": member.index, "engines": self._numbers(), "phase": phase.value}
                 self._publish(member.index, b"event: engine\ndata: %s\n\n" % msgspec.json.encode(data))
 
     def _take(self, engine: int, snapshot: Snapshot, load: EngineLoad) -> None:
         now = asyncio.get_running_loop().time()
-        head = {"engine": engine, "engines": len(self._client.members)}
+        head = {"engine": engine, "engines": self._numbers()}
         view = _view(snapshot, load, now, self._before.get(engine)) | head | {"latency": self._recent.view()}
         self._before[engine] = now, load
         self._phases.pop(engine, None)
         self._publish(engine, b"data: %s\n\n" % msgspec.json.encode(view))
+
+    def _numbers(self) -> list[int]:
+        return [member.index for member in self._client.members]
 
     def _publish(self, engine: int, event: bytes) -> None:
         self._published += 1

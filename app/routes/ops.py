@@ -142,10 +142,10 @@ async def health(request: Request) -> Response:
 
 def _engines(client: EngineClient) -> dict[str, Any]:
     """Return the state of each engine, if there are several."""
-    if len(client.members) == 1:
+    if client.is_single:
         return {}
-    states = ["stalled" if member.is_stalled else member.phase.value for member in client.members]
-    return {"engines": [{"engine": index, "state": state} for index, state in enumerate(states)]}
+    states = {each.index: "stalled" if each.is_stalled else each.phase.value for each in client.members}
+    return {"engines": [{"engine": index, "state": state} for index, state in states.items()]}
 
 
 def _store_state(state_file: StateFile | None) -> dict[str, str]:

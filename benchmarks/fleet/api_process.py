@@ -34,7 +34,7 @@ class SimulatedApi:
     """Does with requests in flight what `EngineClient` does, on a simulated clock and without sockets."""
 
     def __init__(self, engines: int, network: Network, draw: random.Random) -> None:
-        self.in_flight = InFlight(engines, draw, network.clock)
+        self.in_flight = InFlight(draw, network.clock, has_several=True)
         self._engines = engines
         self._network = network
         self._trial_timers = 0  # serial number of the last one

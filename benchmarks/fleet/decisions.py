@@ -28,7 +28,7 @@ def decision_microseconds(candidates: int = CANDIDATES, decisions: int = DECISIO
     ready = [ReadyMember(index, SLOTS, _report(draw)) for index in range(candidates)]
     found: dict[str, float] = {}
     for service_class in ServiceClass:
-        in_flight = InFlight(candidates, draw)
+        in_flight = InFlight(draw, has_several=True)
         seconds = 0.0
         for number in range(decisions):
             in_flight.add(make_request(str(number), (5,), 1, service_class), _ignore)

@@ -120,7 +120,7 @@ export interface Timeline {
 export interface Snapshot {
   /** Number of the engine, from 0, and how many there are. */
   engine: number;
-  engines: number;
+  engines: number[];
   t: number;
   step: number;
   slots: (Slot | null)[];
@@ -143,7 +143,7 @@ export interface Snapshot {
 /** Event `engine` of /v1/engine/events: an engine that is not ready. */
 export interface EngineEvent {
   engine: number;
-  engines: number;
+  engines: number[];
   phase: "loading" | "restarting" | "retrying" | "failed" | "stopped";
 }
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from app.__main__ import main, make_parser
-from app.engine_client.tcp_engine import remote_engines
+from app.engine_client.engine_sources import engine_source
 from app.engine_options import EngineSettings, resolve_engine
 from app.options import resolve
+from app.remote_settings import DnsName
 from app.settings import SettingsError
 from engine.errors import ConfigError
 from engine.network import Address
@@ -73,8 +75,19 @@ def test_a_server_uses_engines_elsewhere(model: str, tmp_path: Path):
     token.write_text("a token of some engines")
     settings = resolve({"model": model, **ENGINES, "token_file": token}, {})
     assert settings.engines == (Address("10.0.0.2", 9400), Address("::1", 9401))
-    assert list(remote_engines(settings)) == ["engine 10.0.0.2:9400", "engine [::1]:9401"]
-    assert remote_engines(resolve({"model": model}, {})) == {}
+    source = engine_source(settings)
+    assert list(asyncio.run(source.engines())) == ["engine 10.0.0.2:9400", "engine [::1]:9401"]
+    assert engine_source(resolve({"model": model}, {})) is None
+
+
+def test_a_name_stands_for_several_engines(model: str, tmp_path: Path):
+    """They may come and go, at the same port."""
+    token = tmp_path / "token"
+    token.touch(0o600)
+    token.write_text("a token of some engines")
+    settings = resolve({"model": model, "engines": "dns://localhost:9400", "token_file": token}, {})
+    assert settings.engines == DnsName("localhost", 9400)
+    assert set(asyncio.run(engine_source(settings).engines())) <= {"engine 127.0.0.1:9400", "engine [::1]:9400"}
 
 
 @pytest.mark.parametrize(
@@ -83,6 +96,7 @@ def test_a_server_uses_engines_elsewhere(model: str, tmp_path: Path):
         ({"engines": "10.0.0.2:9400"}, "engines requires token_file"),
         (ENGINES | {"engines": "10.0.0.2"}, "engines must be HOST:PORT, such as .* got '10.0.0.2'"),
         (ENGINES | {"engines": "a:1,b:2,"}, "engines must be HOST:PORT, such as .* got ''"),
+        (ENGINES | {"engines": "dns://name"}, "engines after dns:// must be HOST:PORT, such as .* got 'name'"),
         (ENGINES | {"engines": "a:1,a:1"}, "engines must be different addresses, got 'a:1,a:1'"),
         (ENGINES | {"dtype": "float32"}, "dtype cannot be combined with engines: it is an option of `carousel engine`"),
         (ENGINES | {"replicas": 2}, "replicas cannot be combined with engines"),

@@ -14,6 +14,7 @@ const TEXTS = {
 
 export class Engines {
   chosen = 0; // number of the engine that is shown
+  #buttons = /** @type {Map<number, HTMLElement>} */ (new Map());
   #states = /** @type {Map<number, EngineState>} */ (new Map());
 
   /** @param {HTMLElement} node holds the buttons @param {() => void} onChoice called when another engine was chosen */
@@ -22,12 +23,12 @@ export class Engines {
     this.onChoice = onChoice;
   }
 
-  /** Records the state of an engine, one of `count`. @param {number} engine @param {number} count @param {EngineState} state */
-  note(engine, count, state) {
-    if (this.node.children.length !== count) this.#build(count);
-    if (this.#states.get(engine) === state) return;
+  /** Records the state of one of several engines. @param {number} engine @param {number[]} all @param {EngineState} state */
+  note(engine, all, state) {
+    if (String(all) !== String([...this.#buttons.keys()])) this.#build(all);
+    const button = this.#buttons.get(engine);
+    if (!button || this.#states.get(engine) === state) return;
     this.#states.set(engine, state);
-    const button = this.node.children[engine];
     button.setAttribute("data-state", state);
     button.setAttribute("title", `Engine ${engine} ${TEXTS[state]}`);
     button.setAttribute("aria-label", `Engine ${engine}, which ${TEXTS[state]}`);
@@ -38,25 +39,26 @@ export class Engines {
     return this.#states.get(this.chosen);
   }
 
-  /** @param {number} count */
-  #build(count) {
+  /** @param {number[]} engines */
+  #build(engines) {
     this.#states.clear();
-    this.node.hidden = count < 2;
-    this.node.replaceChildren(
-      ...Array.from({ length: count }, (_, engine) => {
+    this.#buttons = new Map(
+      engines.map((engine) => {
         const button = h("button", { type: "button" }, h("i", { "aria-hidden": "true" }), String(engine));
         button.addEventListener("click", () => this.#choose(engine));
-        return button;
+        return [engine, button];
       }),
     );
-    this.#choose(Math.min(this.chosen, count - 1));
+    this.node.hidden = engines.length < 2;
+    this.node.replaceChildren(...this.#buttons.values());
+    this.#choose(engines.includes(this.chosen) ? this.chosen : engines[0]);
   }
 
   /** @param {number} engine */
   #choose(engine) {
     const isOther = engine !== this.chosen;
     this.chosen = engine;
-    [...this.node.children].forEach((button, i) => button.setAttribute("aria-pressed", String(i === engine)));
+    for (const [number, button] of this.#buttons) button.setAttribute("aria-pressed", String(number === engine));
     if (isOther) this.onChoice();
   }
 }

@@ -65,8 +65,8 @@ const source = watch(
     if (state === "denied" && byId("live").dataset.state !== state) askKey(reason);
     showState(state);
   },
-  ({ engine, engines: count, phase }) => {
-    engines.note(engine, count, phase);
+  ({ engine, engines: all, phase }) => {
+    engines.note(engine, all, phase);
     if (engine === engines.chosen) showState(phase);
   },
 );

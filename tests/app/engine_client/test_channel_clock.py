@@ -99,7 +99,7 @@ async def test_a_member_translates_at_its_channel_in_both_directions():
         made.append(FakeTransport(on_message, shares_clock=False))
         return made[-1]
 
-    in_flight = InFlight()
+    in_flight = InFlight(has_several=False)
     member = EngineMember(0, EngineConfig(model="none"), make, in_flight, Owner())
     [channel], now = made, time.monotonic()
     channel.receive(Ready(model_info(64, 4, 4), now - MAX_OFFSET))

@@ -38,7 +38,7 @@ def prefill_status(name: str, choice: int = 0) -> StatusEvent:
 
 def test_the_next_engine_gets_the_output_of_unfinished_choices():
     """Requests without output are sent unchanged."""
-    in_flight, events = InFlight(), []
+    in_flight, events = InFlight(has_several=False), []
     in_flight.add(request("a", n=3), events.append)
     in_flight.add(request("b"), print)
     assert send(in_flight) == [request("a", n=3), request("b")]
@@ -57,7 +57,7 @@ def test_the_next_engine_gets_the_output_of_unfinished_choices():
 
 def test_a_request_aborted_between_two_engines_is_not_sent():
     """This holds even if the next engine is ready before any event was delivered."""
-    in_flight, events = InFlight(), []
+    in_flight, events = InFlight(has_several=False), []
     in_flight.add(request("a", n=2), events.append)
     send(in_flight)
     in_flight.get("a").abort(0)  # which the crashed engine may not have received
@@ -71,7 +71,7 @@ def test_a_request_aborted_between_two_engines_is_not_sent():
 
 def test_a_waiting_request_keeps_its_age_in_the_next_engine():
     """A request with a slot waits from the time at which it lost the slot, by preemption or with the engine."""
-    in_flight, events = InFlight(), []
+    in_flight, events = InFlight(has_several=False), []
     for name in ("waits", "paused", "runs"):
         in_flight.add(request(name), events.append)
     assert [each.waiting_since for each in send(in_flight)] == [None] * 3
@@ -95,7 +95,7 @@ def test_a_waiting_request_keeps_its_age_in_the_next_engine():
 
 def test_suspects_are_tried_one_by_one_interactive_first():
     """Requests that were not running wait, and a suspect with enough progress continues beside the next one."""
-    in_flight, ends = InFlight(), []
+    in_flight, ends = InFlight(has_several=False), []
     for name, service_class in (("bulk", ServiceClass.BATCH), ("person", ServiceClass.INTERACTIVE)):
         in_flight.add(request(name, service_class=service_class), ends.append)
     in_flight.add(request("waits"), ends.append)
@@ -123,7 +123,7 @@ def test_suspects_are_tried_one_by_one_interactive_first():
 
 def test_a_suspect_is_not_blamed_for_a_request_beside_it():
     """If a request was cleared too early, the suspect is tried once more, alone."""
-    in_flight, ends = InFlight(), []
+    in_flight, ends = InFlight(has_several=False), []
     for name in "ab":
         in_flight.add(request(name), ends.append)
     for _ in range(SUSPECT_DEATHS):
@@ -147,7 +147,7 @@ def test_a_suspect_is_not_blamed_for_a_request_beside_it():
 
 def test_progress_of_a_request_counts_for_each_choice():
     """A request that crashes engines is not cleared by the tokens of its other choices."""
-    in_flight = InFlight()
+    in_flight = InFlight(has_several=False)
     in_flight.add(request("a", n=MIN_PROGRESS_TOKENS), lambda event: None)
     for _ in range(SUSPECT_DEATHS):
         send(in_flight)
@@ -160,7 +160,7 @@ def test_progress_of_a_request_counts_for_each_choice():
 
 def test_a_trial_ends_with_its_request():
     """This holds for any kind of end."""
-    in_flight = InFlight()
+    in_flight = InFlight(has_several=False)
     for name in "ab":
         in_flight.add(request(name), lambda event: None)
     for _ in range(SUSPECT_DEATHS):
@@ -178,7 +178,7 @@ def test_a_trial_ends_with_its_request():
 )
 def test_every_token_is_kept_in_order(history: list[tuple[str, int, str]]):
     """For any order of events, the next engine is sent exactly the delivered tokens, and each choice ends once."""
-    in_flight = InFlight()
+    in_flight = InFlight(has_several=False)
     received: dict[tuple[str, int], list[int]] = {}
     ended: dict[tuple[str, int], int] = {}
 

@@ -50,7 +50,7 @@ class InFlightMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.in_flight = InFlight(MEMBERS, random.Random(0), lambda: self.now)
+        self.in_flight = InFlight(random.Random(0), lambda: self.now, has_several=True)
         self.recalled: set[str] = set()  # requests that their members were asked to give back, and have not
         self.joined: dict[int, set[str]] = {}  # requests of each member that is up
         self.output: dict[tuple[str, int], list[int]] = {}  # of choices that have not ended
@@ -237,7 +237,7 @@ TestInFlightMachine = InFlightMachine.TestCase
 def test_a_request_that_kills_its_members_ends_after_three(seed: int, members: int, others: int):
     """It is on any members beside any requests, its deaths travel with it, and all other requests are answered."""
     drawn = random.Random(seed)
-    in_flight, ends, killed = InFlight(members, drawn), {}, 0
+    in_flight, ends, killed = InFlight(drawn, has_several=True), {}, 0
     bad = drawn.randrange(others + 1)
 
     def sink(event) -> None:
@@ -268,7 +268,7 @@ def test_a_request_that_kills_its_members_ends_after_three(seed: int, members: i
 
 def test_the_requests_of_other_members_go_on_during_a_trial():
     """Only the lost member's requests wait, and a new request goes to a member without a trial."""
-    in_flight, ends = InFlight(2), []
+    in_flight, ends = InFlight(has_several=True), []
     for _ in range(SUSPECT_DEATHS):
         in_flight.get("bad") or in_flight.add(request("bad"), ends.append)
         in_flight.requests_to_send(ready(0))
@@ -286,7 +286,7 @@ def test_the_requests_of_other_members_go_on_during_a_trial():
 
 def test_drained_engines_make_no_suspect():
     """A request that was computed in each of them has caused none of their ends."""
-    in_flight = InFlight(2)
+    in_flight = InFlight(has_several=True)
     in_flight.add(request("a"), lambda event: None)
     for _ in range(2 * SUSPECT_DEATHS):
         assert [each.id for each in in_flight.requests_to_send(ready(0))[0]] == ["a"]
@@ -297,7 +297,7 @@ def test_drained_engines_make_no_suspect():
 
 def test_a_member_is_reserved_for_a_suspect_that_waits_while_all_are_busy():
     """It takes no other request until it is idle and has tried the suspect; the other members take them meanwhile."""
-    in_flight = InFlight(3, random.Random(0))
+    in_flight = InFlight(random.Random(0), has_several=True)
     for member, name in enumerate(("bad", "short", "long")):
         in_flight.add(request(name), lambda event: None)
         in_flight.requests_to_send(ready(member))
@@ -325,7 +325,7 @@ def test_a_member_is_reserved_for_a_suspect_that_waits_while_all_are_busy():
 
 def test_batch_requests_of_a_lost_member_wait_in_their_former_place():
     """People go to the other member at once, and batch work follows as far as that member needs it."""
-    in_flight, positions = InFlight(2, random.Random(0)), {}
+    in_flight, positions = InFlight(random.Random(0), has_several=True), {}
 
     def sink(event) -> None:
         positions[event.request_id] = event.position, event.cause
@@ -347,7 +347,7 @@ def test_batch_requests_of_a_lost_member_wait_in_their_former_place():
 
 def test_batch_requests_go_only_to_members_that_need_them():
     """A full member gets none, even if the only other one is not among the first candidates."""
-    in_flight = InFlight(8, random.Random(0))
+    in_flight = InFlight(random.Random(0), has_several=True)
     for number in range(14 * MAX_BATCH):
         in_flight.add(request(f"r{number}"), lambda event: None)
     in_flight.requests_to_send(ready(*range(7)))
@@ -359,7 +359,7 @@ def test_batch_requests_go_only_to_members_that_need_them():
 def test_a_request_that_waits_moves_to_a_member_with_a_free_slot():
     """Its engine ends it as if it were aborted, and the other one continues it; the client is told of the move only."""
     now = 0.0
-    in_flight, events = InFlight(2, random.Random(0), lambda: now), []
+    in_flight, events = InFlight(random.Random(0), lambda: now, has_several=True), []
     for number in range(SLOTS):
         in_flight.add(request(f"first{number}"), lambda event: None)
     in_flight.add(request("paused", n=2), events.append)
@@ -392,7 +392,7 @@ def test_a_request_that_waits_moves_to_a_member_with_a_free_slot():
 
 def test_an_abort_by_the_client_wins_over_a_move():
     """The request ends when its engine has given it back, and goes nowhere."""
-    in_flight, ends = InFlight(2, random.Random(0), lambda: MIN_WAIT_SECONDS), []
+    in_flight, ends = InFlight(random.Random(0), lambda: MIN_WAIT_SECONDS, has_several=True), []
     for number in range(SLOTS):
         in_flight.add(request(f"first{number}"), lambda event: None)
     in_flight.add(request("bad", n=2), ends.append)

@@ -111,7 +111,7 @@ def report_of(running: int) -> EngineLoad:
 
 def test_loads_count_requests_that_no_report_contains_yet():
     """Choices of this process are exact, and those of other processes come from the report."""
-    counts = MemberCounts(2)
+    counts = MemberCounts()
     counts.add(1, ServiceClass.STANDARD, 3)
     assert counts.load(ReadyMember(1, 4, None)).demand == (0, 3, 0)
     assert counts.load(ReadyMember(1, 4, report_of(running=2))).demand == (0, 3 + 3, 1)
@@ -126,7 +126,7 @@ def test_loads_count_requests_that_no_report_contains_yet():
 
 def test_other_api_processes_are_expected_to_have_sent_as_much_since_the_report():
     """Otherwise all of them would send their requests to the engine that was idle when it reported."""
-    counts, member = MemberCounts(1), ReadyMember(0, 4, report_of(running=2), connections=3)
+    counts, member = MemberCounts(), ReadyMember(0, 4, report_of(running=2), connections=3)
     counts.add(0, ServiceClass.STANDARD, 2)
     assert counts.load(member).demand == (0, 3 + 3 * 2, 1)
     assert counts.waiting_in_members == 10 - 4

@@ -10,15 +10,15 @@ import subprocess
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from app.engine_client.client import EngineClient
+from app.engine_client.engine_sources import FixedEngines
 from app.engine_client.member import EngineState
-from app.engine_client.tcp_engine import EngineAccess, TcpEngine
+from app.engine_client.tcp_engine import EngineAccess
 from engine.connections import Connections
 from engine.heartbeat import Heartbeat
 from engine.ipc import ChannelClosed
@@ -101,8 +101,7 @@ async def client_of(
 ) -> AsyncIterator[EngineClient]:
     """Yield a started client of engines elsewhere."""
     access = EngineAccess(token, tls, vocab_size)
-    makers = {f"engine {address}": partial(TcpEngine, address=address, access=access) for address in addresses}
-    client = EngineClient(CONFIG, remote=makers, **options)
+    client = EngineClient(CONFIG, remote=FixedEngines(addresses, access), **options)
     await client.start()
     try:
         yield client

@@ -53,7 +53,7 @@ async def test_watchers_see_that_an_engine_is_lost_and_end_when_the_server_drain
     feed = LiveFeed(client, RollingLatency(time.monotonic), lambda: draining[0])
     watcher = feed.watch(lambda: True)
     event = await asyncio.wait_for(anext(watcher), HANG_SECONDS)
-    assert event == b'event: engine\ndata: {"engine":0,"engines":1,"phase":"restarting"}\n\n'
+    assert event == b'event: engine\ndata: {"engine":0,"engines":[0],"phase":"restarting"}\n\n'
     draining[0] = True
     assert [event async for event in watcher] == []
 
@@ -74,7 +74,7 @@ async def test_a_watcher_sees_the_newest_event_of_each_engine(monkeypatch):
         (0, 2, None),
         (1, 7, None),
     ]
-    assert {event["engines"] for event in events} == {3}
+    assert {tuple(event["engines"]) for event in events} == {(0, 1, 2)}
     await watcher.aclose()
 
 

@@ -1,0 +1,92 @@
+"""Sources of engines elsewhere: a list of addresses, or a name that stands for several."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from app.engine_client.membership import EngineSource
+from app.engine_client.tcp_engine import EngineAccess, TcpEngine
+from app.engine_client.transport import TransportMaker
+from app.remote_settings import DnsName
+from app.settings import Settings
+from engine.model_files.open_model import open_model
+from engine.network import Address, api_tls, read_token
+
+LOOK_UP_SECONDS = 5.0  # for an answer of the name service; a later one is taken at the next look
+
+
+class FixedEngines:
+    """Engines at a list of addresses."""
+
+    is_fixed = True
+
+    def __init__(self, addresses: Sequence[Address], access: EngineAccess) -> None:
+        self._engines = {
+            f"engine {address}": partial(TcpEngine, address=address, access=access) for address in addresses
+        }
+        self._access = access
+
+    async def engines(self) -> Mapping[str, TransportMaker]:
+        """Return all engines."""
+        return self._engines
+
+    def expect(self, fingerprint: str) -> None:
+        """Do as `EngineSource.expect`."""
+        self._access.fingerprint = fingerprint
+
+
+class DnsEngines:
+    """Engines at all addresses of a name, such as that of a headless Service of Kubernetes."""
+
+    is_fixed = False
+
+    def __init__(self, name: DnsName, access: EngineAccess) -> None:
+        self._name = name
+        self._access = access
+        # A thread of its own: a name service that does not answer must not occupy those of the event loop.
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="dns")
+        self._look_up: Future[list[Any]] | None = None
+
+    async def engines(self) -> Mapping[str, TransportMaker]:
+        """Return an engine for each address of the name. Raises `OSError`."""
+        host, port = self._name.host, self._name.port
+        if self._look_up is None:
+            self._look_up = self._executor.submit(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+        try:
+            found = await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(self._look_up)), LOOK_UP_SECONDS)
+        except TimeoutError:
+            raise OSError(f"{self._name}: the name service has not answered within {LOOK_UP_SECONDS:g} s") from None
+        except OSError as error:
+            self._look_up = None
+            raise OSError(f"{self._name}: {error.strerror or error}") from None
+        self._look_up = None
+        addresses = sorted({Address(str(resolved[0]), port) for *_, resolved in found}, key=str)
+        return {
+            f"engine {address}": partial(TcpEngine, address=address, access=self._access, server_name=host)
+            for address in addresses
+        }
+
+    def expect(self, fingerprint: str) -> None:
+        """Do as `EngineSource.expect`."""
+        self._access.fingerprint = fingerprint
+
+
+def engine_source(settings: Settings) -> EngineSource | None:
+    """Return the source of engines elsewhere; None if this server starts its own. Raises `ConfigError` for a token or
+    certificates that cannot be used.
+    """
+    if settings.engines is None:
+        return None
+    assert settings.token_file is not None, "engines require a token"
+    tls = api_tls(settings.engines_ca) if settings.engines_ca is not None else None
+    vocab_size = open_model(Path(settings.engine.model), with_vocabulary=False).config().content.get("vocab_size")
+    access = EngineAccess(read_token(settings.token_file), tls, vocab_size if isinstance(vocab_size, int) else None)
+    if isinstance(settings.engines, DnsName):
+        return DnsEngines(settings.engines, access)
+    return FixedEngines(settings.engines, access)
