@@ -279,7 +279,9 @@ class EngineClient:
         """Send requests that wait for an engine, and those of engines that are draining; start the other engines after
         the first.
         """
-        if self._membership is None and self._starting is None:
+        if self._membership is not None:
+            self._membership.expect()
+        elif self._starting is None:
             self._starting = asyncio.create_task(self._start_others())
         self.on_draining()
         self._send_waiting()

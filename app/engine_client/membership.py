@@ -73,7 +73,7 @@ class Membership:
     async def look(self) -> None:
         """Add and remove members once. Without an answer the present members stay."""
         owner = self._owner
-        self._source.expect(owner.expected_fingerprint)
+        self.expect()
         try:
             engines = await self._source.engines()
         except OSError as error:
@@ -88,6 +88,10 @@ class Membership:
         for name in owner.names - engines.keys():
             if owner.retire_member(name):
                 log.info("%s is gone", name)
+
+    def expect(self) -> None:
+        """Let engines refuse connections if they have another model than those in use."""
+        self._source.expect(self._owner.expected_fingerprint)
 
     def _report(self, problem: str) -> None:
         if problem != self._reported or time.monotonic() - self._reported_at >= REPORT_SECONDS:
