@@ -27,7 +27,7 @@ SANITIZE := KERNELS_CXXFLAGS="-O1 -g1 -fno-omit-frame-pointer -fsanitize=address
 # Written by npm when it has installed the packages of package-lock.json.
 JS_STAMP := node_modules/.package-lock.json
 
-.PHONY: serve model test install lint types js unit quick coverage nightly planted emulated sanitize browser docs bench soak laws formats harness peers clients gpu-check gpu-figures gpu-wheels constraints clean help
+.PHONY: serve model test install lint types js unit quick coverage nightly planted emulated sanitize browser docs bench soak fleet laws formats harness peers clients gpu-check gpu-figures gpu-wheels constraints clean help
 
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -120,6 +120,9 @@ laws: install  ## laws of the grammars and parsers of tool calls, 20,000 random 
 
 soak: install  ## 30 minutes of kills, leaving clients and floods beside clients whose answers are checked; ARGS="--minutes 240"
 	@$(BIN)/python -m benchmarks.soak $(ARGS)
+
+fleet: install  ## faults of one of two engines and of the network beside clients whose answers are checked; ARGS="--rounds 5"
+	@$(BIN)/python -m benchmarks.fleet_faults $(ARGS)
 
 formats: install  ## formats of answers: their cost, validity of 500 schemas, the JSON-Schema-Test-Suite; 30 minutes
 	@$(BIN)/python -m app fetch
