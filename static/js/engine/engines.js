@@ -1,5 +1,8 @@
-// Choice of the engine that the page shows: a button for each, if there are several.
+// Choice of the engine that the page shows: a button with a small ring for each, if there are several.
 import { h } from "../dom.js";
+import { SmallRing } from "./small_ring.js";
+
+/** @import { EngineEvent, Snapshot } from "../types.js" */
 
 const TEXTS = {
   live: "serves requests",
@@ -15,6 +18,7 @@ const TEXTS = {
 export class Engines {
   chosen = 0; // number of the engine that is shown
   #buttons = /** @type {Map<number, HTMLElement>} */ (new Map());
+  #rings = /** @type {Map<number, SmallRing>} */ (new Map());
   #states = /** @type {Map<number, EngineState>} */ (new Map());
 
   /** @param {HTMLElement} node holds the buttons @param {() => void} onChoice called when another engine was chosen */
@@ -23,15 +27,33 @@ export class Engines {
     this.onChoice = onChoice;
   }
 
-  /** Records the state of one of several engines. @param {number} engine @param {number[]} all @param {EngineState} state */
-  note(engine, all, state) {
+  /** Shows the slots of an engine that serves requests. @param {Snapshot} snapshot */
+  show(snapshot) {
+    this.#note(snapshot.engine, snapshot.engines, "live");
+    const slots = this.#rings.get(snapshot.engine)?.show(snapshot) ?? "";
+    this.#describe(snapshot.engine, `${TEXTS.live}: ${slots}`);
+  }
+
+  /** Records that an engine serves no requests. @param {EngineEvent} event */
+  lose({ engine, engines, phase }) {
+    this.#note(engine, engines, phase);
+    this.#rings.get(engine)?.clear();
+    this.#describe(engine, TEXTS[phase]);
+  }
+
+  /** @param {number} engine @param {number[]} all @param {EngineState} state */
+  #note(engine, all, state) {
     if (String(all) !== String([...this.#buttons.keys()])) this.#build(all);
-    const button = this.#buttons.get(engine);
-    if (!button || this.#states.get(engine) === state) return;
+    if (this.#states.get(engine) === state) return;
     this.#states.set(engine, state);
-    button.setAttribute("data-state", state);
-    button.setAttribute("title", `Engine ${engine} ${TEXTS[state]}`);
-    button.setAttribute("aria-label", `Engine ${engine}, which ${TEXTS[state]}`);
+    this.#buttons.get(engine)?.setAttribute("data-state", state);
+  }
+
+  /** @param {number} engine @param {string} text */
+  #describe(engine, text) {
+    const button = this.#buttons.get(engine);
+    button?.setAttribute("title", `Engine ${engine} ${text}`);
+    button?.setAttribute("aria-label", `Engine ${engine}, which ${text}`);
   }
 
   /** Returns the state of the chosen engine, once it is known. */
@@ -42,9 +64,10 @@ export class Engines {
   /** @param {number[]} engines */
   #build(engines) {
     this.#states.clear();
+    this.#rings = new Map(engines.map((engine) => [engine, new SmallRing(engine)]));
     this.#buttons = new Map(
-      engines.map((engine) => {
-        const button = h("button", { type: "button" }, h("i", { "aria-hidden": "true" }), String(engine));
+      [...this.#rings].map(([engine, ring]) => {
+        const button = h("button", { type: "button" }, ring.node);
         button.addEventListener("click", () => this.#choose(engine));
         return [engine, button];
       }),

@@ -44,7 +44,7 @@ table.addEventListener("toggle", () => (textAt = 0));
 
 const source = watch(
   (raw) => {
-    engines.note(raw.engine, raw.engines, "live");
+    engines.show(raw);
     if (raw.engine !== engines.chosen) return;
     showState("live");
     const snapshot = smooth.read(raw);
@@ -65,9 +65,9 @@ const source = watch(
     if (state === "denied" && byId("live").dataset.state !== state) askKey(reason);
     showState(state);
   },
-  ({ engine, engines: all, phase }) => {
-    engines.note(engine, all, phase);
-    if (engine === engines.chosen) showState(phase);
+  (event) => {
+    engines.lose(event);
+    if (event.engine === engines.chosen) showState(event.phase);
   },
 );
 
