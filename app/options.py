@@ -13,6 +13,7 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,14 +79,16 @@ def resolve(
 ) -> Settings:
     """Return settings from parsed flags, the environment, and the file that they name. Raises `SettingsError`.
 
-    `download(name, revision)` fetches a model and returns its path; it is called only if there is no local one.
-    A subclass of `Settings` adds options.
+    `download(name, revision)` fetches a model and returns its path; it is called only if there is no local one, and
+    with `has_weights=False` if engines elsewhere compute. A subclass of `Settings` adds options.
     """
     options = options_of(settings)
     values = merge_sources(options, flags, environment)
     check_values(options, values)
     given_engine = sorted(option.key for option in options if option.engine and option.key in values)
     values["engines"] = read_engines(values, given_engine)
+    if values["engines"] and download is not None:
+        download = partial(download, has_weights=False)
     found, engine = take_engine(options, values, download)
     name = values.pop("served_model_name", None) or found.name
     values["root_path"] = _root_path(values.get("root_path", ""))

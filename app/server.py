@@ -45,6 +45,7 @@ from app.observe.collectors import (
 from app.observe.energy import Energy
 from app.observe.loop_lag import LoopLag
 from app.observe.metrics import Metrics
+from app.observe.replicas_wanted import ReplicasWantedCollector
 from app.observe.request_log import REQUEST_ID, RequestLog
 from app.protocols.wire_formats import wire_format
 from app.routes import (
@@ -124,6 +125,7 @@ def create_app(
     found = _open(service)
     _collect(service, logs, connections or ConnectionLimits())
     lag = LoopLag(service.metrics.registry, settings.model_name)
+    replicas_wanted = ReplicasWantedCollector(client, service.metrics.registry, settings.model_name)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -132,12 +134,14 @@ def create_app(
         await client.start()
         recovering = asyncio.create_task(_recover(service, found))
         lag.start()
+        replicas_wanted.start()
         if service.before_accepting is not None:
             await service.before_accepting()
         try:
             yield
         finally:
             lag.stop()
+            replicas_wanted.stop()
             recovering.cancel()
             await client.stop()
             await service.grammars.close()

@@ -28,6 +28,10 @@ MAX_ACCEPTS = 64  # connections accepted between two steps
 HELLO_SECONDS = 5.0  # in which the first frame must arrive
 
 
+class NothingSentError(Exception):
+    """A connection was closed without a byte, as those of health checks are, which test whether the port is open."""
+
+
 class Stranger:
     """An accepted connection without its first frame."""
 
@@ -38,11 +42,17 @@ class Stranger:
         self._reader = FrameReader(HELLO_DECODER, MAX_HELLO_BYTES)
 
     def read(self) -> Hello | None:
-        """Return the first frame once it is complete. Raises `ValueError` for anything else, and `OSError`."""
+        """Return the first frame once it is complete. Raises `ValueError` for anything else, `NothingSentError`, and
+        `OSError`.
+        """
         try:
             data = self.socket.recv(MAX_HELLO_BYTES + LENGTH_BYTES)  # a whole record of TLS
         except WOULD_BLOCK:
             return None
+        except (ConnectionResetError, ssl.SSLEOFError):  # how TLS and some health checks close
+            data = b""
+        if not data and not self._reader.has_partial_frame:
+            raise NothingSentError
         if not data:
             raise ValueError("it was closed before its first frame")
         hellos = self._reader.feed(data)
@@ -106,6 +116,10 @@ class Listener:
         for stranger in [stranger for stranger in self._strangers if stranger in ready]:
             try:
                 hello = stranger.read()
+            except NothingSentError:
+                log.debug("a connection from %s was closed and had sent nothing", stranger.peer)
+                self._forget(stranger).close()
+                continue
             except (ValueError, OSError) as error:
                 self._refuse(stranger, f"its first frame cannot be read: {error}")
                 continue

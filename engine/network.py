@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import os
 import re
 import socket
 import ssl
@@ -52,17 +53,19 @@ class Address:
 def read_token(path: str) -> str:
     """Return the token in a file, without the white space around it. Raises `ConfigError`.
 
-    Only the file's owner may have access to it: a token admits its bearer to all prompts and answers of an engine.
+    Only this user may have access to it: a token admits its bearer to all prompts and answers of an engine. A file of
+    root may be readable for a group, as PostgreSQL's keys may: so Kubernetes gives a Secret to an ordinary user.
     """
     try:
-        mode = Path(path).stat().st_mode
+        status = Path(path).stat()
         token = Path(path).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"token_file: {error}") from None
-    if mode & OTHER_USERS:
+    is_shared_by_root = status.st_uid == 0 != os.geteuid()
+    if status.st_mode & OTHER_USERS & ~(stat.S_IRGRP if is_shared_by_root else 0):
+        mode = stat.S_IMODE(status.st_mode)
         raise ConfigError(
-            f"token_file {path} must be accessible to its owner only, but its mode is {stat.S_IMODE(mode):03o}; run "
-            f"chmod 600 {path}"
+            f"token_file {path} must be accessible to its owner only, but its mode is {mode:03o}; run chmod 600 {path}"
         )
     if not MIN_TOKEN_CHARACTERS <= len(token) <= MAX_TOKEN_CHARACTERS:
         raise ConfigError(

@@ -231,6 +231,10 @@ class EngineClient:
         """Return the number of requests of a class that no engine has, except for suspects."""
         return self._in_flight.waiting.count(service_class)
 
+    def slot_waits(self) -> Iterator[tuple[Request, float]]:
+        """Yield the requests that wait for a slot, each with the moment since which it waits."""
+        return self._in_flight.slot_waits()
+
     def watch(self, watcher: Watcher) -> None:
         """Call `watcher` with the engine's number and each snapshot from now on."""
         if not self._watchers:

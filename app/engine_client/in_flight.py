@@ -17,7 +17,7 @@ import logging
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 
 from app.engine_client.balancing import requests_to_move
@@ -74,6 +74,12 @@ class InFlight:
     def waiting(self) -> WaitingRequests:
         """Return the requests that no member has, except for suspects."""
         return self._waiting
+
+    def slot_waits(self) -> Iterator[tuple[Request, float]]:
+        """Yield the requests that wait for a slot, each with the moment since which it waits."""
+        for request_state in self._requests.values():
+            if (since := request_state.waits_for_slot_since) is not None:
+                yield request_state.request, since
 
     def is_at_work(self, member: int = 0) -> bool:
         """Return whether a member's engine may be computing any request."""

@@ -27,6 +27,8 @@ from engine.types import (
 
 log = logging.getLogger("carousel.in_flight")
 
+NOT_FOR_A_SLOT = (WaitReason.GRAMMAR, WaitReason.RESTART)  # a further engine would not shorten these waits
+
 Sink = Callable[[Event], None]
 
 LOSS_TEXTS = {MoveReason.DIED: "died", MoveReason.DRAINED: "is drained"}
@@ -46,6 +48,7 @@ class InFlightRequest:
         "_move",
         "_returned",
         "_running",
+        "_wait_cause",
         "_waiting_since",
         "deaths",
         "member",
@@ -80,6 +83,12 @@ class InFlightRequest:
         self._returned: set[int] = set()  # choices that the engine has given back since then
         self._running: set[int] = set()  # choices that have a slot, according to their last event
         self._waiting_since: float | None = None  # since when all its choices wait, according to their events
+        self._wait_cause: WaitReason | None = None  # as last reported
+
+    @property
+    def waits_for_slot_since(self) -> float | None:
+        """Return the moment since which it waits for a slot; None if it runs, or waits for something else."""
+        return None if self._wait_cause in NOT_FOR_A_SLOT else self._waiting_since
 
     @property
     def may_be_computing(self) -> bool:
@@ -145,6 +154,7 @@ class InFlightRequest:
         else:
             self._has_reported = True
             self._running.discard(choice)
+            self._wait_cause = event.cause
             if self._waiting_since is None and not self._running:
                 self._waiting_since = event.monotonic_time
         return True
@@ -195,10 +205,11 @@ class InFlightRequest:
 
     def _report_wait(self, cause: WaitReason, position: int) -> None:
         now = self._clock()
-        self._note_wait(now)
+        self._note_wait(now, cause)
         self._deliver_to_all(StatusEvent(self.request.id, 0, Phase.QUEUED, position, cause=cause, monotonic_time=now))
 
-    def _note_wait(self, now: float) -> None:
+    def _note_wait(self, now: float, cause: WaitReason) -> None:
+        self._wait_cause = cause
         if self._waiting_since is None:
             self._waiting_since = now
 
@@ -247,7 +258,7 @@ class InFlightRequest:
 
     def _report_move(self, member: int, reason: MoveReason, cause: WaitReason, *, was_computing: bool) -> None:
         now = self._clock()
-        self._note_wait(now)
+        self._note_wait(now, cause)
         self._move = EngineMoveEvent(
             self.request.id,
             0,

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from app.text.hub_name import HubName, NoSuchFile
 
-FOLDER_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt"]
+WEIGHTS = "*.safetensors"
+TEXT_FILES = ["*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt"]
 
 
 class HubError(Exception):
@@ -26,9 +27,12 @@ class _Listing:
     failure: str = ""
 
 
-def download(name: HubName, revision: str | None) -> Path:
+def download(name: HubName, revision: str | None, *, has_weights: bool = True) -> Path:
     """Return the GGUF file of `name`, of several shards the first, or the folder of a model in safetensors; fetched
-    first if necessary. revision: branch, tag or commit; None: the default branch. Raises `HubError`.
+    first if necessary. Raises `HubError`.
+
+    revision: branch, tag or commit; None: the default branch. has_weights: whether a folder's weights are fetched too.
+    A GGUF file has them beside the tokenizer.
     """
     from huggingface_hub import snapshot_download
 
@@ -39,7 +43,7 @@ def download(name: HubName, revision: str | None) -> Path:
         if listing.failure:
             raise HubError(f"the earlier download {error} (no list of the hub's files: {listing.failure})") from None
         raise HubError(f"the repository {error}") from None
-    patterns = [glob.escape(file) for file in files] or FOLDER_FILES
+    patterns = [glob.escape(file) for file in files] or [*TEXT_FILES, *([WEIGHTS] if has_weights else [])]
     try:
         folder = snapshot_download(
             name.repository, revision=revision, allow_patterns=patterns, local_files_only=bool(listing.failure)

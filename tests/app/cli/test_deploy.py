@@ -7,6 +7,7 @@ import configparser
 import json
 import re
 import shlex
+import subprocess
 import tomllib
 
 import pytest
@@ -17,7 +18,7 @@ from app.settings import Settings
 from tests.conftest import ROOT
 
 DEPLOY = ROOT / "deploy"
-INSTRUCTIONS = {"FROM", "RUN", "WORKDIR", "COPY", "ENV", "USER", "EXPOSE", "STOPSIGNAL", "ENTRYPOINT", "CMD"}
+INSTRUCTIONS = {"ARG", "FROM", "RUN", "WORKDIR", "COPY", "ENV", "USER", "EXPOSE", "STOPSIGNAL", "ENTRYPOINT", "CMD"}
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -91,10 +92,38 @@ def test_the_image_starts_the_server_for_other_containers():
     words = dict(run)
     arguments = json.loads(words["ENTRYPOINT"]) + json.loads(words["CMD"])
     assert arguments[0] == "carousel" and parse(arguments[1:]).host == "0.0.0.0"
-    assert words["USER"] == "carousel"
+    assert f"--uid {words['USER']} " in commands(run) and int(words["USER"]) > 0
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     minor = int(re.match(r"docker.io/library/python:3\.(\d+)-slim", words["FROM"])[1])  # type: ignore[index]
     assert minor >= int(re.match(r">=3\.(\d+)", project["requires-python"])[1])  # type: ignore[index]
+
+
+def test_the_image_is_built_of_the_files_that_the_package_needs():
+    """No more are sent to the builder: neither models nor the history."""
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    sent = [line[1:] for line in lines if line.startswith("!")]
+    assert lines[1] == "*" and all((ROOT / path).exists() for path in sent)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    needed = [*wheel["packages"], *wheel["force-include"], project["project"]["readme"], "pyproject.toml"]
+    needed += re.findall(r"--constraint (\S+)", commands(stages()[0]))
+    assert [path for path in needed if not any(f"{path}/".startswith(f"{each}/") for each in sent)] == []
+
+
+@pytest.mark.parametrize(("device", "has_compiler"), [("cpu", False), ("cuda", True)])
+def test_only_an_image_for_gpus_has_a_c_compiler(device: str, has_compiler: bool):
+    """Triton needs one to start kernels; further packages are installed in any image that asks for them."""
+    (script,) = (arguments for word, arguments in stages()[1] if word == "RUN" and "apt-get" in arguments)
+    script = script.replace("apt-get update", "true").replace("apt-get install", "echo")
+    script = script.replace("rm -rf /var/lib/apt/lists/*", "true")
+
+    def installed(packages: str) -> list[str]:
+        environment = {"DEVICE": device, "PACKAGES": packages}
+        output = subprocess.run(["sh", "-c", script], env=environment, capture_output=True, text=True, check=True)
+        return [word for word in output.stdout.split() if not word.startswith("--")]
+
+    assert installed("") == (["gcc", "libc6-dev"] if has_compiler else [])
+    assert installed("wget")[:1] == ["wget"]
 
 
 @pytest.mark.parametrize("word", sorted(INSTRUCTIONS))

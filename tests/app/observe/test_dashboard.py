@@ -23,6 +23,10 @@ TARGETS = [(panel["title"], target) for panel in PANELS for target in panel["tar
 NOT_SHOWN: dict[str, str] = {
     "carousel:log_lines_dropped": "it is 0 unless nothing reads standard error",
     "carousel:num_requests_unplaced": "it is 0 with one engine, unless that is lost",
+    "carousel:replicas_wanted": "it is for an autoscaler",
+    "carousel:people_demand": "it is a part of the wanted number of engines",
+    "carousel:ready_slots": "it is a part of the wanted number of engines",
+    "carousel:longest_wait_seconds": "it is a part of the wanted number of engines",
     "carousel:connections": "it is for an alert near --max-connections",
     "carousel:connections_refused": "it is for an alert, not for the picture of the load",
     "carousel:body_memory_bytes": "it is for an alert near --max-body-memory",

@@ -171,6 +171,16 @@ def test_a_checkpoint_is_fetched_without_its_gguf_files(hub: Hub):
     assert sorted(hub.sent) == ["config.json", "model.safetensors", "tokenizer.json"]
 
 
+def test_a_server_with_engines_elsewhere_fetches_no_weights(hub: Hub):
+    """Those of a folder, which only engines read; a later start that computes fetches them."""
+    hub.add("main", "config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja")
+    remote = {"engines": "10.0.0.2:9400", "token_file": "token"}
+    folder = resolve({"model": REPOSITORY, **remote}, {}, download=download_model).engine.model
+    assert sorted(hub.sent) == ["chat_template.jinja", "config.json", "tokenizer.json"]
+    assert resolve({"model": REPOSITORY}, {}, download=download_model).engine.model == folder
+    assert hub.sent[3:] == ["model.safetensors"]
+
+
 @pytest.mark.parametrize("is_offline", [False, True])
 def test_files_of_earlier_downloads_are_served_without_the_hub(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, is_offline: bool
