@@ -21,11 +21,13 @@ import tomlkit
 from app.ray_launcher.child import ChildProcess
 from app.ray_launcher.directory import API, ENGINE, NAMESPACE, REPORT_SECONDS
 from app.remote_settings import RayService
+from engine.network import Address
 
 DIRECTORY_SECONDS = 60.0  # for the directory to answer when an engine starts
 MIN_LIFE_SECONDS = 5.0  # of an actor: one whose process fails at once is not started again before
 # For a process to end its requests or pass them on, beyond its own limits of 30 s by default.
 STOP_SECONDS = 45.0
+EVERY_INTERFACE = ("0.0.0.0", "::")
 ENGINE_READY = re.compile(r"is ready on (\S+:\d+)")
 API_READY = re.compile(r"Ready: http")
 
@@ -44,11 +46,12 @@ class ProcessActor:
         self._folder = Path(tempfile.mkdtemp(prefix="carousel-ray-"))  # for its user only
         if kind == ENGINE:
             token = ray.get(self._directory.token.remote(), timeout=DIRECTORY_SECONDS)
-            values = values | {"token_file": self._write("token", token), "listen": f"{self._host}:0"}
+            values = values | {"token_file": self._write("token", token), "listen": str(Address(self._host, 0))}
         else:
             cluster = RayService(ray.get_runtime_context().gcs_address, service)
             values = values | {"engines": str(cluster)}
-        self._port = values.get("port")
+            self._host = self._host if values["host"] in EVERY_INTERFACE else values["host"]
+        self._port = values.get("port", 0)
         config = self._write("options.toml", tomlkit.dumps(values))
         program = [sys.executable, "-m", "app", *command, "--config", config]
         self._child = ChildProcess(program, self._read_line, self._on_end)
@@ -79,7 +82,7 @@ class ProcessActor:
             self._address = found[1]
             shutil.rmtree(self._folder, ignore_errors=True)  # it has read them
         elif self._kind == API and API_READY.search(line):
-            self._address = f"{self._host}:{self._port}"
+            self._address = str(Address(self._host, self._port))
 
     def _report(self) -> None:
         while not self._is_stopping:
