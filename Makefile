@@ -27,7 +27,7 @@ SANITIZE := KERNELS_CXXFLAGS="-O1 -g1 -fno-omit-frame-pointer -fsanitize=address
 # Written by npm when it has installed the packages of package-lock.json.
 JS_STAMP := node_modules/.package-lock.json
 
-.PHONY: serve model test install lint types js unit quick coverage nightly planted emulated sanitize browser docs bench soak fleet laws formats harness peers clients gpu-check gpu-figures gpu-wheels constraints clean help
+.PHONY: serve model test install lint types js unit quick coverage nightly planted emulated sanitize browser docs bench soak fleet ray laws formats harness peers clients gpu-check gpu-figures gpu-wheels constraints clean help
 
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -134,6 +134,10 @@ harness: install  ## lm-eval's log-likelihoods on this server and on transformer
 
 peers: install  ## compare with other servers on a CPU; sets them up first, outside the tree (5 GB, half an hour)
 	@$(BIN)/python -m benchmarks.peers
+
+ray: install  ## engines and API processes in a real Ray cluster on this machine, with kills; installs Ray, a minute
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,ray]'
+	@$(BIN)/python -m pytest tests/ray_cluster/service.py $(ARGS)
 
 clients: install browser  ## try clients of other projects, installed outside the tree (18 GB), and write their table; ARGS="AI LangChain" tries some
 	@$(BIN)/python -m tests.clients $(ARGS)

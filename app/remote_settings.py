@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -12,7 +13,8 @@ from engine.errors import ConfigError
 from engine.network import Address
 from engine.options import Option
 
-DNS_SCHEME = "dns://"
+DNS_SCHEME, RAY_SCHEME = "dns://", "ray://"
+DEFAULT_RAY_NAME = "carousel"
 ENGINES = "Engines on other machines"  # group of options
 
 TokenFile = Annotated[
@@ -36,7 +38,18 @@ class DnsName:
         return f"{DNS_SCHEME}{self.host}:{self.port}"
 
 
-Engines = tuple[Address, ...] | DnsName
+@dataclass(frozen=True, slots=True)
+class RayService:
+    """Ray cluster of this machine, and the name of the service there, which has a directory of its engines."""
+
+    cluster: str  # address of the cluster's control service, or auto
+    name: str
+
+    def __str__(self) -> str:
+        return f"{RAY_SCHEME}{self.cluster}/{self.name}"
+
+
+Engines = tuple[Address, ...] | DnsName | RayService
 
 
 class RemoteSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,8 +60,9 @@ class RemoteSettings(msgspec.Struct, frozen=True, kw_only=True):
         Option(
             ENGINES,
             "addresses of engines that `carousel engine` has started, HOST:PORT, separated by commas, or "
-            "dns://NAME:PORT for all addresses of a name, which may change; all have the same model and options of "
-            "computation; options of an engine are refused here",
+            "dns://NAME:PORT for all addresses of a name, which may change, or ray://auto for the engines of the Ray "
+            "cluster of this machine; all have the same model and options of computation; options of an engine are "
+            "refused here",
             "none: an engine process on this machine",
             kind=str,
         ),
@@ -77,7 +91,13 @@ def read_engines(values: Mapping[str, Any], engine_options: Sequence[str]) -> En
             raise ConfigError(f"{needless[0]} requires engines, the addresses of engines that are already running")
         return None
     engines = _parse(given)
-    if values.get("token_file") is None:
+    if isinstance(engines, RayService):
+        if needless := [key for key in ("token_file", "engines_ca") if values.get(key) is not None]:
+            raise ConfigError(
+                f"{needless[0]} cannot be combined with engines {engines}: the cluster has their token, and "
+                "connections within it are not encrypted"
+            )
+    elif values.get("token_file") is None:
         raise ConfigError("engines requires token_file, the file with the token of these engines")
     if engine_options:
         raise ConfigError(
@@ -93,7 +113,24 @@ def _parse(text: str) -> Engines:
     if text.startswith(DNS_SCHEME):
         name = Address.parse(text.removeprefix(DNS_SCHEME), f"engines after {DNS_SCHEME}")
         return DnsName(name.host, name.port)
+    if text.startswith(RAY_SCHEME):
+        return _parse_ray(text.removeprefix(RAY_SCHEME))
     addresses = tuple(Address.parse(each.strip(), "engines") for each in text.split(","))
     if len(set(addresses)) < len(addresses):
         raise ConfigError(f"engines must be different addresses, got {text!r}")
     return addresses
+
+
+def _parse_ray(text: str) -> RayService:
+    cluster, slash, name = text.partition("/")
+    option = f"engines after {RAY_SCHEME}"
+    if cluster != "auto":
+        cluster = str(Address.parse(cluster, option))
+    if slash and not is_service_name(name):
+        raise ConfigError(f"{option} must be auto or HOST:PORT, with /NAME for a service of that name, got {text!r}")
+    return RayService(cluster, name or DEFAULT_RAY_NAME)
+
+
+def is_service_name(text: str) -> bool:
+    """Return whether `text` can be the name of a service in a Ray cluster."""
+    return re.fullmatch(r"[A-Za-z\d][\w-]{0,62}", text) is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import socket
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from app.engine_client.membership import EngineSource
+from app.engine_client.ray_engines import RayEngines
 from app.engine_client.tcp_engine import EngineAccess, TcpEngine
 from app.engine_client.transport import TransportMaker
-from app.remote_settings import DnsName
+from app.remote_settings import DnsName, RayService
 from app.settings import Settings
+from engine.errors import ConfigError
 from engine.model_files.open_model import open_model
 from engine.network import Address, api_tls, read_token
 
@@ -36,6 +39,9 @@ class FixedEngines:
         """Return all engines."""
         return self._engines
 
+    def close(self) -> None:
+        """Do nothing."""
+
     def expect(self, fingerprint: str) -> None:
         """Do as `EngineSource.expect`."""
         self._access.fingerprint = fingerprint
@@ -54,7 +60,7 @@ class DnsEngines:
         self._look_up: Future[list[Any]] | None = None
 
     async def engines(self) -> Mapping[str, TransportMaker]:
-        """Return an engine for each address of the name. Raises `OSError`."""
+        """Return an engine for each IPv4 address of the name; without any, for each IPv6 address. Raises `OSError`."""
         host, port = self._name.host, self._name.port
         if self._look_up is None:
             self._look_up = self._executor.submit(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
@@ -66,11 +72,19 @@ class DnsEngines:
             self._look_up = None
             raise OSError(f"{self._name}: {error.strerror or error}") from None
         self._look_up = None
-        addresses = sorted({Address(str(resolved[0]), port) for *_, resolved in found}, key=str)
+        # Of one family: an engine with two addresses would be two members, which end each other's connections.
+        families = {family for family, *_ in found}
+        chosen = socket.AF_INET if socket.AF_INET in families else socket.AF_INET6
+        hosts = {str(resolved[0]) for family, *_, resolved in found if family == chosen}
+        addresses = sorted((Address(host, port) for host in hosts), key=str)
         return {
             f"engine {address}": partial(TcpEngine, address=address, access=self._access, server_name=host)
             for address in addresses
         }
+
+    def close(self) -> None:
+        """Begin no further look-up."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
 
     def expect(self, fingerprint: str) -> None:
         """Do as `EngineSource.expect`."""
@@ -83,10 +97,15 @@ def engine_source(settings: Settings) -> EngineSource | None:
     """
     if settings.engines is None:
         return None
-    assert settings.token_file is not None, "engines require a token"
     tls = api_tls(settings.engines_ca) if settings.engines_ca is not None else None
-    vocab_size = open_model(Path(settings.engine.model), with_vocabulary=False).config().content.get("vocab_size")
-    access = EngineAccess(read_token(settings.token_file), tls, vocab_size if isinstance(vocab_size, int) else None)
+    found = open_model(Path(settings.engine.model), with_vocabulary=False).config().content.get("vocab_size")
+    vocab_size = found if isinstance(found, int) else None
+    if isinstance(settings.engines, RayService):
+        if importlib.util.find_spec("ray") is None:
+            raise ConfigError(f"engines {settings.engines} requires the package ray: pip install 'carousel[ray]'")
+        return RayEngines(settings.engines, EngineAccess("", tls, vocab_size))
+    assert settings.token_file is not None, "engines require a token"
+    access = EngineAccess(read_token(settings.token_file), tls, vocab_size)
     if isinstance(settings.engines, DnsName):
         return DnsEngines(settings.engines, access)
     return FixedEngines(settings.engines, access)

@@ -33,6 +33,9 @@ class EngineSource(Protocol):
     def expect(self, fingerprint: str) -> None:
         """Let engines of other models refuse connections from now on; empty: any model is accepted."""
 
+    def close(self) -> None:
+        """End what finds the engines. It is not used afterwards."""
+
 
 class MembershipOwner(Protocol):
     """Owner of the members, which are named by their engines."""
@@ -65,10 +68,13 @@ class Membership:
         self._reported, self._reported_at = "", 0.0
 
     async def follow(self) -> None:
-        """Look at the engines that there are, from time to time."""
-        while True:
-            await self.look()
-            await asyncio.sleep(LOOK_SECONDS * random.uniform(0.8, 1.2))
+        """Look at the engines that there are, from time to time, until the task is cancelled."""
+        try:
+            while True:
+                await self.look()
+                await asyncio.sleep(LOOK_SECONDS * random.uniform(0.8, 1.2))
+        finally:
+            self._source.close()
 
     async def look(self) -> None:
         """Add and remove members once. Without an answer the present members stay."""

@@ -12,7 +12,7 @@ from app.__main__ import main, make_parser
 from app.engine_client.engine_sources import engine_source
 from app.engine_options import EngineSettings, resolve_engine
 from app.options import resolve
-from app.remote_settings import DnsName
+from app.remote_settings import DnsName, RayService
 from app.settings import SettingsError
 from engine.errors import ConfigError
 from engine.network import Address
@@ -87,7 +87,21 @@ def test_a_name_stands_for_several_engines(model: str, tmp_path: Path):
     token.write_text("a token of some engines")
     settings = resolve({"model": model, "engines": "dns://localhost:9400", "token_file": token}, {})
     assert settings.engines == DnsName("localhost", 9400)
-    assert set(asyncio.run(engine_source(settings).engines())) <= {"engine 127.0.0.1:9400", "engine [::1]:9400"}
+    [engine] = asyncio.run(engine_source(settings).engines())
+    assert engine in ("engine 127.0.0.1:9400", "engine [::1]:9400")
+
+
+def test_a_ray_cluster_has_engines(model: str, monkeypatch: pytest.MonkeyPatch):
+    """Of the service with a name, or of the one with the default name. The cluster has the token too."""
+    for text, service in (
+        ("ray://auto", RayService("auto", "carousel")),
+        ("ray://10.0.0.2:6379/fast", RayService("10.0.0.2:6379", "fast")),
+    ):
+        settings = resolve({"model": model, "engines": text}, {})
+        assert settings.engines == service
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="requires the package ray: pip install 'carousel\\[ray\\]'"):
+        engine_source(settings)
 
 
 @pytest.mark.parametrize(
@@ -97,6 +111,10 @@ def test_a_name_stands_for_several_engines(model: str, tmp_path: Path):
         (ENGINES | {"engines": "10.0.0.2"}, "engines must be HOST:PORT, such as .* got '10.0.0.2'"),
         (ENGINES | {"engines": "a:1,b:2,"}, "engines must be HOST:PORT, such as .* got ''"),
         (ENGINES | {"engines": "dns://name"}, "engines after dns:// must be HOST:PORT, such as .* got 'name'"),
+        (ENGINES | {"engines": "ray://auto"}, "token_file cannot be combined with engines ray://auto/carousel"),
+        ({"engines": "ray://auto", "engines_ca": "ca"}, "engines_ca cannot be combined with engines ray://"),
+        ({"engines": "ray://head"}, "engines after ray:// must be HOST:PORT, such as .* got 'head'"),
+        ({"engines": "ray://auto/a b"}, "must be auto or HOST:PORT, with /NAME .* got 'auto/a b'"),
         (ENGINES | {"engines": "a:1,a:1"}, "engines must be different addresses, got 'a:1,a:1'"),
         (ENGINES | {"dtype": "float32"}, "dtype cannot be combined with engines: it is an option of `carousel engine`"),
         (ENGINES | {"replicas": 2}, "replicas cannot be combined with engines"),

@@ -45,7 +45,8 @@ class NameService:
         self.gate.wait()
         if self.failure is not None:
             raise self.failure
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in self.addresses]
+        family = {True: socket.AF_INET6, False: socket.AF_INET}
+        return [(family[":" in host], socket.SOCK_STREAM, 6, "", (host, port)) for host in self.addresses]
 
 
 @pytest.fixture
@@ -111,6 +112,21 @@ async def test_requests_go_on_while_engines_come_and_go(names: NameService, capl
     lines = [record.getMessage() for record in caplog.records]
     assert "waiting for engines: there is no engine" in lines
     assert f"engine 127.0.0.2:{port} is new" in lines and f"engine 127.0.0.1:{port} is gone" in lines
+
+
+@pytest.mark.parametrize(
+    ("addresses", "used"),
+    [
+        (["127.0.0.1", "::1", "127.0.0.2", "::2"], ["127.0.0.1:9400", "127.0.0.2:9400"]),
+        (["::1", "::2"], ["[::1]:9400", "[::2]:9400"]),
+    ],
+)
+async def test_an_engine_with_two_addresses_is_one_member(names: NameService, addresses: list[str], used: list[str]):
+    """IPv6 addresses are used only if the name has no others."""
+    names.addresses = addresses
+    source = DnsEngines(DnsName(NAME, 9400), EngineAccess(TOKEN))
+    assert list(await source.engines()) == [f"engine {address}" for address in used]
+    source.close()
 
 
 async def test_requests_wait_while_there_is_no_engine(names: NameService):
