@@ -75,8 +75,8 @@ class _Restored:
 async def _restore(service: Service, journal: Journal, saved: Saved) -> bool:
     """Restore one answer. Returns whether it continues."""
     entry = saved.entry
-    tenant = entry.tenant(service.settings)
-    is_other_text = entry.vocabulary != service.text.digest
+    tenant = entry.note.tenant(service.settings)
+    is_other_text = entry.note.vocabulary != service.text.digest
     if tenant is None or is_other_text:  # its key was revoked, or its tokens would be another text
         journal.keep(saved)
         journal.forget(entry.request.id)
@@ -91,7 +91,7 @@ async def _restore(service: Service, journal: Journal, saved: Saved) -> bool:
 
 async def _restored(service: Service, saved: Saved, tenant: Tenant) -> _Restored:
     """Return a stored request with its generation, without records."""
-    entry, origin = saved.entry, saved.entry.origin
+    entry, note, origin = saved.entry, saved.entry.note, saved.entry.note.origin
     intake = IntakeTimeline(time.monotonic(), entry.request.client_id)
     caller = Caller(tenant.id, entry.request.service_class, intake)
     parsed = await service.prompts.parse(TEXT_REQUESTS[origin.schema], origin.body, caller)
@@ -109,11 +109,11 @@ async def _restored(service: Service, saved: Saved, tenant: Tenant) -> _Restored
         request, prompt = await _prepared(service, parsed.without_context(), saved, caller)
     if prompt.grammar is not None or prompt.reasoning_limit is not None:
         service.client.use_vocabulary(await service.grammars.vocabulary())
-    stream = StreamLog(entry.request.id, service.registry.epoch, entry.owner)
+    stream = StreamLog(entry.request.id, note.epoch, note.owner)
     stream.is_restored = True
-    stream.created = entry.created
-    stream.opened_at -= max(0.0, time.time() - entry.created)
-    queued = msgspec.structs.replace(entry.request, weight=tenant.weight, deadline=_monotonic(entry.deadline))
+    stream.created = note.created
+    stream.opened_at -= max(0.0, time.time() - note.created)
+    queued = msgspec.structs.replace(entry.request, weight=tenant.weight, deadline=_monotonic(note.deadline))
     generation = service.generation(queued, request, prompt, stream, intake)
     if origin.key:
         service.idempotent.restore(tenant.id, origin.key, origin.digest, generation)
@@ -128,7 +128,9 @@ async def _completed(
         return parsed
     # One request at a time is restored, and its memory was granted before, so it waits for no other body.
     with BodyBudget(sys.maxsize, sys.maxsize).memory(tenant.id) as memory:
-        return await complete_prompt(Arrived(parsed, len(saved.entry.origin.body), service, tenant, intake, memory))
+        return await complete_prompt(
+            Arrived(parsed, len(saved.entry.note.origin.body), service, tenant, intake, memory)
+        )
 
 
 async def _prepared(
@@ -136,7 +138,7 @@ async def _prepared(
 ) -> tuple[GenerationRequest, PreparedPrompt]:
     """Return a request and its prompt. Raises `ApiError`."""
     # The client of a stored answer was cut off by the server, so the answer goes on without a reader for some time.
-    [request] = parsed.generation_requests(saved.entry.origin.resume_seconds or MAX_RESUME_SECONDS)
+    [request] = parsed.generation_requests(saved.entry.note.origin.resume_seconds or MAX_RESUME_SECONDS)
     return request, await service.prompts.prepare(request, caller)
 
 
@@ -176,7 +178,7 @@ def _continue(service: Service, journal: Journal, restored: _Restored) -> bool:
 
 def _reason_against(service: Service, saved: Saved) -> Failure | None:
     """Return why an answer cannot be continued; None if it can."""
-    if saved.entry.fingerprint != service.info.fingerprint:
+    if saved.entry.note.fingerprint != service.info.fingerprint:
         return Failure("The server was restarted with another model before the answer was complete.", RESTARTED, None)
     if saved.starts >= MAX_STARTS:
         message = f"The server ended {saved.starts} times while it computed this answer, so it is not tried again."

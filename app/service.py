@@ -45,7 +45,7 @@ from app.observe.metrics import Metrics
 from app.options import check_keys
 from app.prompts import Prompts, constraint_param, with_names
 from app.settings import Settings, SettingsError
-from app.store.entries import Entry
+from app.store.entries import Entry, Note
 from app.streams.stream_log import StreamLog
 from app.streams.timeline import IntakeTimeline
 from app.text.text_model import TextModel
@@ -261,8 +261,8 @@ class Service:
         generation = self.generation(queued, request, prompt, log, intake)
         sink: Sink = generation.handle_event
         if self.state_file is not None and request.origin is not None:
-            entry = Entry.of(queued, request.origin, log, tenant, self.info.fingerprint, self.text.digest)
-            sink = self.state_file.journal.begin(entry, sink, is_exact=self.info.is_exact)
+            note = Note.of(queued, request.origin, log, tenant, self.info.fingerprint, self.text.digest)
+            sink = self.state_file.journal.begin(Entry.of(queued, note), sink, is_exact=self.info.is_exact)
         self.submit(generation, sink, tenant, request.observer)
         return generation
 

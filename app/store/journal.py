@@ -122,7 +122,7 @@ class Journal:
             found.append(Saved(decoded, ended, starts, _tokens(rows)))
         connection.execute("DELETE FROM tokens WHERE id NOT IN (SELECT id FROM request)")
         connection.commit()
-        return sorted(found, key=lambda saved: saved.entry.created)
+        return sorted(found, key=lambda saved: saved.entry.note.created)
 
     def begin(self, entry: Entry, sink: Sink, *, is_exact: bool) -> Sink:
         """Write a request that is about to be queued. Returns the function for its events, which passes them to `sink`.
@@ -131,7 +131,7 @@ class Journal:
         """
         if entry.has_logprobs and _writes_first(entry, is_exact=is_exact):
             return sink
-        values = entry.request.id, entry.owner, entry.created, msgspec.msgpack.encode(entry)
+        values = entry.request.id, entry.note.owner, entry.note.created, msgspec.msgpack.encode(entry)
         self.write(Write(INSERT, values))
         return self._recorder(entry, 0, sink, is_exact=is_exact)
 
