@@ -22,6 +22,7 @@ from starlette.types import Receive, Scope, Send
 from app.admission.addresses import client_network
 from app.admission.connection_limits import ConnectionLimits
 from app.admission.queues import Admission
+from app.adoption import Adopter
 from app.engine_client.client import EngineClient
 from app.errors import ApiError, KeyRefused
 from app.generation.registry import StreamRegistry
@@ -121,6 +122,7 @@ def create_app(
     logs, connections: their counters appear in /metrics. state_file: keeps answers over a restart.
     """
     service = create_service(settings, client, text, state_file)
+    service.adopt = Adopter(service).adopt
     found = _open(service)
     _collect(service, logs, connections or ConnectionLimits())
     lag = LoopLag(service.metrics.registry, settings.model_name)

@@ -25,10 +25,10 @@ async def chat_completions(request: Request) -> Response:
     """POST /v1/chat/completions: answer a conversation, streamed or whole. GET: list stored answers."""
     if request.method != "POST":
         return await _list(request)
-    return await answer(request, ChatRequest, _complete)
+    return await answer(request, ChatRequest, complete_chat)
 
 
-async def _complete(arrived: Arrived[ChatRequest]) -> ChatRequest:
+async def complete_chat(arrived: Arrived[ChatRequest]) -> ChatRequest:
     """Return a request with an observer that stores its answer, if that was asked for."""
     service, tenant, body = arrived.service, arrived.tenant, arrived.body
     if not body.store:

@@ -19,6 +19,7 @@ from app.conversations.connection_memory import ConnectionMemory
 from app.errors import ApiError
 from app.generation.generation import Generation
 from app.generation.idempotency import MAX_KEY_CHARACTERS, RETRY_SECONDS
+from app.generation.notes import alias_of
 from app.generation.prompt_batch import PromptBatch
 from app.http.disconnect import run_unless_disconnected
 from app.http.security import read_json_body
@@ -120,7 +121,7 @@ async def _start(
     grace = max(resume_seconds, RETRY_SECONDS if key else 0.0)
     requests = parsed.generation_requests(grace, header)
     digest = b"" if key is None else hashlib.sha256(request.url.path.encode() + b"\0" + body).digest()
-    if service.state_file is not None and (grace or parsed.is_stored):
+    if service.keeps_origins and (grace or parsed.is_stored):
         requests = [replace(requests[0], origin=Origin(schema.__name__, body, grace, key or "", digest))]
     generation: Generation | PromptBatch
     was_repeated = False
@@ -129,6 +130,8 @@ async def _start(
     elif key is None:
         generation = await run_unless_disconnected(request.receive, service.generate(requests[0], tenant, intake))
     else:
+        if service.adopt is not None and not service.idempotent.has(tenant.id, key):
+            await service.adopt(alias_of(tenant.id, key), tenant.owner)
         start = partial(service.generate, requests[0], tenant, intake)
         generation, was_repeated = await run_unless_disconnected(
             request.receive, service.idempotent.run(tenant, key, digest, start)

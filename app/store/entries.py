@@ -76,7 +76,7 @@ class Entry(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, request: Request, note: Note) -> Entry:
         """Return the entry of a request that an engine has, or that is about to be queued."""
-        return cls(msgspec.structs.replace(request, deadline=None), note)
+        return cls(msgspec.structs.replace(request, deadline=None, note=b"", alias=""), note)
 
     @property
     def has_logprobs(self) -> bool:

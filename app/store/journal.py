@@ -135,6 +135,13 @@ class Journal:
         self.write(Write(INSERT, values))
         return self._recorder(entry, 0, sink, is_exact=is_exact)
 
+    def adopt(self, saved: Saved, sink: Sink, *, is_exact: bool) -> Sink:
+        """Do as `begin` for a request of another process, of one choice, with its tokens so far."""
+        entry, tokens = saved.entry, array("I", saved.output(0))
+        self.begin(entry, sink, is_exact=is_exact)
+        self.write(Write(TOKENS, (entry.request.id, 0, _to_bytes(tokens), b"", None)))
+        return self._recorder(entry, len(saved.tokens), sink, is_exact=is_exact)
+
     def take_up(self, saved: Saved, sink: Sink, *, is_exact: bool) -> Sink:
         """Do as `begin` for a request that this process continues, and count the start."""
         self.write(Write(COUNT_START, (saved.entry.request.id,)))
