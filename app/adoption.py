@@ -55,6 +55,8 @@ class Adopter:
 
     async def _adopt(self, name: str, owner: str) -> None:
         client, ends_at = self._service.client, time.monotonic() + HELD_SECONDS
+        if self._service.siblings is not None:
+            ends_at = 0.0  # the sibling that has it is asked at once
         while True:
             try:
                 found = await client.adoptions.adopt(name, owner)

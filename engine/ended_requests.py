@@ -47,6 +47,12 @@ class EndedRequests:
         """Return a request by its ID or alias."""
         return self._kept.get(self._ids.get(name, name))
 
+    def lose(self, process: str) -> None:
+        """Let other processes adopt the requests of an API process that has lost its connection."""
+        for ended in self._kept.values():
+            if ended.process == process:
+                ended.is_held = False
+
     def expire(self, now: float) -> None:
         """Forget the requests whose time is over."""
         while self._kept and next(iter(self._kept.values())).expires_at <= now:

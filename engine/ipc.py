@@ -154,10 +154,10 @@ class Adopted(msgspec.Struct, frozen=True, tag="adopted"):
 
 
 class NotFound(msgspec.Struct, frozen=True, tag="not_found"):
-    """There is no such request that can be adopted. is_in_flight: it is computed for another connection."""
+    """There is no such request that can be adopted. is_held: another API process has it, and is connected."""
 
     name: str
-    is_in_flight: bool = False
+    is_held: bool = False
 
 
 class StepResult(msgspec.Struct, frozen=True, tag="step"):

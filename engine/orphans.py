@@ -27,6 +27,7 @@ class Orphan:
         self.request = request
         self.process = process
         self.expires_at = expires_at
+        self.is_held = False  # the process is connected, and has the events of the request, which has ended
         self.events: list[Event] = []
         self._output = output
 

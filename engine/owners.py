@@ -103,11 +103,9 @@ class Owners:
         """Give an orphan to a connection, with its output so far, or the output of a request that has ended."""
         self.route(self._intake.take_events())
         request_id = self._ids.get(name, name)
-        orphan = self._adoptable(request_id, name, connection.process)
+        orphan = self._adoptable(request_id, name)
         if orphan is None or orphan.request.cache_salt != cache_salt:
-            is_in_flight = request_id in self._intake and request_id not in self._orphans
-            is_own = is_in_flight and self._intake.request(request_id).cache_salt == cache_salt
-            connection.send(NotFound(name, is_own))
+            connection.send(NotFound(name, self._holder_salt(request_id, name, connection.process) == cache_salt))
             return
         events = orphan.events_after(orphan.output, self._clock())
         assert events is not None, "an orphan continues its own output"
@@ -121,14 +119,19 @@ class Owners:
         """Let no process adopt a request that has ended."""
         self._ended.forget(request_id)
 
-    def _adoptable(self, request_id: str, name: str, process: str) -> Orphan | None:
-        """Return an orphan or ended request if an API process can make its stream. An ended one of its own is one that
-        it has forgotten.
-        """
+    def _adoptable(self, request_id: str, name: str) -> Orphan | None:
+        """Return an orphan, or an ended request of a lost connection, if an API process can make its stream."""
         if (orphan := self._orphans.get(request_id)) is not None:
             return orphan if orphan.is_adoptable else None
         ended = self._ended.find(name)
-        return None if ended is None or ended.process == process else ended
+        return None if ended is None or ended.is_held else ended
+
+    def _holder_salt(self, request_id: str, name: str, process: str) -> str | None:
+        """Return the cache salt of a request that another, connected process has; None if there is none."""
+        if request_id in self._intake and request_id not in self._orphans:
+            return self._intake.request(request_id).cache_salt
+        ended = self._ended.find(name)
+        return ended.request.cache_salt if ended is not None and ended.is_held and ended.process != process else None
 
     def lose(self, connection: Connection) -> None:
         """Make orphans of the requests of a lost connection."""
@@ -138,6 +141,7 @@ class Owners:
             orphan = Orphan(request, output, connection.process, self._clock() + self._grace_seconds)
             self._orphans[request_id], self._owners[request_id] = orphan, orphan.events
             self._noted.pop(request_id, None)
+        self._ended.lose(connection.process)
         for request_id in list(islice(self._orphans, max(0, len(self._orphans) - MAX_ORPHANS))):
             self._end_orphan(request_id)
         if connection.process:
@@ -204,4 +208,5 @@ class Owners:
         output = {0: tuple(tokens[:-1] if isinstance(end, TokenEvent) else tokens)}
         ended = Orphan(choice.request, output, process, self._clock() + self._grace_seconds)
         ended.events.append(end)
+        ended.is_held = True
         self._ended.add(ended)

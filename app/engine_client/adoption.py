@@ -102,7 +102,7 @@ class Adoptions:
         question = self._questions.get(message.name)
         if isinstance(message, NotFound):
             if question is not None:
-                question.is_held = question.is_held or message.is_in_flight
+                question.is_held = question.is_held or message.is_held
                 question.members.discard(index)
                 question.settle()
         elif question is None or question.answer.done():

@@ -144,7 +144,7 @@ def test_another_api_process_adopts_an_orphan(worker: TurnedWorker):
     first, adopter = worker.connect("a"), worker.connect("b")
     first.submit(request("r", 50, service_class=ServiceClass.BATCH, note=b"n", cache_salt="anna"))
     worker.turn_until(lambda: len(first.tokens("r")) >= 10)
-    assert not_found(worker, adopter, "r", "anna").is_in_flight, "a request with a connection cannot be taken"
+    assert not_found(worker, adopter, "r", "anna").is_held, "a request with a connection cannot be taken"
     lose(worker, first)
     adopted = adopt(worker, adopter, "r", "anna")
     worker.turn_until(lambda: adopter.end("r"))
@@ -157,11 +157,13 @@ def test_a_request_is_adopted_by_its_alias(worker: TurnedWorker):
     first, adopter = worker.connect("a"), worker.connect("b")
     first.submit(request("s", 50, note=b"n"), request("r", 50, note=b"n", alias="key"))
     worker.turn(3)
-    assert not_found(worker, adopter, "key").is_in_flight
+    assert not_found(worker, adopter, "key").is_held
     lose(worker, first)
     adopted = adopt(worker, adopter, "key")
     assert (adopted.name, adopted.request.id) == ("key", "r")
     worker.turn_until(lambda: adopter.end("r"))
+    lose(worker, adopter)
+    worker.turn()
     assert adopt(worker, worker.connect("c"), "key").request.id == "r"
 
 
@@ -189,7 +191,7 @@ def test_one_of_two_api_processes_adopts_an_orphan(worker: TurnedWorker):
     worker.turn(3)
     answers = [message for end in (one, two) for message in end.read() if isinstance(message, Adopted | NotFound)]
     assert sorted(type(answer).__name__ for answer in answers) == ["Adopted", "NotFound"]
-    assert all(answer.is_in_flight for answer in answers if isinstance(answer, NotFound))
+    assert all(answer.is_held for answer in answers if isinstance(answer, NotFound))
 
 
 @pytest.mark.parametrize("ends_first", [False, True])
@@ -208,17 +210,20 @@ def test_the_end_of_a_request_can_be_adopted_within_the_grace(worker: TurnedWork
         assert [*adopted.output, *end.tokens("r")] == text_alone([1, 2], 0, 12)
         assert end.end("r") == TokenEvent("r", 0, text_alone([1, 2], 0, 12)[-1], FinishReason.LENGTH)
     worker.now += GRACE
-    assert not not_found(worker, one, "r").is_in_flight
+    assert not not_found(worker, one, "r").is_held
 
 
 def test_an_ended_request_that_was_deleted_is_not_adopted(worker: TurnedWorker):
-    """Its owner has deleted it. Nor is it by the process that had it, which knows its own streams."""
+    """Nor is one by the process that had it, which knows its own streams, or by others while that one is connected."""
     first, adopter = worker.connect("a"), worker.connect("b")
     first.submit(request("r", 4, note=b"n"), request("s", 4, note=b"n"))
     worker.turn_until(lambda: first.end("r") and first.end("s"))
     assert not_found(worker, first, "s") == NotFound("s")
+    assert not_found(worker, adopter, "s") == NotFound("s", is_held=True)
     first.send(Forget("r"))
     assert not_found(worker, adopter, "r") == NotFound("r")
+    lose(worker, first)
+    worker.turn()
     assert adopt(worker, adopter, "s").request.id == "s"
 
 
