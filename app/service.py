@@ -40,6 +40,7 @@ from app.generation.prepared import PreparedPrompt
 from app.generation.prompt_batch import PromptBatch
 from app.generation.registry import StreamRegistry
 from app.generation.request import AnswerHead, GenerationRequest, Observer
+from app.http.siblings import Siblings
 from app.observe.energy import Energy
 from app.observe.live_feed import LiveFeed
 from app.observe.metrics import Metrics
@@ -80,6 +81,7 @@ class Service:
     before_accepting: Callable[[], Awaitable[None]] | None = None  # called once the engine starts
     # called with ID or alias of a request that is not known here, and its owner: `app.adoption`
     adopt: Callable[[str, str], Awaitable[None]] | None = None
+    siblings: Siblings | None = None  # API processes that share the port
     prompts: Prompts = field(init=False)
     grammars: GrammarChecker = field(init=False)
     idempotent: IdempotentRequests = field(init=False)

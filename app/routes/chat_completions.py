@@ -53,6 +53,12 @@ async def complete_chat(arrived: Arrived[ChatRequest]) -> ChatRequest:
 async def _list(request: Request) -> Response:
     """Return the stored chat completions of the key."""
     tenant, service = authenticate_request(request), get_service(request)
+    if service.siblings is not None:
+        message = (
+            "stored chat completions cannot be listed with --api-processes above 1, as each process has its own; read "
+            "one by its id"
+        )
+        raise ApiError(501, message, code="unsupported_operation")
     await service.request_pace.wait_turn(tenant.id)
     if not service.settings.requires_keys:
         message = (
