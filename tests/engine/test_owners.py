@@ -162,9 +162,10 @@ def test_a_request_is_adopted_by_its_alias(worker: TurnedWorker):
     adopted = adopt(worker, adopter, "key")
     assert (adopted.name, adopted.request.id) == ("key", "r")
     worker.turn_until(lambda: adopter.end("r"))
+    last = worker.connect("c")
     lose(worker, adopter)
     worker.turn()
-    assert adopt(worker, worker.connect("c"), "key").request.id == "r"
+    assert adopt(worker, last, "key").request.id == "r"
 
 
 @pytest.mark.parametrize("has_lost", [False, True])
