@@ -101,12 +101,16 @@ def make_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
 
 def _serve(settings: Settings, flags: dict[str, Any]) -> int:
     from app.cli.serve import run  # imported after the options are checked, because it imports the whole server
+    from app.cli.supervisor import supervise
     from app.cli.thread_limits import check_threads
 
     check_threads()
     logs = start_logging(settings.log_level, settings.log_format)
     try:
-        status = run(settings, logs, lambda: reread_tenants(flags))
+        if settings.api_processes > 1:
+            status = supervise(settings, flags, logs)
+        else:
+            status = run(settings, logs, lambda: reread_tenants(flags))
     finally:
         logs.writer.close(LAST_LINES_SECONDS)
     if status < 0:  # re-raised so that a supervisor sees which signal ended the process

@@ -23,7 +23,7 @@ from app.admission.body_budget import MEMORY_PER_BYTE
 from app.admission.keys_file import KeysFileError, read_keys_file
 from app.admission.tenant_tables import TenantError, read_tables, tenants_of
 from app.admission.tenants import KEY_CHARACTERS, Tenant, is_valid_key, key_digest, tenant_of_key
-from app.remote_settings import ENGINES, read_engines
+from app.remote_settings import ENGINES, check_api_processes, read_engines
 from app.settings import Settings, SettingsError
 from app.text.generation_config import AUTO_CONFIG, NO_CONFIG, config_file
 from app.text.model_folder import FoundModel, ModelNotFound, find_default, find_model
@@ -89,6 +89,7 @@ def resolve(
     values["engines"] = read_engines(values, given_engine)
     if values["engines"] and download is not None:
         download = partial(download, has_weights=False)
+    check_api_processes(values)
     found, engine = take_engine(options, values, download)
     name = values.pop("served_model_name", None) or found.name
     values["root_path"] = _root_path(values.get("root_path", ""))

@@ -1,44 +1,35 @@
-"""Recovery: continues the answers of an earlier process from the journal.
+"""Recovery: continues the answers of an earlier process from the journal (`app.restoring`).
 
-The body of a request is read again, with the stored items that it continues, which gives its encoder and its parsers;
-the stored tokens give the records that were sent. An unfinished answer goes to the engine with its output so far, as
-after the death of an engine, and is stored at its end like any other.
+An unfinished answer goes to the engine with its output so far, as after the death of an engine, and is stored at its
+end like any other.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
+from typing import cast
 
 import msgspec
 
-from app.admission.body_budget import BodyBudget
 from app.admission.tenants import Tenant
-from app.admission.thread_queue import Caller
-from app.errors import ApiError
 from app.generation.generation import Generation
-from app.generation.prepared import PreparedPrompt
-from app.generation.request import GenerationRequest, Observer
+from app.generation.request import Observer
 from app.protocols.common import TextRequest
 from app.protocols.responses import ResponsesRequest
-from app.protocols.text_requests import TEXT_REQUESTS
+from app.restoring import replay, restore
 from app.routes.stored_context import complete_prompt
 from app.routes.stored_restore import restored_observer
 from app.routes.text import Arrived
-from app.service import MAX_RESUME_SECONDS, Service
+from app.service import Service
 from app.store.entries import Saved
 from app.store.journal import MAX_STARTS, Journal
-from app.streams.stream_log import Failure, StreamLog
-from app.streams.timeline import IntakeTimeline
+from app.streams.stream_log import Failure
 
 log = logging.getLogger("carousel.recovery")
 
-TOKENS_PER_TURN = 256  # replayed tokens, which take about 10 ms
 RESTARTED = "server_restarted"
 
 
@@ -62,7 +53,7 @@ async def recover(service: Service, journal: Journal, found: Sequence[Saved]) ->
 
 
 @dataclass(frozen=True, slots=True)
-class _Restored:
+class _Recovered:
     """Answer of an earlier process. observer: stores its end, if that is to be stored. failure: why it cannot go on."""
 
     saved: Saved
@@ -75,77 +66,38 @@ class _Restored:
 async def _restore(service: Service, journal: Journal, saved: Saved) -> bool:
     """Restore one answer. Returns whether it continues."""
     entry = saved.entry
-    tenant = entry.tenant(service.settings)
-    is_other_text = entry.vocabulary != service.text.digest
+    tenant = entry.note.tenant(service.settings)
+    is_other_text = entry.note.vocabulary != service.text.digest
     if tenant is None or is_other_text:  # its key was revoked, or its tokens would be another text
         journal.keep(saved)
         journal.forget(entry.request.id)
         return False
-    restored = await _restored(service, saved, tenant)
-    await _replay(restored.generation, saved)
-    if not (_is_whole(saved, restored.generation) or restored.generation.log.is_closed):
-        return _continue(service, journal, restored)
-    _finish(service, journal, restored)
+    recovered = await _recovered(service, saved, tenant)
+    await replay(recovered.generation, saved)
+    if not (_is_whole(saved, recovered.generation) or recovered.generation.log.is_closed):
+        return _continue(service, journal, recovered)
+    _finish(service, journal, recovered)
     return False
 
 
-async def _restored(service: Service, saved: Saved, tenant: Tenant) -> _Restored:
+async def _recovered(service: Service, saved: Saved, tenant: Tenant) -> _Recovered:
     """Return a stored request with its generation, without records."""
-    entry, origin = saved.entry, saved.entry.origin
-    intake = IntakeTimeline(time.monotonic(), entry.request.client_id)
-    caller = Caller(tenant.id, entry.request.service_class, intake)
-    parsed = await service.prompts.parse(TEXT_REQUESTS[origin.schema], origin.body, caller)
-    observer = await restored_observer(service, parsed, entry.request.id, tenant.owner)
+    restored = await restore(service, saved, tenant, _complete)
+    observer = await restored_observer(service, restored.parsed, saved.entry.request.id, tenant.owner)
     failure = None
-    try:
-        request, prompt = await _prepared(
-            service, await _completed(service, parsed, saved, tenant, intake), saved, caller
+    if restored.missing is not None:
+        text = (
+            f"The restarted server cannot continue the answer, as its context is no longer stored: {restored.missing}"
         )
-    except ApiError as error:
-        if not isinstance(parsed, ResponsesRequest):
-            raise
-        text = f"The restarted server cannot continue the answer, as its context is no longer stored: {error}"
         failure = Failure(text, RESTARTED, None)
-        request, prompt = await _prepared(service, parsed.without_context(), saved, caller)
-    if prompt.grammar is not None or prompt.reasoning_limit is not None:
-        service.client.use_vocabulary(await service.grammars.vocabulary())
-    stream = StreamLog(entry.request.id, service.registry.epoch, entry.owner)
-    stream.is_restored = True
-    stream.created = entry.created
-    stream.opened_at -= max(0.0, time.time() - entry.created)
-    queued = msgspec.structs.replace(entry.request, weight=tenant.weight, deadline=_monotonic(entry.deadline))
-    generation = service.generation(queued, request, prompt, stream, intake)
-    if origin.key:
-        service.idempotent.restore(tenant.id, origin.key, origin.digest, generation)
-    return _Restored(saved, tenant, generation, observer, failure)
+    return _Recovered(saved, tenant, restored.generation, observer, failure)
 
 
-async def _completed(
-    service: Service, parsed: TextRequest, saved: Saved, tenant: Tenant, intake: IntakeTimeline
-) -> TextRequest:
+async def _complete(arrived: Arrived[TextRequest]) -> TextRequest:
     """Return a request with its stored items. Raises `ApiError` if they are gone."""
-    if not isinstance(parsed, ResponsesRequest):
-        return parsed
-    # One request at a time is restored, and its memory was granted before, so it waits for no other body.
-    with BodyBudget(sys.maxsize, sys.maxsize).memory(tenant.id) as memory:
-        return await complete_prompt(Arrived(parsed, len(saved.entry.origin.body), service, tenant, intake, memory))
-
-
-async def _prepared(
-    service: Service, parsed: TextRequest, saved: Saved, caller: Caller
-) -> tuple[GenerationRequest, PreparedPrompt]:
-    """Return a request and its prompt. Raises `ApiError`."""
-    # The client of a stored answer was cut off by the server, so the answer goes on without a reader for some time.
-    [request] = parsed.generation_requests(saved.entry.origin.resume_seconds or MAX_RESUME_SECONDS)
-    return request, await service.prompts.prepare(request, caller)
-
-
-async def _replay(generation: Generation, saved: Saved) -> None:
-    """Replay the stored tokens, and let other tasks run between some of them."""
-    events = saved.events()
-    while batch := list(islice(events, TOKENS_PER_TURN)):
-        generation.replay(batch)
-        await asyncio.sleep(0)
+    if not isinstance(arrived.body, ResponsesRequest):
+        return arrived.body
+    return await complete_prompt(cast(Arrived[ResponsesRequest], arrived))
 
 
 def _is_whole(saved: Saved, generation: Generation) -> bool:
@@ -156,27 +108,28 @@ def _is_whole(saved: Saved, generation: Generation) -> bool:
     return usage is None or usage.completion_tokens == generation.completion_tokens
 
 
-def _continue(service: Service, journal: Journal, restored: _Restored) -> bool:
+def _continue(service: Service, journal: Journal, recovered: _Recovered) -> bool:
     """Send an unfinished answer to the engine. Returns whether it was sent."""
-    saved, generation = restored.saved, restored.generation
-    failure = restored.failure or _reason_against(service, saved)
+    saved, generation = recovered.saved, recovered.generation
+    failure = recovered.failure or _reason_against(service, saved)
     if failure is not None:
         generation.end_as(failure)
-        _finish(service, journal, restored)
+        _finish(service, journal, recovered)
         journal.end(generation.log)
         return False
     output = {choice: saved.output(choice) for choice in generation.unfinished}
     has_output = len(output) < generation.num_choices or any(output.values())
-    generation.request = msgspec.structs.replace(generation.request, output_so_far=output if has_output else {})
+    request = msgspec.structs.replace(generation.request, output_so_far=output if has_output else {})
+    generation.request = service.noted(request, saved.entry.note)
     sink = journal.take_up(saved, generation.handle_event, is_exact=service.info.is_exact)
-    service.submit(generation, sink, restored.tenant, restored.observer)
+    service.submit(generation, sink, recovered.tenant, recovered.observer)
     generation.on_reader_left()  # starts the time for which it continues without a reader
     return True
 
 
 def _reason_against(service: Service, saved: Saved) -> Failure | None:
     """Return why an answer cannot be continued; None if it can."""
-    if saved.entry.fingerprint != service.info.fingerprint:
+    if saved.entry.note.fingerprint != service.info.fingerprint:
         return Failure("The server was restarted with another model before the answer was complete.", RESTARTED, None)
     if saved.starts >= MAX_STARTS:
         message = f"The server ended {saved.starts} times while it computed this answer, so it is not tried again."
@@ -188,9 +141,9 @@ def _reason_against(service: Service, saved: Saved) -> Failure | None:
     return None
 
 
-def _finish(service: Service, journal: Journal, restored: _Restored) -> None:
+def _finish(service: Service, journal: Journal, recovered: _Recovered) -> None:
     """Register an answer that has ended, for as long as it can be read, and store its end if that was not done."""
-    saved, generation = restored.saved, restored.generation
+    saved, generation = recovered.saved, recovered.generation
     ended = saved.end
     if ended is not None and (record := ended.usage or ended.failure) is not None:
         generation.end_as(record)
@@ -199,10 +152,5 @@ def _finish(service: Service, journal: Journal, restored: _Restored) -> None:
     journal.keep(saved)
     service.registry.add(generation)
     service.registry.finish(generation)
-    if restored.observer is not None:
-        restored.observer.ended(generation)
-
-
-def _monotonic(moment: float | None) -> float | None:
-    """Return a time of the wall clock on the monotonic clock."""
-    return None if moment is None else time.monotonic() + moment - time.time()
+    if recovered.observer is not None:
+        recovered.observer.ended(generation)

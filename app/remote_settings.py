@@ -11,10 +11,11 @@ import msgspec
 
 from engine.errors import ConfigError
 from engine.network import Address
-from engine.options import Option
+from engine.options import Option, between
 
 DNS_SCHEME, RAY_SCHEME = "dns://", "ray://"
 DEFAULT_RAY_NAME = "carousel"
+MAX_API_PROCESSES = 64
 ENGINES = "Engines on other machines"  # group of options
 
 TokenFile = Annotated[
@@ -53,8 +54,17 @@ Engines = tuple[Address, ...] | DnsName | RayService
 
 
 class RemoteSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Engines that this server uses in place of one that it starts."""
+    """Engines that this server uses in place of one that it starts, and the processes that use them."""
 
+    api_processes: Annotated[
+        int,
+        Option(
+            "Network",
+            "processes on this machine that serve the port together and share the engines, where one is busy with "
+            "connections and texts; above 1 nothing is kept over a restart, as with --store none",
+            bounds=(between(1, MAX_API_PROCESSES),),
+        ),
+    ] = 1
     engines: Annotated[
         Engines | None,
         Option(
@@ -134,3 +144,15 @@ def _parse_ray(text: str) -> RayService:
 def is_service_name(text: str) -> bool:
     """Return whether `text` can be the name of a service in a Ray cluster."""
     return re.fullmatch(r"[A-Za-z\d][\w-]{0,62}", text) is not None
+
+
+def check_api_processes(values: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for options that several API processes cannot honour together. values: of given options."""
+    count = values.get("api_processes") or 1
+    if count > 1 and values.get("store") not in (None, "none"):
+        raise ConfigError(
+            f"store cannot be combined with api_processes ({count}): a store belongs to one API process; leave it out, "
+            "or serve with one process"
+        )
+    if count > 1 and values.get("reuse_port"):
+        raise ConfigError(f"reuse_port cannot be combined with api_processes ({count}), which share one socket")

@@ -22,12 +22,14 @@ from starlette.types import Receive, Scope, Send
 from app.admission.addresses import client_network
 from app.admission.connection_limits import ConnectionLimits
 from app.admission.queues import Admission
+from app.adoption import Adopter
 from app.engine_client.client import EngineClient
 from app.errors import ApiError, KeyRefused
 from app.generation.registry import StreamRegistry
 from app.http.assets import Assets
 from app.http.root_path import RootPathMiddleware
 from app.http.security import HostMiddleware, cross_origin, machine_names
+from app.http.siblings import SiblingMiddleware, Siblings
 from app.observe.collectors import (
     AdmissionCollector,
     BodyCollector,
@@ -115,13 +117,16 @@ def create_app(
     logs: LogWriter | None = None,
     connections: ConnectionLimits | None = None,
     state_file: StateFile | None = None,
+    siblings: Siblings | None = None,
 ) -> Starlette:
     """Return the ASGI application. It starts and stops `client` with the server. Raises `SettingsError` if a file that
     it writes to cannot be written.
 
-    logs, connections: their counters appear in /metrics. state_file: keeps answers over a restart.
+    logs, connections: their counters appear in /metrics. state_file: keeps answers over a restart. siblings: API
+    processes that share the port.
     """
     service = create_service(settings, client, text, state_file)
+    service.adopt, service.siblings = Adopter(service).adopt, siblings
     found = _open(service)
     _collect(service, logs, connections or ConnectionLimits())
     lag = LoopLag(service.metrics.registry, settings.model_name)
@@ -190,6 +195,7 @@ def create_app(
             Middleware(HostMiddleware, settings=settings, own_names=machine_names(settings.host)),
             *cross_origin(settings),
             *([Middleware(RootPathMiddleware, root_path=settings.root_path)] if settings.root_path else []),
+            *([Middleware(SiblingMiddleware, siblings=siblings)] if siblings is not None else []),
         ],
         exception_handlers={
             ApiError: _api_error,

@@ -5,7 +5,6 @@ generations.
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,19 +32,22 @@ from app.engine_client.grammar_checker import GrammarChecker
 from app.engine_client.in_flight_request import Sink
 from app.engine_client.member import EngineState
 from app.errors import ApiError
+from app.generation.assembly import assemble
 from app.generation.generation import Generation
 from app.generation.idempotency import IdempotentRequests
+from app.generation.notes import noted
 from app.generation.prepared import PreparedPrompt
 from app.generation.prompt_batch import PromptBatch
 from app.generation.registry import StreamRegistry
 from app.generation.request import AnswerHead, GenerationRequest, Observer
+from app.http.siblings import Siblings
 from app.observe.energy import Energy
 from app.observe.live_feed import LiveFeed
 from app.observe.metrics import Metrics
 from app.options import check_keys
 from app.prompts import Prompts, constraint_param, with_names
 from app.settings import Settings, SettingsError
-from app.store.entries import Entry
+from app.store.entries import Entry, Note
 from app.streams.stream_log import StreamLog
 from app.streams.timeline import IntakeTimeline
 from app.text.text_model import TextModel
@@ -57,7 +59,6 @@ if TYPE_CHECKING:
     from app.store.state_file import StateFile
 
 ENGINE_UNAVAILABLE = "the engine is not available; see the server log"
-MAX_RESUME_SECONDS = 600.0  # maximum seconds for which an answer continues without a reader
 
 
 @dataclass
@@ -78,6 +79,9 @@ class Service:
     hands_over: bool = False  # new connections go to another server, and requests on old ones are served
     has_successor: Callable[[], bool] = lambda: False
     before_accepting: Callable[[], Awaitable[None]] | None = None  # called once the engine starts
+    # called with ID or alias of a request that is not known here, and its owner: `app.adoption`
+    adopt: Callable[[str, str], Awaitable[None]] | None = None
+    siblings: Siblings | None = None  # API processes that share the port
     prompts: Prompts = field(init=False)
     grammars: GrammarChecker = field(init=False)
     idempotent: IdempotentRequests = field(init=False)
@@ -141,12 +145,8 @@ class Service:
             raise ApiError(503, "the server is stopping", code="server_shutdown", headers={"Retry-After": "5"})
         if not tenant.may(requested):
             tiers = ", ".join(tenant.tiers)
-            raise ApiError(
-                403,
-                f"this key may only use the service tiers {tiers}",
-                param="service_tier",
-                code="tier_not_allowed",
-            )
+            message = f"this key may only use the service tiers {tiers}"
+            raise ApiError(403, message, param="service_tier", code="tier_not_allowed")
         self.limits.check(tenant, choices)
         free = max(0, self._slots - self._running)
         self.admission.check(tenant, requested, tokens, self.prompts.tokenize_queue.pending, free, requests)
@@ -258,13 +258,25 @@ class Service:
         except EngineUnavailable:
             raise ApiError(503, ENGINE_UNAVAILABLE, code="engine_unavailable", headers={"Retry-After": "2"}) from None
         log = StreamLog(queued.id, self.registry.epoch, tenant.owner)
+        note = None
+        if request.origin is not None:
+            note = Note.of(queued, request.origin, log, tenant, self.info.fingerprint, self.text.digest)
+            queued = self.noted(queued, note)
         generation = self.generation(queued, request, prompt, log, intake)
         sink: Sink = generation.handle_event
-        if self.state_file is not None and request.origin is not None:
-            entry = Entry.of(queued, request.origin, log, tenant, self.info.fingerprint, self.text.digest)
-            sink = self.state_file.journal.begin(entry, sink, is_exact=self.info.is_exact)
+        if self.state_file is not None and note is not None:
+            sink = self.state_file.journal.begin(Entry.of(queued, note), sink, is_exact=self.info.is_exact)
         self.submit(generation, sink, tenant, request.observer)
         return generation
+
+    @property
+    def keeps_origins(self) -> bool:
+        """Return whether an answer can go on after the end of this process, with the request of its client."""
+        return self.state_file is not None or self.client.adoptions.is_possible
+
+    def noted(self, queued: Request, note: Note) -> Request:
+        """Return a request with its note if another process can adopt it."""
+        return noted(queued, note, self.metrics.count_without_note) if self.client.adoptions.is_possible else queued
 
     def generation(
         self,
@@ -275,28 +287,19 @@ class Service:
         intake: IntakeTimeline,
     ) -> Generation:
         """Return the generation of a request for the engine, which `submit` sends."""
-        tier, limit = TIER_OF_CLASS[queued.service_class], queued.sampling.max_tokens
-        fingerprint = self.info.fingerprint
-        head = AnswerHead(self.settings.model_name, tier, self.text, len(queued.prompt), limit, fingerprint)
-        return Generation(
-            queued,
-            self.text,
-            prompt.output_options(request, self.text),
-            log,
-            request.encoder(head) if request.encoder is not None else None,
-            self.client,
-            intake,
-            parser=prompt.parser,
-            continues_prompt=request.continues_prompt,
-            grace=min(request.resume_seconds, MAX_RESUME_SECONDS) if request.needs_reader else math.inf,
-        )
+        model = self.settings.model_name, self.info.fingerprint
+        return assemble(queued, request, prompt, log, intake, self.client, self.text, model)
 
     def submit(self, generation: Generation, sink: Sink, tenant: Tenant, observer: Observer | None = None) -> None:
-        """Send a request to the engine, and register its stream. sink: is called with its events."""
+        """Register the stream of a request, and send it to the engine. sink: is called with its events."""
+        self.register(generation, tenant, observer)
+        self.client.submit(generation.request, sink)
+
+    def register(self, generation: Generation, tenant: Tenant, observer: Observer | None) -> None:
+        """Register the stream of a request that an engine has, or is about to get."""
         request = generation.request
         token_batch = self.metrics.token_batch(request.service_class, tenant.name)
         generation.connect(self._started, partial(self._ended, observer), token_batch.add_token)
-        self.client.submit(request, sink)
         self.admission.add_waiting(request.tenant, request.service_class, len(request.prompt))
         self.limits.enter(tenant, request.n, len(request.prompt))
         self.registry.add(generation)

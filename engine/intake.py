@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from engine.engine import Engine
 from engine.errors import RequestRefused
 from engine.request_logging import log_request
+from engine.scheduling.sequence import Sequence
 from engine.types import EndEvent, Event, FinishReason, Phase, Request, StatusEvent, WaitReason
 
 log = logging.getLogger("carousel.engine")
@@ -55,6 +56,17 @@ class Intake:
         output = {sequence.choice: tuple(sequence.tokens[sequence.prompt_len :]) for sequence in sequences}
         return sequences[0].request, output
 
+    def request(self, request_id: str) -> Request:
+        """Return a request that has not ended."""
+        if request_id in self._compiling:
+            return self._compiling[request_id][0]
+        return self._engine.scheduler.requests[request_id][0].request
+
+    def sequence(self, request_id: str) -> Sequence | None:
+        """Return the first choice of a request that has reached the engine; it stays readable after its end."""
+        sequences = self._engine.scheduler.requests.get(request_id)
+        return None if sequences is None else sequences[0]
+
     def submit(self, request: Request) -> None:
         """Submit a request, or compile its grammar first. A refusal is an event."""
         try:
@@ -69,12 +81,13 @@ class Intake:
             self._compiling[request.id] = request, compilation
             self._events += _compiling_status(request)
 
-    def submit_compiled(self) -> None:
-        """Submit the requests whose grammars have been compiled, or refused."""
+    def submit_compiled(self) -> list[Request]:
+        """Submit the requests whose grammars have been compiled, or refused. Returns them."""
         done = [request for request, compilation in self._compiling.values() if compilation.done()]
         for request in done:
             del self._compiling[request.id]
             self.submit(request)
+        return done
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
         """End a request or one of its choices."""

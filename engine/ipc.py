@@ -16,7 +16,7 @@ from engine.config import EngineConfig
 from engine.prefixes import PrefixChanges
 from engine.types import EngineLoad, Event, ModelInfo, Request, Snapshot, Vocabulary
 
-PROTOCOL_VERSION = 1  # of the messages over TCP; both ends have the same
+PROTOCOL_VERSION = 2  # of the messages over TCP; both ends have the same
 MAX_FRAME_BYTES = 256 << 20  # a million-token prompt is about 5 MB
 MAX_HELLO_BYTES = 4 << 10  # of the first frame over TCP, from an unknown sender
 
@@ -90,7 +90,19 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class Adopt(msgspec.Struct, frozen=True, tag="adopt"):
-    """Take over a request that has lost its connection. The answer is `Adopted` or `NotFound`."""
+    """Take over a request that has lost its connection, or ended a short while ago. The answer is `Adopted` or
+    `NotFound`.
+
+    name: ID or alias of the request. cache_salt: of the request; one with another salt is not found, so that nothing is
+    learnt about the requests of other owners.
+    """
+
+    name: str
+    cache_salt: str
+
+
+class Forget(msgspec.Struct, frozen=True, tag="forget"):
+    """Let no process adopt a request that has ended: its owner has deleted it."""
 
     request_id: str
 
@@ -131,19 +143,21 @@ class Draining(msgspec.Struct, frozen=True, tag="draining"):
 
 
 class Adopted(msgspec.Struct, frozen=True, tag="adopted"):
-    """A request that belongs to this connection from now on. Its moments are on the engine's clock.
+    """A request that belongs to this connection from now on, or has ended. Its moments are on the engine's clock.
 
-    output: tokens of each choice before the events that follow.
+    name: by which it was requested. output: tokens before the events that follow.
     """
 
+    name: str
     request: EngineRequest
-    output: dict[int, tuple[int, ...]]
+    output: tuple[int, ...]
 
 
 class NotFound(msgspec.Struct, frozen=True, tag="not_found"):
-    """There is no such request without a connection, or it needs log-probabilities, which were not kept."""
+    """There is no such request that can be adopted. is_held: another API process has it, and is connected."""
 
-    request_id: str
+    name: str
+    is_held: bool = False
 
 
 class StepResult(msgspec.Struct, frozen=True, tag="step"):
@@ -172,6 +186,7 @@ ToEngine = (
     | WatchPrefixes
     | EchoRequest
     | Adopt
+    | Forget
     | ReleaseOrphans
 )
 FromEngine = LoadProgress | Ready | Failed | Refused | Draining | Adopted | NotFound | StepResult

@@ -7,6 +7,18 @@ from collections.abc import Mapping, Sequence
 from engine.types import EndEvent, Event, Phase, Request, StatusEvent, TokenEvent
 
 
+def has_logprobs(request: Request) -> bool:
+    """Return whether a request's events have log-probabilities."""
+    return request.sampling.logprobs is not None or request.sampling.prompt_logprobs is not None
+
+
+def can_be_adopted(request: Request) -> bool:
+    """Return whether another API process can make a request's stream from its note and tokens. Of several choices, the
+    order of tokens and those that had ended are not kept.
+    """
+    return bool(request.note) and request.n == 1 and not has_logprobs(request)
+
+
 class Orphan:
     """A request, the output that it had when it lost its connection, and its events since then."""
 
@@ -15,13 +27,19 @@ class Orphan:
         self.request = request
         self.process = process
         self.expires_at = expires_at
+        self.is_held = False  # the process is connected, and has the events of the request, which has ended
         self.events: list[Event] = []
         self._output = output
 
     @property
     def can_continue(self) -> bool:
         """Return whether a new owner can receive all events of it. Log-probabilities of earlier tokens are not kept."""
-        return self.request.sampling.logprobs is None and self.request.sampling.prompt_logprobs is None
+        return not has_logprobs(self.request)
+
+    @property
+    def is_adoptable(self) -> bool:
+        """Return whether another API process can make its stream."""
+        return can_be_adopted(self.request)
 
     @property
     def output(self) -> dict[int, tuple[int, ...]]:

@@ -10,17 +10,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import cast
 
 from engine.connection import Connection
+from engine.ended_requests import EndedRequests
 from engine.engine import Engine
 from engine.errors import RequestInFlight
 from engine.intake import Intake, refusal
 from engine.ipc import Adopted, EngineRequest, NotFound
-from engine.orphans import Orphan
-from engine.types import Event, Request
+from engine.orphans import Orphan, can_be_adopted
+from engine.scheduling.sequence import Sequence as Choice
+from engine.types import EndEvent, Event, Request, TokenEvent
 
 log = logging.getLogger("carousel.engine")
+
+# Orphans beyond which the oldest ends: more than API processes admit together, so that only one that connects again and
+# again reaches it.
+MAX_ORPHANS = 16_384
 
 
 class Owners:
@@ -34,9 +41,15 @@ class Owners:
         self._clock = clock
         self._owners: dict[str, list[Event]] = {}  # `events` of a connection or an orphan, by request
         self._orphans: dict[str, Orphan] = {}  # including those that have ended
+        self._noted: dict[str, tuple[Choice, str]] = {}  # requests with a note in the engine, and their processes
+        self._ended = EndedRequests()
+        self._aliases: dict[str, str] = {}  # of the requests above, by ID
+        self._ids: dict[str, str] = {}  # by alias
 
     def route(self, events: Sequence[Event]) -> None:
-        """Give each event to the owner of its request, and forget requests that have ended."""
+        """Give each event to the owner of its request, and forget requests that have ended, except for those that can
+        be adopted.
+        """
         owners = self._owners
         for event in events:
             owners[event.request_id].append(event)
@@ -45,6 +58,10 @@ class Owners:
             for request_id in {event.request_id for event in events}:
                 if request_id not in self._intake:
                     del owners[request_id]
+                    if request_id not in self._orphans:
+                        self._forget_alias(request_id)
+                    if (noted := self._noted.pop(request_id, None)) is not None:
+                        self._keep(*noted, events)
 
     def submit(self, connection: Connection, request: Request) -> None:
         """Submit a request, or continue the orphan that it is."""
@@ -64,21 +81,57 @@ class Owners:
             return
         self._owners[request.id] = connection.events
         self._intake.submit(request)
+        if request.alias:
+            self._aliases[request.id] = request.alias
+            self._ids[request.alias] = request.id
+        self._note(request, connection.process)
+
+    def submit_compiled(self, connections: Sequence[Connection]) -> None:
+        """Submit the requests whose grammars have been compiled."""
+        for request in self._intake.submit_compiled():
+            owner = self._owners.get(request.id)
+            for connection in connections:
+                if owner is connection.events:
+                    self._note(request, connection.process)
 
     def abort(self, connection: Connection, request_id: str, choice: int | None) -> None:
         """End a request of a connection, or one of its choices."""
         if self._owners.get(request_id) is connection.events:
             self._intake.abort(request_id, choice)
 
-    def adopt(self, connection: Connection, request_id: str) -> None:
-        """Give an orphan to a connection, with its output so far."""
+    def adopt(self, connection: Connection, name: str, cache_salt: str) -> None:
+        """Give an orphan to a connection, with its output so far, or the output of a request that has ended."""
         self.route(self._intake.take_events())
-        orphan = self._orphans.get(request_id)
-        if orphan is None or (events := orphan.events_after(orphan.output, self._clock())) is None:
-            connection.send(NotFound(request_id))
+        request_id = self._ids.get(name, name)
+        orphan = self._adoptable(request_id, name)
+        if orphan is None or orphan.request.cache_salt != cache_salt:
+            connection.send(NotFound(name, self._holder_salt(request_id, name, connection.process) == cache_salt))
             return
-        connection.send(Adopted(cast(EngineRequest, orphan.request), orphan.output))  # its moments are on this clock
-        self._continue(orphan, connection, events)
+        events = orphan.events_after(orphan.output, self._clock())
+        assert events is not None, "an orphan continues its own output"
+        connection.send(Adopted(name, cast(EngineRequest, orphan.request), orphan.output[0]))  # moments on this clock
+        if orphan.request.id in self._owners:
+            self._continue(orphan, connection, events)
+        else:
+            connection.events += events
+
+    def forget(self, request_id: str) -> None:
+        """Let no process adopt a request that has ended."""
+        self._ended.forget(request_id)
+
+    def _adoptable(self, request_id: str, name: str) -> Orphan | None:
+        """Return an orphan, or an ended request of a lost connection, if an API process can make its stream."""
+        if (orphan := self._orphans.get(request_id)) is not None:
+            return orphan if orphan.is_adoptable else None
+        ended = self._ended.find(name)
+        return None if ended is None or ended.is_held else ended
+
+    def _holder_salt(self, request_id: str, name: str, process: str) -> str | None:
+        """Return the cache salt of a request that another, connected process has; None if there is none."""
+        if request_id in self._intake and request_id not in self._orphans:
+            return self._intake.request(request_id).cache_salt
+        ended = self._ended.find(name)
+        return ended.request.cache_salt if ended is not None and ended.is_held and ended.process != process else None
 
     def lose(self, connection: Connection) -> None:
         """Make orphans of the requests of a lost connection."""
@@ -87,6 +140,10 @@ class Owners:
             request, output = self._intake.state(request_id)
             orphan = Orphan(request, output, connection.process, self._clock() + self._grace_seconds)
             self._orphans[request_id], self._owners[request_id] = orphan, orphan.events
+            self._noted.pop(request_id, None)
+        self._ended.lose(connection.process)
+        for request_id in list(islice(self._orphans, max(0, len(self._orphans) - MAX_ORPHANS))):
+            self._end_orphan(request_id)
         if connection.process:
             message = "the connection to API process %s is closed: %s; requests that go on for %g s without it: %d"
             level = logging.WARNING if lost else logging.INFO
@@ -98,22 +155,27 @@ class Owners:
             self._end_orphan(request_id)
 
     def expire(self) -> None:
-        """End the orphans after their grace."""
+        """End the orphans after their grace, and forget ended requests after it."""
         now = self._clock()
+        self._ended.expire(now)
         for request_id in [name for name, orphan in self._orphans.items() if orphan.expires_at <= now]:
             self._end_orphan(request_id)
 
     @property
     def has_requests(self) -> bool:
-        """Return whether any request belongs to a connection."""
-        return any(request_id not in self._orphans for request_id in self._owners)
+        """Return whether any request belongs to a connection, or can be adopted by one."""
+        orphans = self._orphans
+        return any(request_id not in orphans or orphans[request_id].is_adoptable for request_id in self._owners)
 
     def _continue(self, orphan: Orphan, connection: Connection, events: list[Event]) -> None:
         """Give an orphan to a connection, with its current phase and the events that the new owner lacks."""
         request_id = orphan.request.id
         del self._orphans[request_id]
+        if request_id not in self._owners:
+            self._forget_alias(request_id)
         if request_id in self._owners:
             self._owners[request_id] = connection.events
+            self._note(orphan.request, connection.process)
             self._engine.scheduler.report_status(request_id, self._clock())
             self.route(self._intake.take_events())
         connection.events += events
@@ -122,3 +184,29 @@ class Owners:
         self._intake.abort(request_id)
         self.route(self._intake.take_events())
         del self._orphans[request_id]
+        self._forget_alias(request_id)
+
+    def _forget_alias(self, request_id: str) -> None:
+        alias = self._aliases.pop(request_id, "")
+        if self._ids.get(alias) == request_id:
+            del self._ids[alias]
+
+    def _note(self, request: Request, process: str) -> None:
+        """Remember a request of an API process that can be adopted after its end."""
+        if can_be_adopted(request) and (choice := self._intake.sequence(request.id)) is not None:
+            self._noted[request.id] = choice, process
+
+    def _keep(self, choice: Choice, process: str, events: Sequence[Event]) -> None:
+        """Keep the output of a request that has just ended, for a process that adopts it."""
+        request_id = choice.request.id
+        end = next(
+            event
+            for event in events
+            if event.request_id == request_id and isinstance(event, TokenEvent | EndEvent) and event.finish is not None
+        )
+        tokens = choice.tokens[choice.prompt_len :]
+        output = {0: tuple(tokens[:-1] if isinstance(end, TokenEvent) else tokens)}
+        ended = Orphan(choice.request, output, process, self._clock() + self._grace_seconds)
+        ended.events.append(end)
+        ended.is_held = True
+        self._ended.add(ended)

@@ -18,7 +18,7 @@ from engine.connections import Connections
 from engine.heartbeat import Heartbeat
 from engine.ipc import ChannelClosed
 from engine.listener import Listener
-from engine.network import Address, bind
+from engine.network import Address
 from engine.worker import Builder, Worker
 
 log = logging.getLogger("carousel.engine")
@@ -29,9 +29,9 @@ ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """Options of an engine process behind TCP. Times are in seconds."""
+    """Options of an engine process behind TCP. sock: bound, and owned by the engine. Times are in seconds."""
 
-    address: Address
+    sock: socket.socket
     token: str
     tls: ssl.SSLContext | None
     orphan_grace: float
@@ -80,16 +80,15 @@ class EngineServer:
         """
         self._options = options
         with contextlib.ExitStack() as resources:
-            sock = bind(options.address)  # before the model loads, so that an address in use is an error at once
-            resources.callback(sock.close)
+            resources.callback(options.sock.close)
             engine = build(config, progress)
             gc.collect()
             gc.freeze()  # exempt loaded objects from garbage collection between tokens
             self.info = engine.info
-            self.address = Address(options.address.host, sock.getsockname()[1])
+            self.address = Address(*options.sock.getsockname()[:2])
             self._stop = StopSignal()
             resources.callback(self._stop.close)
-            listener = Listener(sock, engine.info, options.token, options.tls)
+            listener = Listener(options.sock, engine.info, options.token, options.tls)
             self._connections = Connections(listener=listener, wakeup=self._stop.wakeup)
             resources.callback(self._connections.close)
             self._worker = Worker(self._connections, engine, heartbeat, options.orphan_grace)
@@ -114,11 +113,14 @@ class EngineServer:
 
 
 def build_server(
-    config: EngineConfig, options: ServerOptions, progress: Callable[[str, int, int], None]
+    config: EngineConfig,
+    options: ServerOptions,
+    progress: Callable[[str, int, int], None],
+    heartbeat: Heartbeat | None = None,
 ) -> EngineServer:
-    """Return a server of the engine of a model; see `EngineServer`."""
+    """Return a server of the engine of a model; see `EngineServer`. heartbeat: None for one that nothing reads."""
     # Imports torch, so only after logging is set up, and never in an API process.
     from engine.build import build_engine
 
-    heartbeat = Heartbeat()
+    heartbeat = heartbeat or Heartbeat()
     return EngineServer(config, options, progress, partial(build_engine, heartbeat=heartbeat), heartbeat)

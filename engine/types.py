@@ -178,6 +178,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     # Start of the wait on the same clock, if it began before this request or in an engine that died.
     waiting_since: float | None = None
     client_id: str = ""  # the X-Request-Id sent by its client, or that of its WebSocket's handshake; for log lines
+    # Not read by an engine: what an API process that adopts the request needs beside its tokens. Empty: it cannot be
+    # adopted.
+    note: bytes = b""
+    alias: str = ""  # second name by which it can be adopted
 
     @property
     def log_id(self) -> str:

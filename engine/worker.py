@@ -31,6 +31,7 @@ from engine.ipc import (
     Draining,
     EchoRequest,
     Failed,
+    Forget,
     Hello,
     LoadProgress,
     Ready,
@@ -102,7 +103,7 @@ class Worker:
         for connection, message in messages:
             self._handle(connection, message)
         self._heartbeat.beat()
-        self._intake.submit_compiled()
+        self._owners.submit_compiled(self._connections.all)
         events: list[Event] = []
         if self._engine.seconds_to_step() == 0.0:
             events = self._engine.step(self._send_step)
@@ -153,8 +154,10 @@ class Worker:
                 self._owners.submit(connection, request)
             case Abort(request_id, choice):
                 self._owners.abort(connection, request_id, choice)
-            case Adopt(request_id):
-                self._owners.adopt(connection, request_id)
+            case Adopt(name, cache_salt):
+                self._owners.adopt(connection, name, cache_salt)
+            case Forget(request_id):
+                self._owners.forget(request_id)
             case ReleaseOrphans():
                 self._owners.release(connection.process)
             case UseVocabulary(vocabulary):

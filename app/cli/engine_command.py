@@ -10,7 +10,7 @@ from app.engine_client.engine_process import ENGINE_ENVIRONMENT_DEFAULTS
 from app.engine_options import EngineSettings
 from engine.errors import EngineError
 from engine.log_queue import LogHandler
-from engine.network import engine_tls, read_token
+from engine.network import bind, engine_tls, read_token
 from engine.server import ServerOptions, build_server
 
 log = logging.getLogger("carousel")
@@ -22,11 +22,11 @@ def run(settings: EngineSettings, logs: LogHandler) -> int:
     """
     assert settings.token_file is not None
     options = ServerOptions(
-        address=settings.listen,
         token=read_token(settings.token_file),
         tls=engine_tls(settings.tls_cert, settings.tls_key) if settings.tls_cert is not None else None,
         orphan_grace=settings.orphan_grace,
         drain_seconds=settings.drain_seconds,
+        sock=bind(settings.listen),  # before the model loads, so that an address in use is an error at once
     )
     if settings.model_warning:
         log.warning("%s", settings.model_warning)

@@ -37,11 +37,14 @@ class GracefulServer(uvicorn.Server):
         keys: KeyReload,
         listener: Listener,
         manager: ServiceManager,
+        internal: socket.socket | None = None,
     ) -> None:
+        """internal: socket for requests of other API processes of the same service."""
         super().__init__(config)
         self.service = service
         self.listener = listener
         self._keys = keys
+        self._internal = internal
         self._manager = manager
         self._accepts = asyncio.Event()
         service.has_successor = lambda: listener.has_successor
@@ -89,7 +92,8 @@ class GracefulServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to accept connections: at once, or when the model is loaded, see `Listener`."""
         await super().startup([])
-        self.servers = [cast(asyncio.Server, Acceptor(self.listener.sock, self._connection, self.config.backlog))]
+        sockets = [self.listener.sock, *([self._internal] if self._internal is not None else [])]
+        self.servers = [cast(asyncio.Server, Acceptor(sock, self._connection, self.config.backlog)) for sock in sockets]
         if self.should_exit:  # uvicorn leaves it at that
             await self.shutdown(sockets)
             return

@@ -37,6 +37,8 @@ class Origin(enum.Enum):
     OWN = enum.auto()  # bound by this server, which accepts at once and answers 503 until the model is loaded
     SHARED = enum.auto()  # with --reuse-port
     PASSED = enum.auto()  # by a service manager, which keeps it open
+    COMMON = enum.auto()  # to several API processes; the first ones accept at once
+    REJOINED = enum.auto()  # the same, for one that replaces another: it accepts when it is connected to engines
 
 
 class Listener:
@@ -60,12 +62,17 @@ class Listener:
         origin = Origin.SHARED if reuse_port else Origin.OWN
         return cls(_bind(host, port, reuse_port=reuse_port), origin, is_port_chosen=port != 0)
 
+    @classmethod
+    def of_several(cls, sock: socket.socket, *, replaces: bool) -> Listener:
+        """Return the listening socket of several API processes. replaces: this process replaces another one."""
+        return cls(sock, Origin.REJOINED if replaces else Origin.COMMON, is_port_chosen=False)
+
     @property
     def accepts_when_loaded(self) -> bool:
         """Return whether connections are accepted only when the model is loaded. Another server may accept until then,
         and connections to a passed socket wait.
         """
-        return self._origin is not Origin.OWN
+        return self._origin not in (Origin.OWN, Origin.COMMON)
 
     @property
     def has_successor(self) -> bool:

@@ -7,10 +7,10 @@ import contextlib
 import gc
 import logging
 import os
+import socket
 import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import cast
 
 import uvicorn
@@ -18,27 +18,29 @@ from starlette.applications import Starlette
 
 from app.admission.addresses import AddressList
 from app.admission.connection_limits import RESERVED_FILES, ConnectionLimits
-from app.admission.keys_file import is_exposed
 from app.admission.tenants import Tenant
 from app.admission.thread_queue import limit_malloc_cache
+from app.cli.announcements import ready_line, starting_line, url_of, warn
 from app.cli.graceful import GracefulServer
 from app.cli.key_reload import KeyReload
 from app.cli.listener import BACKLOG, Listener
 from app.cli.loading import LoadingBar, describe
 from app.cli.open_store import open_store
 from app.cli.service_manager import ServiceManager
+from app.cli.supervised import ApiChild, ApiReady, report
 from app.cli.thread_limits import start_tokenizer_threads
 from app.engine_client.client import EngineClient, EngineUnavailable
-from app.engine_client.engine_sources import engine_source
+from app.engine_client.engine_sources import engine_source, local_engines
 from app.engine_client.machine import machine_shares
 from app.http.connection import Connection
-from app.http.security import is_loopback
+from app.http.siblings import Siblings
 from app.http.websocket import WebSocketProtocol
 from app.server import create_app, load_text
 from app.settings import Settings, SettingsError
 from app.text.chat_template import InvalidTemplate
 from app.text.errors import TokenizerError
 from engine.log_queue import LogHandler
+from engine.placement import WHOLE_MACHINE
 from engine.worker import Builder
 
 log = logging.getLogger("carousel")
@@ -59,6 +61,7 @@ def run(
     logs: LogHandler,
     read_configured: Callable[[], tuple[Tenant, ...]],
     build: Builder | None = None,
+    child: ApiChild | None = None,
 ) -> int:
     """Serve until a signal ends the server. Returns the exit status, negative for a signal to end the process with.
 
@@ -72,11 +75,11 @@ def run(
     connections = _connection_limits(settings, files)
     try:
         text = load_text(settings)
-        listener = Listener.create(settings.host, settings.port, reuse_port=settings.reuse_port, environment=os.environ)
+        listener = _listener(settings, child)
     except (TokenizerError, InvalidTemplate, OSError) as error:
         logs.write_plain(f"carousel: {error}")
         return 1
-    state_file = open_store(settings, listener)
+    state_file = open_store(settings, listener) if child is None else None
     start_tokenizer_threads(text)
     sys.setswitchinterval(SWITCH_SECONDS)
     limit_malloc_cache()
@@ -86,16 +89,18 @@ def run(
         watchdog=settings.watchdog_timeout,
         logs=(settings.log_level, settings.log_format),
         restart_interval=settings.restart_interval,
-        shares=machine_shares(settings.engine, settings.replicas),
-        remote=engine_source(settings),
+        shares=machine_shares(settings.engine, settings.replicas) if child is None else (WHOLE_MACHINE,),
+        remote=engine_source(settings) or (local_engines(child.engines, child.token) if child is not None else None),
     )
-    app = create_app(settings, client, text, logs.writer, connections, state_file)
+    siblings = Siblings(child.index, child.ports) if child is not None else None
+    app = create_app(settings, client, text, logs.writer, connections, state_file, siblings)
     config = _config(settings, app, connections)
     keys = KeyReload(app.state.service, read_configured)
     manager = ServiceManager(os.environ)
-    server = GracefulServer(config, app.state.service, keys, listener, manager)
+    internal = socket.socket(fileno=child.internal) if child is not None else None
+    server = GracefulServer(config, app.state.service, keys, listener, manager, internal)
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:  # uvloop's loop, if installed
-        return runner.run(_run(server, manager, settings, logs))
+        return runner.run(_run(server, manager, settings, logs, child))
 
 
 def _config(settings: Settings, app: Starlette, connections: ConnectionLimits) -> uvicorn.Config:
@@ -127,22 +132,24 @@ def spare_loaded_objects() -> None:
     gc.set_threshold(ALLOCATIONS_BETWEEN_COLLECTIONS, *gc.get_threshold()[1:])
 
 
-async def _run(server: GracefulServer, manager: ServiceManager, settings: Settings, logs: LogHandler) -> int:
-    client, bound = server.service.client, server.listener.sock
-    host, port = bound.getsockname()[:2]
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}{settings.root_path}"
-    logs.write_plain(f"Carousel is starting on {url} with {settings.model_name}")
-    if settings.model_warning:
-        log.warning("%s", settings.model_warning)
-    if not (settings.requires_keys or is_loopback(settings.host)):
-        log.warning("every client that can reach %s may use it; --api-key and --keys-file require keys", settings.host)
-    if settings.keys_file is not None and is_exposed(Path(settings.keys_file)):
-        log.warning("other users may read or write the keys file %s; run chmod 600 on it", settings.keys_file)
-    if "*" in settings.allowed_origins and not settings.requires_keys:
-        log.warning("any web page in a browser that can reach this server may use it; --allowed-origins restricts that")
-    serving = asyncio.create_task(server.serve(sockets=[bound]))
+def _listener(settings: Settings, child: ApiChild | None) -> Listener:
+    """Return the listening socket, or the one of all API processes. Raises `OSError`."""
+    if child is not None:
+        return Listener.of_several(socket.socket(fileno=child.listen), replaces=child.replaces)
+    return Listener.create(settings.host, settings.port, reuse_port=settings.reuse_port, environment=os.environ)
+
+
+async def _run(
+    server: GracefulServer, manager: ServiceManager, settings: Settings, logs: LogHandler, child: ApiChild | None
+) -> int:
+    client = server.service.client
+    url = url_of(server.listener.sock, settings)
+    if child is None:
+        logs.write_plain(starting_line(url, settings))
+        warn(settings)
+    serving = asyncio.create_task(server.serve(sockets=[server.listener.sock]))
     server.service.grammars.start()
-    loading = asyncio.create_task(_show_loading(server, manager, url, logs))
+    loading = asyncio.create_task(_show_loading(server, manager, url, logs, child))
     await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
     failure = "" if serving.done() else loading.result()
     if failure and not server.should_exit:  # not if the server was stopped before it was ready
@@ -163,8 +170,12 @@ async def _run(server: GracefulServer, manager: ServiceManager, settings: Settin
     return 1 if has_failed else server.exit_status
 
 
-async def _show_loading(server: GracefulServer, manager: ServiceManager, url: str, logs: LogHandler) -> str:
-    """Show a progress bar on a terminal while the engine loads, then a line. Returns the reason if loading failed."""
+async def _show_loading(
+    server: GracefulServer, manager: ServiceManager, url: str, logs: LogHandler, child: ApiChild | None
+) -> str:
+    """Show a progress bar on a terminal while the engine loads, then a line. Returns the reason if loading failed. One
+    of several processes reports it to its supervisor instead.
+    """
     client = server.service.client
     ready = asyncio.create_task(server.service.loaded())
     with LoadingBar(logs) as bar:
@@ -178,9 +189,12 @@ async def _show_loading(server: GracefulServer, manager: ServiceManager, url: st
     except EngineUnavailable as error:
         return str(error)
     await server.accepts()
+    if child is not None:
+        report(child.status, ApiReady())
+        return ""
     engines = len(client.members)
     description = describe(info) + (f"; the first of {engines} engines" if engines > 1 else "")
-    logs.write_plain(f"Ready: {url}  ({description})")
+    logs.write_plain(ready_line(url, description))
     manager.ready(f"Serving at {url}: {description}")
     return ""
 

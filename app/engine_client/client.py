@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import count
 
+from app.engine_client.adoption import Adoptions
 from app.engine_client.channel_clock import ReceivedEvent
 from app.engine_client.engine_process import EngineProcess
 from app.engine_client.in_flight import InFlight
@@ -26,7 +27,7 @@ from app.engine_client.service_state import service_state
 from app.engine_client.transport import TransportMaker
 from engine.checks import check_request
 from engine.config import EngineConfig
-from engine.ipc import LoadProgress, StepResult
+from engine.ipc import Adopted, LoadProgress, NotFound, StepResult
 from engine.placement import WHOLE_MACHINE, Share
 from engine.types import EngineLoad, ModelInfo, Request, ServiceClass, Snapshot, Vocabulary
 from engine.worker import Builder
@@ -34,8 +35,7 @@ from engine.worker import Builder
 BALANCE_SECONDS = 0.25  # between looks for waiting requests that another engine has a free slot for
 MODEL_REPLACED = "The model was replaced while this answer was being generated, so that its text cannot continue."
 MAX_TRIAL_WAIT_SECONDS = 10.0  # for which a suspect waits for a member that becomes idle by itself
-# Seconds between further connections to an engine of another machine after several in a row failed, by default. Its
-# failures do not end this process, which has not started it.
+# Seconds between connections to an engine elsewhere after several failed; these do not end this process.
 REMOTE_RETRY_SECONDS = 10.0
 
 log = logging.getLogger("carousel.client")
@@ -78,6 +78,7 @@ class EngineClient:
         self._numbers = count()  # of members, each used once
         self.is_single = remote is None and len(shares) == 1  # there is always one engine
         self._in_flight = InFlight(has_several=not self.is_single)
+        self.adoptions = Adoptions(self._members, self._in_flight, is_possible=remote is not None)
         self._closing: set[asyncio.Task[None]] = set()  # ends of members that are gone
         self._following: asyncio.Task[None] | None = None
         self._membership = Membership(remote, self) if remote is not None else None
@@ -90,9 +91,7 @@ class EngineClient:
             watchdog=watchdog,
             restart_interval=restart_interval,
         )
-        if remote is not None:
-            return
-        for index, share in enumerate(shares):
+        for index, share in enumerate(shares if remote is None else ()):
             make_engine = partial(EngineProcess, build=build, logs=logs, cpus=share.cpus)
             self._make_member("" if self.is_single else f"engine {index}", share.apply_to(config), make_engine)
 
@@ -237,15 +236,15 @@ class EngineClient:
 
     def watch(self, watcher: Watcher) -> None:
         """Call `watcher` with the engine's number and each snapshot from now on."""
-        if not self._watchers:
-            self._set_watched(True)
+        for member in self.members if not self._watchers else ():
+            member.watch(True)
         self._watchers.add(watcher)
 
     def unwatch(self, watcher: Watcher) -> None:
         """Stop calling `watcher`; without watchers the engines make no snapshots."""
         self._watchers.discard(watcher)
-        if not self._watchers:
-            self._set_watched(False)
+        for member in self.members if not self._watchers else ():
+            member.watch(False)
 
     # Callbacks of members -------------------------------------------------------------------------------------------
 
@@ -263,6 +262,9 @@ class EngineClient:
         if result.snapshot is not None:
             for watcher in list(self._watchers):
                 watcher(index, result.snapshot, result.load)
+
+    def on_adoption(self, index: int, message: Adopted | NotFound) -> None:
+        self.adoptions.handle(index, message)
 
     def difference(self, index: int, info: ModelInfo) -> str:
         """Return why a member's new engine cannot continue the texts of the others; empty if it can, or there are none.
@@ -316,6 +318,7 @@ class EngineClient:
         """Wake callers that wait for a state."""
         if any(member.is_ready for member in self.members):
             self._served.note_engine()
+        self.adoptions.forget_lost_engines()
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -398,7 +401,3 @@ class EngineClient:
         self._trial_timer = None
         self._in_flight.reserve_member(self._ready_members())
         self._send_waiting()
-
-    def _set_watched(self, is_watched: bool) -> None:
-        for member in self.members:
-            member.watch(is_watched)

@@ -57,7 +57,7 @@ class EngineProcess:
         if self._build is None:
             with theirs:
                 try:
-                    with _bound_to(self._cpus):
+                    with bound_to(self._cpus):
                         self.process = _spawn(theirs, self.heartbeat, self._logs)
                 except OSError:
                     ours.close()
@@ -116,7 +116,7 @@ class EngineProcess:
 
 
 @contextlib.contextmanager
-def _bound_to(cpus: Collection[int]) -> Iterator[None]:
+def bound_to(cpus: Collection[int]) -> Iterator[None]:
     """Bind this thread to `cpus` meanwhile, if any are given: a new process inherits it before it runs, and libraries
     read the number of cores when they are loaded.
     """

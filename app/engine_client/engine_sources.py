@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import logging
 import socket
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -109,3 +110,9 @@ def engine_source(settings: Settings) -> EngineSource | None:
     if isinstance(settings.engines, DnsName):
         return DnsEngines(settings.engines, access)
     return FixedEngines(settings.engines, access)
+
+
+def local_engines(ports: Sequence[int], token: str) -> EngineSource:
+    """Return the engines that the supervisor of this process has started."""
+    access = EngineAccess(token, wait_level=logging.DEBUG)  # the supervisor reports their ends
+    return FixedEngines([Address("127.0.0.1", port) for port in ports], access)

@@ -109,6 +109,10 @@ class InFlight:
         self._waiting.add(request_state)
         return request_state
 
+    def adopt(self, request: Request, sink: Sink, member: int) -> None:
+        """Add a request that a member's engine has already."""
+        self._place(self.add(request, sink), member)
+
     def get(self, request_id: str) -> InFlightRequest | None:
         """Return a request; None if it has ended."""
         return self._requests.get(request_id)

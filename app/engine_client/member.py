@@ -23,10 +23,12 @@ from app.engine_client.transport import Transport, TransportMaker
 from engine.config import EngineConfig
 from engine.ipc import (
     Abort,
+    Adopted,
     Draining,
     EchoRequest,
     FromEngine,
     LoadProgress,
+    NotFound,
     Ready,
     StepResult,
     Submit,
@@ -41,8 +43,7 @@ log = logging.getLogger("carousel.client")
 HEARTBEAT_POLL_SECONDS = 0.25  # between two checks of the heartbeat
 STALL_SECONDS = 3.0  # without progress after which a server with work is reported as not ready
 ECHO_AFTER_SECONDS = 2.0  # without a heartbeat after which an idle engine is sent an echo request
-# minimum seconds without a message that a loading engine is given, regardless of the watchdog's time
-MIN_LOADING_SECONDS = 300.0
+MIN_LOADING_SECONDS = 300.0  # minimum without a message for a loading engine, regardless of the watchdog's time
 EXIT_SECONDS = 5.0  # in which a stopped engine may exit by itself
 CLOSED_EXIT_SECONDS = 1.0  # the same for an engine that has closed its channel
 # seconds in which this process, if it was itself delayed, reads messages that the engine sent meanwhile
@@ -67,12 +68,13 @@ class MemberOwner(Protocol):
     """Receiver of a member's events."""
 
     def on_step(self, index: int, events: Iterable[ReceivedEvent], result: StepResult) -> Iterator[None]:
-        """Handle the results of a member's step, whose events are translated to this process's clock; yields after
-        each.
-        """
+        """Handle the results of a step, with moments on this process's clock; yields after each event."""
 
     def difference(self, index: int, info: ModelInfo) -> str:
         """Return why a member's new engine cannot serve the same requests as the others; empty if it can."""
+
+    def on_adoption(self, index: int, message: Adopted | NotFound) -> None:
+        """Handle an engine's answer to `Adopt`."""
 
     def on_ready(self) -> None:
         """Handle that an engine serves requests from now on."""
@@ -238,6 +240,8 @@ class EngineMember:
                     self._in_flight.prefixes.update(self.index, message.prefixes, self.info.page_size)
                 self._clock.observe(message.clock, self._last_message_at)
                 return self._owner.on_step(self.index, self._clock.from_engine(message.events), message)
+            case Adopted() | NotFound():
+                self._owner.on_adoption(self.index, message)
             case LoadProgress():
                 self.loading = message
                 self._owner.on_change()

@@ -38,9 +38,18 @@ REPORT_SECONDS = 30.0  # between two log lines about an engine that cannot be re
 class EngineAccess:
     """Token, certificates and name with which this process connects to engines, and the model that they have."""
 
-    def __init__(self, token: str, tls: ssl.SSLContext | None = None, vocab_size: int | None = None) -> None:
-        """tls: None for connections without encryption. vocab_size: of the own model files; None: unknown."""
+    def __init__(
+        self,
+        token: str,
+        tls: ssl.SSLContext | None = None,
+        vocab_size: int | None = None,
+        wait_level: int = logging.WARNING,
+    ) -> None:
+        """tls: None for connections without encryption. vocab_size: of the own model files; None: unknown. wait_level:
+        of log lines about an engine that cannot be reached.
+        """
         self.token = token
+        self.wait_level = wait_level
         self._vocab_size = vocab_size
         self.tls = tls
         self.process = uuid4().hex
@@ -129,7 +138,7 @@ class TcpEngine:
                 return
             if problem != reported or time.monotonic() - reported_at >= REPORT_SECONDS:
                 reported, reported_at = problem, time.monotonic()
-                log.warning("waiting for engine %s: %s", self._address, problem)
+                log.log(self._access.wait_level, "waiting for engine %s: %s", self._address, problem)
             for _ in self._on_message(LoadProgress("connect", attempt, attempt + 1)):
                 pass
             await asyncio.sleep(pause)

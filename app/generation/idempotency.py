@@ -62,6 +62,10 @@ class IdempotentRequests:
             self._forget(tenant.id, key, entry)
         return await self._start(tenant.id, key, digest, start), False
 
+    def has(self, tenant_id: str, key: str) -> bool:
+        """Return whether a request with the key is known."""
+        return self.entries.get(tenant_id, key) is not None
+
     def restore(self, tenant_id: str, key: str, digest: bytes, generation: Generation) -> None:
         """Remember the generation of an earlier process."""
         entry = _Entry(digest, asyncio.get_running_loop().create_future())

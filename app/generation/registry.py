@@ -88,7 +88,8 @@ class StreamRegistry:
         position = Cursor.parse(cursor)
         if position.stream != stream_id:
             raise CursorError(400, f"event id {cursor[:80]!r} belongs to another stream than {stream_id[:80]!r}")
-        if position.epoch != self.epoch:
+        known = self._streams.get(stream_id)
+        if position.epoch != (self.epoch if known is None else known.log.epoch):
             raise CursorError(410, f"event id {cursor[:80]!r} is from before a server restart; later events are lost")
         try:
             generation = self.get(stream_id, owner)

@@ -21,7 +21,7 @@ from app.observe.engine_collector import ENGINE_LABELS, EngineCollector
 from app.observe.rolling_latency import RollingLatency
 from app.settings import Settings
 from app.streams.stream_log import ChoiceFinished, Failure
-from engine.types import ServiceClass
+from engine.types import Request, ServiceClass
 
 # From a millisecond: differences that people notice lie below vLLM's smallest bucket.
 LATENCY_BUCKETS = (
@@ -93,6 +93,18 @@ class Metrics:
             "carousel:requests_refused", "Requests refused before they were queued, by error code.", (*LABELS, "code"),
             registry=self.registry,
         )  # fmt: skip
+        self._without_note = Counter(
+            "carousel:requests_without_note",
+            "Resumable requests with such a large body that no other API process can continue them.",
+            LABELS,
+            registry=self.registry,
+        )
+        self._adopted = Counter(
+            "carousel:adopted_requests",
+            "Requests that another API process had lost, and that this one continues.",
+            LABELS,
+            registry=self.registry,
+        )
         self._good = Counter(
             "carousel:requests_within_slo",
             "Requests whose first token and mean gap between tokens were within the objectives.",
@@ -168,6 +180,14 @@ class Metrics:
     def count_refusal(self, tenant: Tenant, service_class: ServiceClass, code: str) -> None:
         """Count a request that was refused."""
         self._refused.labels(*self._labels(service_class, tenant.id), code).inc()
+
+    def count_without_note(self, request: Request) -> None:
+        """Count a request that no other API process can continue, as its body is too large."""
+        self._without_note.labels(*self._labels(request.service_class, request.tenant)).inc()
+
+    def count_adoption(self, request: Request) -> None:
+        """Count a request that this process has taken over."""
+        self._adopted.labels(*self._labels(request.service_class, request.tenant)).inc()
 
     def count_end(self, generation: Generation) -> None:
         """Count a request that ended for any reason."""

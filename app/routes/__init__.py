@@ -68,3 +68,11 @@ def authenticate_request(connection: HTTPConnection) -> Tenant:
 def restoring(error: CursorError) -> ApiError:
     """Return the error (503) for a stream that is being restored after a restart."""
     return ApiError(503, str(error), code="engine_unavailable", headers={"Retry-After": "1"})
+
+
+async def adopt_missing(service: Service, stream_id: str, owner: str) -> None:
+    """Continue an owner's answer here if its stream is not known, and another API process has lost it. Raises
+    `ApiError` (503) if the other process still has it.
+    """
+    if service.adopt is not None and service.registry.get_any_owner(stream_id) is None:
+        await service.adopt(stream_id, owner)

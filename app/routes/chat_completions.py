@@ -25,10 +25,10 @@ async def chat_completions(request: Request) -> Response:
     """POST /v1/chat/completions: answer a conversation, streamed or whole. GET: list stored answers."""
     if request.method != "POST":
         return await _list(request)
-    return await answer(request, ChatRequest, _complete)
+    return await answer(request, ChatRequest, complete_chat)
 
 
-async def _complete(arrived: Arrived[ChatRequest]) -> ChatRequest:
+async def complete_chat(arrived: Arrived[ChatRequest]) -> ChatRequest:
     """Return a request with an observer that stores its answer, if that was asked for."""
     service, tenant, body = arrived.service, arrived.tenant, arrived.body
     if not body.store:
@@ -53,6 +53,12 @@ async def _complete(arrived: Arrived[ChatRequest]) -> ChatRequest:
 async def _list(request: Request) -> Response:
     """Return the stored chat completions of the key."""
     tenant, service = authenticate_request(request), get_service(request)
+    if service.siblings is not None:
+        message = (
+            "stored chat completions cannot be listed with --api-processes above 1, as each process has its own; read "
+            "one by its id"
+        )
+        raise ApiError(501, message, code="unsupported_operation")
     await service.request_pace.wait_turn(tenant.id)
     if not service.settings.requires_keys:
         message = (

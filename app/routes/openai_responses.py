@@ -17,7 +17,7 @@ from app.http.security import read_json_body
 from app.protocols.responses import PARAMETER_NAMES, InputTokensRequest, ResponsesRequest
 from app.protocols.responses_encoder import ResponsesEncoder
 from app.protocols.responses_stored import response_body
-from app.routes import authenticate_request, get_service, parse_stream_id, restoring, with_ignored_tools
+from app.routes import adopt_missing, authenticate_request, get_service, parse_stream_id, restoring, with_ignored_tools
 from app.routes.listing import page
 from app.routes.responses import respond_now, stream, stream_headers
 from app.routes.stored_context import complete_prompt, complete_response
@@ -42,7 +42,7 @@ async def response_by_id(request: Request) -> Response:
     after, is_streamed = _starting_after(request), _flag(request, "stream")
     if after is not None and not is_streamed:
         raise ApiError(400, "starting_after needs stream=true", param="starting_after", code="invalid_value")
-    live = _live(request)
+    live = await _live(request)
     if live is None:
         record = await _stored(request)
         if is_streamed:
@@ -63,12 +63,13 @@ async def response_by_id(request: Request) -> Response:
 async def _delete(request: Request) -> Response:
     """Delete a response, and end it if it still runs."""
     owner, given = authenticate_request(request).owner, request.path_params["response_id"]
-    service, live = get_service(request), _live(request)
+    service, live = get_service(request), await _live(request)
     await service.saves.settled(given)
     was_stored = await service.store.delete_response(f"resp_{parse_stream_id(given)}", owner)
     if live is not None:
         live[0].cancel()
         service.registry.remove(live[0])
+        service.client.adoptions.forget(live[0].log.id)
     elif not was_stored:
         raise response_not_found(given)
     return JSONResponse({"id": given, "object": "response", "deleted": True})
@@ -76,7 +77,7 @@ async def _delete(request: Request) -> Response:
 
 async def cancel_response(request: Request) -> Response:
     """POST /v1/responses/{id}/cancel: end a response and return it. One that has ended stays as it is."""
-    live = _live(request)
+    live = await _live(request)
     if live is None:
         return Response(response_body(await _stored(request)), media_type="application/json")
     generation, encoder = live
@@ -109,9 +110,12 @@ async def count_input_tokens(request: Request) -> Response:
     return with_ignored_tools(request, response, parsed.ignored_tools)
 
 
-def _live(request: Request) -> tuple[Generation, ResponsesEncoder] | None:
+async def _live(request: Request) -> tuple[Generation, ResponsesEncoder] | None:
     """Return the client's own response and its encoder; None if its stream is not kept."""
-    return live_response(get_service(request), authenticate_request(request).owner, request.path_params["response_id"])
+    service, owner = get_service(request), authenticate_request(request).owner
+    given = request.path_params["response_id"]
+    await adopt_missing(service, parse_stream_id(given), owner)
+    return live_response(service, owner, given)
 
 
 def live_response(service: Service, owner: str, given: str) -> tuple[Generation, ResponsesEncoder] | None:

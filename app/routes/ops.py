@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from app.errors import error_body
 from app.generation.request import ChatPrompt, effective_defaults
 from app.http.disconnect import run_unless_disconnected
 from app.http.security import authenticate_metrics, authenticate_operator, read_json_body
+from app.observe.merged_metrics import merge_metrics
 from app.protocols.messages import turns
 from app.protocols.tokens import DetokenizeRequest, TokenizeRequest
 from app.routes import authenticate_request, get_service, json_response
@@ -177,4 +179,12 @@ async def metrics(request: Request) -> Response:
     service = get_service(request)
     authenticate_metrics(request, service.settings)
     await asyncio.to_thread(service.energy.read)
-    return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+    own, siblings = service.metrics.text(), service.siblings
+    if siblings is None or siblings.has_sent(request.scope):
+        return Response(own, media_type=CONTENT_TYPE_LATEST)
+    texts = {siblings.index: own.decode()}
+    for number in siblings.others:
+        with contextlib.suppress(OSError):  # it is being started again
+            forwarded = await siblings.forward(number, request.scope)
+            texts[number] = (await forwarded.read_body()).decode()
+    return Response(merge_metrics(texts), media_type=CONTENT_TYPE_LATEST)

@@ -10,11 +10,11 @@ from starlette.responses import FileResponse, Response
 from starlette.templating import Jinja2Templates
 
 from app import __version__
+from app.generation.assembly import MAX_RESUME_SECONDS
 from app.generation.request import effective_defaults
 from app.http.assets import bundled, version
 from app.resources import demo_model, static_dir, templates_dir
 from app.routes import get_service
-from app.service import MAX_RESUME_SECONDS
 from app.settings import Settings
 
 SECURITY_HEADERS = {

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from app.errors import ApiError
 from app.generation.generation import Generation
-from app.routes import authenticate_request, get_service, parse_stream_id
+from app.routes import adopt_missing, authenticate_request, get_service, parse_stream_id
 from app.streams.stream_log import CursorError
 
 
@@ -19,8 +19,10 @@ async def get_request_timeline(request: Request) -> Response:
     """Return the timeline of the client's own request."""
     owner = authenticate_request(request).owner
     stream_id = parse_stream_id(request.path_params["request_id"])
+    service = get_service(request)
+    await adopt_missing(service, stream_id, owner)
     try:
-        generation = get_service(request).registry.get(stream_id, owner)
+        generation = service.registry.get(stream_id, owner)
     except CursorError:
         given = request.path_params["request_id"][:80]
         raise ApiError(

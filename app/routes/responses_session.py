@@ -34,7 +34,7 @@ from app.protocols.responses_events import (
     parse_long_event,
     steer_frame,
 )
-from app.routes import log_ignored_tools
+from app.routes import adopt_missing, log_ignored_tools, parse_stream_id
 from app.routes.frame_pace import FramePace
 from app.routes.openai_responses import live_response, response_not_found
 from app.routes.responses_lane import MAX_STEERS, STEER_EVENTS, Lane, Steer, Turn
@@ -151,6 +151,7 @@ class ResponsesSession:
         """End a response. One that has ended stays as it is."""
         given, owner = event.response_id, self.tenant.owner
         try:
+            await adopt_missing(self.service, parse_stream_id(given), owner)
             if (live := live_response(self.service, owner, given)) is not None:
                 live[0].cancel()
             elif await self.service.store.response(given, owner) is None:
@@ -252,7 +253,7 @@ class ResponsesSession:
         """Return a request that may continue after a restart of the server with the body that it is made from."""
         body = turn.body
         is_resumable = self.resume_seconds or body.is_stored
-        if not is_resumable or self.service.state_file is None or not turn.text:
+        if not is_resumable or not self.service.keeps_origins or not turn.text:
             return request
         text = turn.text
         content = body_of(text) if len(text) <= MAX_INLINE_BYTES else await asyncio.to_thread(body_of, text)

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from app.errors import ApiError
 from app.protocols.responses_encoder import ResponsesEncoder
-from app.routes import authenticate_request, get_service, parse_stream_id, restoring
+from app.routes import adopt_missing, authenticate_request, get_service, parse_stream_id, restoring
 from app.routes.responses import stream
 from app.streams.stream_log import CursorError
 
@@ -15,7 +15,9 @@ from app.streams.stream_log import CursorError
 async def get_stream(request: Request) -> Response:
     """Handle GET, which resumes an answer, and DELETE, which stops it."""
     owner = authenticate_request(request).owner
-    registry, stream_id = get_service(request).registry, parse_stream_id(request.path_params["stream_id"])
+    service, stream_id = get_service(request), parse_stream_id(request.path_params["stream_id"])
+    registry = service.registry
+    await adopt_missing(service, stream_id, owner)
     try:
         if request.method == "DELETE":
             # the output so far stays readable; stopping an ended answer is no error

@@ -19,9 +19,11 @@ from app.conversations.connection_memory import ConnectionMemory
 from app.errors import ApiError
 from app.generation.generation import Generation
 from app.generation.idempotency import MAX_KEY_CHARACTERS, RETRY_SECONDS
+from app.generation.notes import alias_of
 from app.generation.prompt_batch import PromptBatch
 from app.http.disconnect import run_unless_disconnected
 from app.http.security import read_json_body
+from app.http.siblings import CONNECT_SECONDS, UNKNOWN_CODES
 from app.observe.request_log import client_request_id
 from app.protocols.common import TextRequest
 from app.protocols.completions import CompletionRequest
@@ -108,19 +110,26 @@ async def _start(
     service = get_service(request)
     body = await read_json_body(request, service.settings, memory)
     intake.body_received(time.monotonic())
+    key = _idempotency_key(request)
+    if (elsewhere := await _home_answer(request, service, tenant, key, body)) is not None:
+        return elsewhere
     parsed = await service.prompts.parse(schema, body, Caller(tenant.id, intake=intake))
     if complete is not None:
-        parsed = await complete(Arrived(parsed, len(body), service, tenant, intake, memory))
+        try:
+            parsed = await complete(Arrived(parsed, len(body), service, tenant, intake, memory))
+        except ApiError as error:
+            if (elsewhere := await _answer_elsewhere(request, service, error, body)) is None:
+                raise
+            return elsewhere
     if (instant := parsed.instant_answer) is not None:
         service.check_loaded()
         return JSONResponse({"model": service.settings.model_name} | instant)
-    key = _idempotency_key(request)
     resume_seconds = resume_seconds_of(request)
     header = "X-Carousel-Resume" if resume_seconds else "Idempotency-Key"
     grace = max(resume_seconds, RETRY_SECONDS if key else 0.0)
     requests = parsed.generation_requests(grace, header)
     digest = b"" if key is None else hashlib.sha256(request.url.path.encode() + b"\0" + body).digest()
-    if service.state_file is not None and (grace or parsed.is_stored):
+    if service.keeps_origins and (grace or parsed.is_stored):
         requests = [replace(requests[0], origin=Origin(schema.__name__, body, grace, key or "", digest))]
     generation: Generation | PromptBatch
     was_repeated = False
@@ -129,11 +138,39 @@ async def _start(
     elif key is None:
         generation = await run_unless_disconnected(request.receive, service.generate(requests[0], tenant, intake))
     else:
+        if service.adopt is not None and not service.idempotent.has(tenant.id, key):
+            await service.adopt(alias_of(tenant.id, key), tenant.owner)
         start = partial(service.generate, requests[0], tenant, intake)
         generation, was_repeated = await run_unless_disconnected(
             request.receive, service.idempotent.run(tenant, key, digest, start)
         )
     return _Started(generation, parsed.is_streamed, parsed.is_background, was_repeated, parsed.ignored_tools)
+
+
+async def _home_answer(
+    request: Request, service: Service, tenant: Tenant, key: str | None, body: bytes
+) -> Response | None:
+    """Return the answer of the API process that has the answers of an idempotency key; None if this one does."""
+    siblings = service.siblings
+    if key is None or siblings is None or siblings.has_sent(request.scope):
+        return None
+    if (home := siblings.home_of(tenant.id, key)) == siblings.index:
+        return None
+    try:
+        return await siblings.forward(home, request.scope, body, CONNECT_SECONDS)
+    except OSError:
+        message = "the API process that has the answers of this Idempotency-Key is being started again"
+        raise ApiError(503, message, code="engine_unavailable", headers={"Retry-After": "1"}) from None
+
+
+async def _answer_elsewhere(request: Request, service: Service, error: ApiError, body: bytes) -> Response | None:
+    """Return the answer of the API process that has the response or conversation that a request continues; None if
+    none has it, or the error is another one.
+    """
+    siblings = service.siblings
+    if error.code not in UNKNOWN_CODES or siblings is None or siblings.has_sent(request.scope):
+        return None
+    return await siblings.find(request.scope, body)
 
 
 async def _respond(request: Request, started: _Started) -> Response:

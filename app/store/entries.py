@@ -28,13 +28,13 @@ class Origin(msgspec.Struct, frozen=True):
     digest: bytes = b""
 
 
-class Entry(msgspec.Struct, frozen=True):
-    """Resumable request. Times are Unix seconds, as no other clock survives a machine.
+class Note(msgspec.Struct, frozen=True):
+    """Everything beside a request's tokens from which another process makes its stream again. Times are Unix seconds,
+    as no other clock survives a machine.
 
-    request: as the engine received it, with its drawn seed; without its deadline. key_digest, network: of its tenant.
+    key_digest, network: of its tenant. epoch: of the cursors into its stream.
     """
 
-    request: Request
     origin: Origin
     owner: str
     key_digest: str
@@ -43,14 +43,14 @@ class Entry(msgspec.Struct, frozen=True):
     deadline: float | None
     fingerprint: str
     vocabulary: str  # digest of the tokenizer: by another one the tokens are another text
+    epoch: str
 
     @classmethod
     def of(
         cls, request: Request, origin: Origin, log: StreamLog, tenant: Tenant, fingerprint: str, vocabulary: str
-    ) -> Entry:
-        """Return the entry of a request that is about to be queued."""
+    ) -> Note:
+        """Return the note of a request that is about to be queued."""
         return cls(
-            request=msgspec.structs.replace(request, deadline=None),
             origin=origin,
             owner=log.owner,
             key_digest=tenant.digest,
@@ -59,17 +59,30 @@ class Entry(msgspec.Struct, frozen=True):
             deadline=None if request.deadline is None else time.time() + request.deadline - time.monotonic(),
             fingerprint=fingerprint,
             vocabulary=vocabulary,
+            epoch=log.epoch,
         )
+
+    def tenant(self, settings: Settings) -> Tenant | None:
+        """Return its tenant as `tenant_of` does."""
+        return tenant_of(self.key_digest, self.network, settings)
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """Resumable request. request: as the engine received it, with its drawn seed; without its deadline."""
+
+    request: Request
+    note: Note
+
+    @classmethod
+    def of(cls, request: Request, note: Note) -> Entry:
+        """Return the entry of a request that an engine has, or that is about to be queued."""
+        return cls(msgspec.structs.replace(request, deadline=None, note=b"", alias=""), note)
 
     @property
     def has_logprobs(self) -> bool:
         """Return whether its records have log-probabilities. These are not stored, and so its tokens are not."""
         sampling = self.request.sampling
         return sampling.logprobs is not None or sampling.prompt_logprobs is not None
-
-    def tenant(self, settings: Settings) -> Tenant | None:
-        """Return its tenant as `tenant_of` does."""
-        return tenant_of(self.key_digest, self.network, settings)
 
 
 def tenant_of(key_digest: str, network: str, settings: Settings) -> Tenant | None:

@@ -122,7 +122,7 @@ class Journal:
             found.append(Saved(decoded, ended, starts, _tokens(rows)))
         connection.execute("DELETE FROM tokens WHERE id NOT IN (SELECT id FROM request)")
         connection.commit()
-        return sorted(found, key=lambda saved: saved.entry.created)
+        return sorted(found, key=lambda saved: saved.entry.note.created)
 
     def begin(self, entry: Entry, sink: Sink, *, is_exact: bool) -> Sink:
         """Write a request that is about to be queued. Returns the function for its events, which passes them to `sink`.
@@ -131,9 +131,16 @@ class Journal:
         """
         if entry.has_logprobs and _writes_first(entry, is_exact=is_exact):
             return sink
-        values = entry.request.id, entry.owner, entry.created, msgspec.msgpack.encode(entry)
+        values = entry.request.id, entry.note.owner, entry.note.created, msgspec.msgpack.encode(entry)
         self.write(Write(INSERT, values))
         return self._recorder(entry, 0, sink, is_exact=is_exact)
+
+    def adopt(self, saved: Saved, sink: Sink, *, is_exact: bool) -> Sink:
+        """Do as `begin` for a request of another process, of one choice, with its tokens so far."""
+        entry, tokens = saved.entry, array("I", saved.output(0))
+        self.begin(entry, sink, is_exact=is_exact)
+        self.write(Write(TOKENS, (entry.request.id, 0, _to_bytes(tokens), b"", None)))
+        return self._recorder(entry, len(saved.tokens), sink, is_exact=is_exact)
 
     def take_up(self, saved: Saved, sink: Sink, *, is_exact: bool) -> Sink:
         """Do as `begin` for a request that this process continues, and count the start."""

@@ -65,7 +65,7 @@ def _export(connection: sqlite3.Connection) -> Iterator[Record]:
         try:
             decoded = msgspec.msgpack.decode(entry, type=Entry)
             failure = None if end is None else msgspec.msgpack.decode(end, type=Ended).failure
-            body = json.loads(decoded.origin.body)
+            body = json.loads(decoded.note.origin.body)
         except (msgspec.DecodeError, ValueError):
             yield record | {"error": "the row cannot be read"}
             continue

@@ -209,7 +209,8 @@ def test_tokens_of_another_tokenizer_are_not_read(start, tmp_path: Path):
     kill(first)
     with sqlite3.connect(tmp_path / "store.db") as connection:
         [(entry,)] = connection.execute("SELECT entry FROM request").fetchall()
-        other = msgspec.structs.replace(msgspec.msgpack.decode(entry, type=Entry), vocabulary="other")
+        decoded = msgspec.msgpack.decode(entry, type=Entry)
+        other = Entry(decoded.request, msgspec.structs.replace(decoded.note, vocabulary="other"))
         connection.execute("UPDATE request SET entry = ?", (msgspec.msgpack.encode(other),))
     second = start()
     answer = httpx.get(f"{second.url}/v1/streams/{stream}", headers={"Last-Event-ID": before[-1][0]})

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.ipc import Adopt, Adopted, NotFound, ReleaseOrphans
+from engine import owners
+from engine.ended_requests import EndedRequests, request_bytes
+from engine.ipc import Abort, Adopt, Adopted, Forget, NotFound, ReleaseOrphans
 from engine.orphans import Orphan
 from engine.types import (
     EndEvent,
@@ -42,6 +47,28 @@ def lose(worker: TurnedWorker, end: ApiEnd) -> None:
     """Close a connection, and let the engine notice."""
     end.socket.close()
     worker.turn()
+
+
+def adopt(worker: TurnedWorker, end: ApiEnd, name: str, salt: str = "") -> Adopted:
+    """Adopt a request, and return the engine's answer."""
+    answer = answer_to_adoption(worker, end, name, salt)
+    assert isinstance(answer, Adopted)
+    return answer
+
+
+def not_found(worker: TurnedWorker, end: ApiEnd, name: str, salt: str = "") -> NotFound:
+    """Ask for a request that cannot be adopted, and return the engine's answer."""
+    answer = answer_to_adoption(worker, end, name, salt)
+    assert isinstance(answer, NotFound)
+    return answer
+
+
+def answer_to_adoption(worker: TurnedWorker, end: ApiEnd, name: str, salt: str) -> Adopted | NotFound:
+    end.read()
+    end.send(Adopt(name, salt))
+    worker.turn()
+    [answer] = [message for message in end.read() if isinstance(message, Adopted | NotFound)]
+    return answer
 
 
 def test_an_orphan_continues_where_it_is_for_the_same_request(worker: TurnedWorker):
@@ -98,11 +125,11 @@ def test_an_orphan_with_log_probabilities_is_computed_anew(worker: TurnedWorker)
     orphan = Orphan(request("r"), {0: ()}, "a", 0.0)
     assert orphan.can_continue
     first, adopter = worker.connect("a"), worker.connect("b")
-    wanted = request("r").__class__(id="r", prompt=(1, 2), sampling=sampling)
+    wanted = request("r").__class__(id="r", prompt=(1, 2), sampling=sampling, note=b"n")
     first.submit(wanted)
     worker.turn_until(lambda: len(first.tokens("r")) >= 5)
     lose(worker, first)
-    adopter.send(Adopt("r"))
+    adopter.send(Adopt("r", ""))
     worker.turn()
     adopter.read()
     assert NotFound("r") in adopter.messages
@@ -115,18 +142,166 @@ def test_an_orphan_with_log_probabilities_is_computed_anew(worker: TurnedWorker)
 def test_another_api_process_adopts_an_orphan(worker: TurnedWorker):
     """It gets the request with its tokens so far, and the rest as events."""
     first, adopter = worker.connect("a"), worker.connect("b")
-    first.submit(request("r", 50, service_class=ServiceClass.BATCH))
+    first.submit(request("r", 50, service_class=ServiceClass.BATCH, note=b"n", cache_salt="anna"))
     worker.turn_until(lambda: len(first.tokens("r")) >= 10)
-    adopter.send(Adopt("r"))
-    worker.turn(2)
-    adopter.read()
-    assert NotFound("r") in adopter.messages, "a request with a connection cannot be taken"
+    assert not_found(worker, adopter, "r", "anna").is_held, "a request with a connection cannot be taken"
     lose(worker, first)
-    adopter.send(Adopt("r"))
+    adopted = adopt(worker, adopter, "r", "anna")
     worker.turn_until(lambda: adopter.end("r"))
-    [adopted] = [message for message in adopter.messages if isinstance(message, Adopted)]
-    assert adopted.request.service_class is ServiceClass.BATCH and len(adopted.output[0]) >= 10
-    assert [*adopted.output[0], *adopter.tokens("r")] == text_alone([1, 2], 0, 50)
+    assert adopted.request.service_class is ServiceClass.BATCH and len(adopted.output) >= 10
+    assert [*adopted.output, *adopter.tokens("r")] == text_alone([1, 2], 0, 50)
+
+
+def test_a_request_is_adopted_by_its_alias(worker: TurnedWorker):
+    """As an API process that knows only the idempotency key does; the answer has the name that was asked for."""
+    first, adopter = worker.connect("a"), worker.connect("b")
+    first.submit(request("s", 50, note=b"n"), request("r", 50, note=b"n", alias="key"))
+    worker.turn(3)
+    assert not_found(worker, adopter, "key").is_held
+    lose(worker, first)
+    adopted = adopt(worker, adopter, "key")
+    assert (adopted.name, adopted.request.id) == ("key", "r")
+    worker.turn_until(lambda: adopter.end("r"))
+    last = worker.connect("c")
+    lose(worker, adopter)
+    worker.turn()
+    assert adopt(worker, last, "key").request.id == "r"
+
+
+@pytest.mark.parametrize("has_lost", [False, True])
+def test_another_owner_learns_nothing_about_a_request(worker: TurnedWorker, has_lost: bool):
+    """It gets the answer for a request that does not exist, and the orphan stays for its own owner."""
+    first, adopter = worker.connect("a"), worker.connect("b")
+    first.submit(request("r", 500, note=b"n", cache_salt="anna"))
+    worker.turn(3)
+    if has_lost:
+        lose(worker, first)
+    assert not_found(worker, adopter, "r", "bert") == NotFound("r") == not_found(worker, adopter, "r", "")
+    if has_lost:
+        assert adopt(worker, adopter, "r", "anna").request.id == "r"
+
+
+def test_one_of_two_api_processes_adopts_an_orphan(worker: TurnedWorker):
+    """The other one is told that it is in flight."""
+    first, one, two = worker.connect("a"), worker.connect("b"), worker.connect("c")
+    first.submit(request("r", 500, note=b"n"))
+    worker.turn(3)
+    lose(worker, first)
+    for end in (one, two):
+        end.send(Adopt("r", ""))
+    worker.turn(3)
+    answers = [message for end in (one, two) for message in end.read() if isinstance(message, Adopted | NotFound)]
+    assert sorted(type(answer).__name__ for answer in answers) == ["Adopted", "NotFound"]
+    assert all(answer.is_held for answer in answers if isinstance(answer, NotFound))
+
+
+@pytest.mark.parametrize("ends_first", [False, True])
+def test_the_end_of_a_request_can_be_adopted_within_the_grace(worker: TurnedWorker, ends_first: bool):
+    """Whether it ended before the loss of its connection, with tokens that its API process may not have sent, or as an
+    orphan; by more than one process.
+    """
+    first, one, two = worker.connect("a"), worker.connect("b"), worker.connect("c")
+    first.submit(request("r", 12, note=b"n"))
+    worker.turn_until(lambda: first.end("r") if ends_first else len(first.tokens("r")) >= 4)
+    lose(worker, first)
+    worker.turn_until(lambda: not worker.engine.has_work)
+    for end in (one, two):
+        adopted = adopt(worker, end, "r")
+        worker.turn_until(lambda end=end: end.end("r"))
+        assert [*adopted.output, *end.tokens("r")] == text_alone([1, 2], 0, 12)
+        assert end.end("r") == TokenEvent("r", 0, text_alone([1, 2], 0, 12)[-1], FinishReason.LENGTH)
+    worker.now += GRACE
+    assert not not_found(worker, one, "r").is_held
+
+
+def test_an_ended_request_that_was_deleted_is_not_adopted(worker: TurnedWorker):
+    """Nor is one by the process that had it, which knows its own streams, or by others while that one is connected."""
+    first, adopter = worker.connect("a"), worker.connect("b")
+    first.submit(request("r", 4, note=b"n"), request("s", 4, note=b"n"))
+    worker.turn_until(lambda: first.end("r") and first.end("s"))
+    assert not_found(worker, first, "s") == NotFound("s")
+    assert not_found(worker, adopter, "s") == NotFound("s", is_held=True)
+    first.send(Forget("r"))
+    assert not_found(worker, adopter, "r") == NotFound("r")
+    lose(worker, first)
+    worker.turn()
+    assert adopt(worker, adopter, "s").request.id == "s"
+
+
+def test_an_aborted_request_is_adopted_with_its_end(worker: TurnedWorker):
+    """Its API process has found a stop string, and died before it wrote the end."""
+    first, adopter = worker.connect("a"), worker.connect("b")
+    first.submit(request("r", 500, note=b"n"))
+    worker.turn_until(lambda: len(first.tokens("r")) >= 4)
+    first.send(Abort("r"))
+    worker.turn_until(lambda: first.end("r"))
+    tokens = first.tokens("r")
+    lose(worker, first)
+    adopted = adopt(worker, adopter, "r")
+    worker.turn()
+    assert list(adopted.output) == tokens
+    assert adopter.end("r") == EndEvent("r", 0, FinishReason.ABORT)
+
+
+@pytest.mark.parametrize("more", [{"note": b""}, {"note": b"n", "n": 2}])
+def test_a_request_that_no_other_process_can_tell_is_not_adopted(worker: TurnedWorker, more: dict[str, Any]):
+    """Without a note there is no stream, and of several choices the order of their tokens is unknown."""
+    first, adopter = worker.connect("a"), worker.connect("b")
+    first.submit(request("r", 500, **more))
+    worker.turn(3)
+    lose(worker, first)
+    assert not_found(worker, adopter, "r") == NotFound("r")
+
+
+def test_a_request_whose_grammar_was_compiled_is_adopted_after_its_end(worker: TurnedWorker):
+    """It is not in the engine when it is submitted."""
+    first, adopter = worker.connect("a"), worker.connect("b")
+    compiled: Future[None] = Future()
+    worker.engine.constraints = cast(Any, SimpleNamespace(prepare=lambda request: compiled))
+    first.submit(request("r", 3, note=b"n"))
+    worker.turn(3)
+    compiled.set_result(None)
+    worker.engine.constraints = None  # of a fake model
+    worker.turn_until(lambda: first.end("r"))
+    lose(worker, first)
+    assert len(adopt(worker, adopter, "r").output) == 2
+
+
+def test_ended_requests_take_a_bounded_memory():
+    """The oldest are forgotten, and those whose time is over."""
+    kept = EndedRequests(max_bytes=3 * request_bytes(request("r", note=bytes(1000)), (1, 2)))
+    for number in range(5):
+        kept.add(Orphan(request(f"r{number}", note=bytes(1000)), {0: (1, 2)}, "", 10.0 + number))
+    assert [kept.find(f"r{number}") is not None for number in range(5)] == [False, False, True, True, True]
+    kept.expire(13.5)
+    assert len(kept) == 1 and kept.bytes == request_bytes(request("r", note=bytes(1000)), (1, 2))
+
+
+def test_an_api_process_that_connects_again_and_again_leaves_a_bounded_number_of_orphans(
+    worker: TurnedWorker, monkeypatch: pytest.MonkeyPatch
+):
+    """The oldest end before their grace."""
+    monkeypatch.setattr(owners, "MAX_ORPHANS", 5)
+    worker.connect("other")
+    for attempt in range(4):
+        hostile = worker.connect("hostile")
+        hostile.submit(*(request(f"r{attempt}.{number}", 1000) for number in range(3)))
+        worker.turn(2)
+        lose(worker, hostile)
+    worker.turn()
+    assert set(worker.engine.scheduler.requests) == {"r2.1", "r2.2", "r3.0", "r3.1", "r3.2"}
+
+
+def test_a_drain_waits_for_the_adoption_of_orphans(worker: TurnedWorker):
+    """An API process that is still connected continues them."""
+    first, adopter = worker.connect("a"), worker.connect("b")
+    first.submit(request("r", 40, note=b"n"))
+    worker.turn(3)
+    lose(worker, first)
+    adopter.send(Adopt("r", ""))
+    worker.worker.drain(60.0)
+    [adopted] = [message for message in adopter.read() if isinstance(message, Adopted)]
+    assert [*adopted.output, *adopter.tokens("r")] == text_alone([1, 2], 0, 40)
 
 
 def test_choices_of_an_orphan_continue_one_by_one(worker: TurnedWorker):
@@ -148,16 +323,13 @@ def test_choices_of_an_orphan_continue_one_by_one(worker: TurnedWorker):
 def test_orphans_end_after_their_grace(worker: TurnedWorker):
     """They can be adopted until then, and not afterwards."""
     first, other = worker.connect("a"), worker.connect("other")
-    first.submit(request("r", 4000))
+    first.submit(request("r", 4000, note=b"n"))
     worker.turn_until(lambda: len(first.tokens("r")) >= 5)
     lose(worker, first)
     lost_at = worker.now
     worker.turn_until(lambda: not worker.engine.has_work)
     assert GRACE <= worker.now - lost_at < GRACE + 1
-    other.send(Adopt("r"))
-    worker.turn()
-    other.read()
-    assert NotFound("r") in other.messages
+    assert not_found(worker, other, "r") == NotFound("r")
 
 
 def test_an_api_process_releases_orphans_that_it_does_not_need(worker: TurnedWorker):

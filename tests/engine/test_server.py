@@ -11,14 +11,14 @@ import pytest
 
 from engine.errors import ConfigError
 from engine.heartbeat import Heartbeat
-from engine.network import Address
+from engine.network import Address, bind
 from engine.server import EngineServer, ServerOptions
 from tests.engine.api_ends import CONFIG, fake_engine
 
 
 def options(host: str = "127.0.0.1", port: int = 0) -> ServerOptions:
     return ServerOptions(
-        address=Address(host, port), token="a token of an engine", tls=None, orphan_grace=1.0, drain_seconds=1.0
+        sock=bind(Address(host, port)), token="a token of an engine", tls=None, orphan_grace=1.0, drain_seconds=1.0
     )
 
 

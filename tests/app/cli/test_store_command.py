@@ -19,7 +19,7 @@ import pytest
 from app.__main__ import main, make_parser
 from app.store import writer as writer_module
 from app.store.database import APPLICATION_ID, SCHEMA_VERSION, connect
-from app.store.entries import Entry, Origin
+from app.store.entries import Entry, Note, Origin
 from app.store.parts import PARTS
 from app.store.pruning import BATCH_RECORDS, DAY_SECONDS, AgeLimit, remove_batch
 from app.store.state_file import StateFile
@@ -38,7 +38,7 @@ def add(
     request = Request(id=name, prompt=(1, 2), sampling=SamplingParams(max_tokens=9, seed=3))
     origin = Origin("ChatRequest", json.dumps(BODY).encode(), 60.0)
     began = NOW - days * DAY_SECONDS
-    entry = Entry(request, origin, owner, "", "", began, None, "f", "v")
+    entry = Entry(request, Note(origin, owner, "", "", began, None, "f", "v", "e"))
     connection.execute(
         "INSERT INTO request (id, owner, created, ended, entry) VALUES (?, ?, ?, ?, ?)",
         (name, owner, began, began + 1 if has_ended else None, msgspec.msgpack.encode(entry)),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from app.store import writer as writer_module
 from app.store.database import APPLICATION_ID, StoreError, connect
-from app.store.entries import Entry, Origin, Saved
+from app.store.entries import Entry, Note, Origin, Saved
 from app.store.state_file import StateFile
 from app.store.writer import Write, Writer
 from app.streams.stream_log import Cursor, CursorError, Delta, Failure, Reader, StreamLog, Usage
@@ -27,7 +27,7 @@ ID = "a1"
 
 def entry(n: int = 1, **sampling) -> Entry:
     request = Request(id=ID, prompt=(1, 2), sampling=SamplingParams(max_tokens=9, seed=3, **sampling), n=n)
-    return Entry(request, Origin("ChatRequest", b"{}", 60.0), "o", "", "", 5.0, None, "f", "v")
+    return Entry(request, Note(Origin("ChatRequest", b"{}", 60.0), "o", "", "", 5.0, None, "f", "v", "e"))
 
 
 def token(number: int, choice: int = 0, finish: FinishReason | None = None) -> TokenEvent:
