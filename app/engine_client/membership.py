@@ -87,7 +87,7 @@ class Membership:
             return
         if not engines:
             self._report("there is no engine")
-        for name in engines.keys() - owner.names:
+        for name in [name for name in engines if name not in owner.names]:  # in order, as they are numbered
             await owner.add_member(name, engines[name])
             if not self._source.is_fixed:
                 log.info("%s is new", name)

@@ -204,7 +204,7 @@ async def test_a_draining_engine_s_requests_move_to_another_one():
     """At once and without a death in their record; the service stays ready."""
     first, second = ListeningEngine(), ListeningEngine()
     async with client_of(first.address, second.address) as client:
-        await until(lambda: all(member.is_ready for member in client.members))
+        await until(lambda: len(client.members) == 2 and all(member.is_ready for member in client.members))
         answers = [asyncio.create_task(follow(client, request(f"r{i}", 150 + i))) for i in range(4)]
         await until(lambda: first.engine.load().counters.generated_tokens > 20)
         first.order(lambda: first.worker.drain(HANG_SECONDS))
@@ -296,7 +296,7 @@ async def test_a_silent_engine_is_given_up_by_the_watchdog(
     first, second = ListeningEngine(), ListeningEngine()
     hang = threading.Event()
     async with client_of(first.address, second.address, watchdog=1.0) as client:
-        await until(lambda: all(member.is_ready for member in client.members))
+        await until(lambda: len(client.members) == 2 and all(member.is_ready for member in client.members))
         answer = asyncio.create_task(follow(client, request("r", 100)))
         engines = (first, second)
         await until(lambda: any(each.engine.load().counters.generated_tokens > 10 for each in engines))
@@ -305,7 +305,7 @@ async def test_a_silent_engine_is_given_up_by_the_watchdog(
         assert tokens_of(await answer) == text_alone([1, 2], 0, 100)
         assert any("has made no progress for" in record.getMessage() for record in caplog.records)
         hang.set()
-        await until(lambda: all(member.is_ready for member in client.members))
+        await until(lambda: len(client.members) == 2 and all(member.is_ready for member in client.members))
         await until(lambda: not busy.engine.has_work)
     first.stop()
     second.stop()
