@@ -27,7 +27,7 @@ SANITIZE := KERNELS_CXXFLAGS="-O1 -g1 -fno-omit-frame-pointer -fsanitize=address
 # Written by npm when it has installed the packages of package-lock.json.
 JS_STAMP := node_modules/.package-lock.json
 
-.PHONY: serve model test install lint types js unit quick coverage nightly planted emulated sanitize browser docs bench soak fleet ray laws formats harness peers clients gpu-check gpu-figures gpu-wheels constraints clean help
+.PHONY: serve model test install lint types js unit quick coverage nightly planted emulated sanitize browser docs bench soak fleet takeovers ray laws formats harness peers clients gpu-check gpu-figures gpu-wheels constraints clean help
 
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -123,6 +123,9 @@ soak: install  ## 30 minutes of kills, leaving clients and floods beside clients
 
 fleet: install  ## faults of one of two engines and of the network beside clients whose answers are checked; ARGS="--rounds 5"
 	@$(BIN)/python -m benchmarks.fleet_faults $(ARGS)
+
+takeovers: install  ## 50 kills of one of two API processes beside clients that resume their answers; ARGS="--kills 5"
+	@$(BIN)/python -m benchmarks.api_takeovers $(ARGS)
 
 formats: install  ## formats of answers: their cost, validity of 500 schemas, the JSON-Schema-Test-Suite; 30 minutes
 	@$(BIN)/python -m app fetch

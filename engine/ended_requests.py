@@ -54,7 +54,7 @@ class EndedRequests:
                 ended.is_held = False
 
     def expire(self, now: float) -> None:
-        """Forget the requests whose time is over."""
+        """Forget the requests that have expired."""
         while self._kept and next(iter(self._kept.values())).expires_at <= now:
             self.forget(next(iter(self._kept)))
 

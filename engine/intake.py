@@ -82,7 +82,7 @@ class Intake:
             self._events += _compiling_status(request)
 
     def submit_compiled(self) -> list[Request]:
-        """Submit the requests whose grammars have been compiled, or refused. Returns them."""
+        """Submit the requests with grammars that were compiled or refused. Returns them."""
         done = [request for request, compilation in self._compiling.values() if compilation.done()]
         for request in done:
             del self._compiling[request.id]

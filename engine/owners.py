@@ -87,7 +87,7 @@ class Owners:
         self._note(request, connection.process)
 
     def submit_compiled(self, connections: Sequence[Connection]) -> None:
-        """Submit the requests whose grammars have been compiled."""
+        """Submit the requests with compiled grammars."""
         for request in self._intake.submit_compiled():
             owner = self._owners.get(request.id)
             for connection in connections:

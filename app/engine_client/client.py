@@ -169,8 +169,7 @@ class EngineClient:
     @property
     def loading(self) -> LoadProgress:
         """Return the progress of the first engine that starts; that of the first one if none does."""
-        members = self.members
-        starting = next((member for member in members if member.phase in STARTING), next(iter(members), None))
+        starting = next((each for each in self.members if each.phase in STARTING), next(iter(self.members), None))
         return LoadProgress("connect", 0, 1) if starting is None else starting.loading
 
     # Requests -----------------------------------------------------------------------------------------------------
@@ -202,9 +201,7 @@ class EngineClient:
         check_request(request, model)
 
     def submit(self, request: Request, sink: Sink) -> None:
-        """Send a request that has passed `check`. `sink` is called with each of its events, in order, until every
-        choice has ended.
-        """
+        """Send a request that has passed `check`. `sink` is called with its events in order, until each choice ends."""
         ongoing = self._in_flight.add(request, sink)
         self._send_waiting()
         if ongoing.member is None and not ongoing.position:

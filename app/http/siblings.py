@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import logging
 import re
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -35,7 +36,7 @@ MAX_BODY_BYTES = 256 << 10  # of a request by ID that may be forwarded; a longer
 BY_ID = re.compile(r"/v1/(streams|requests|responses(?!/input_tokens)|conversations|chat/completions)/[^/]")
 HOP_BY_HOP = {b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"expect"}
 
-Headers = Sequence[tuple[bytes, bytes]]
+log = logging.getLogger("carousel.siblings")
 
 
 class _Parsed:
@@ -105,6 +106,8 @@ class Forwarded(Response):
                 async for chunk in self.chunks():
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
                 await send({"type": "http.response.body", "body": b""})
+        except OSError as error:  # the connection ends without the end of the answer, so that the client resumes it
+            log.warning("an answer of another API process was cut off: %s", error)
         finally:
             self.close()
 

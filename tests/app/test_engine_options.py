@@ -143,3 +143,12 @@ def test_a_token_that_others_can_read_ends_the_command(model: str, tmp_path: Pat
     token.chmod(0o644)
     assert main(["engine", model, "--listen", "127.0.0.1:0", "--token-file", str(token)]) == 2
     assert f"run chmod 600 {token}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("given", "named"), [({"store": "a.db"}, "store"), ({"reuse_port": True}, "reuse_port")])
+def test_options_that_several_api_processes_cannot_honour_are_refused(model: str, given: dict[str, Any], named: str):
+    """By name; one process takes them."""
+    with pytest.raises(ConfigError, match=rf"^{named} cannot be combined with api_processes \(2\)"):
+        resolve({"model": model, "api_processes": 2, **given}, {})
+    assert resolve({"model": model, "api_processes": 1, **given}, {}).api_processes == 1
+    assert resolve({"model": model, "api_processes": 2, "store": "none"}, {}).api_processes == 2
