@@ -238,10 +238,9 @@ def test_the_quantisation_that_the_engine_reports_is_shown_everywhere():
     """By Ollama's routes and by /v1/models; the engine's description is the only source."""
     with make() as client:
         ready(client)
-        [engine] = client.app.state.service.client.members
-        engine.info = replace(
-            engine.info, format="gguf", family="qwen3", quantization="Q4_K_M", file_bytes=7, parameters=8_190_000_000
-        )
+        engines = client.app.state.service.client
+        fields = {"format": "gguf", "family": "qwen3", "quantization": "Q4_K_M", "file_bytes": 7}
+        assert engines.difference(0, replace(engines.model, **fields, parameters=8_190_000_000)) == ""
         [listed] = client.get("/api/tags").json()["models"]
         [loaded] = client.get("/api/ps").json()["models"]
         shown = client.post("/api/show", json={"model": "fake"}).json()
