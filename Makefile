@@ -140,7 +140,8 @@ peers: install  ## compare with other servers on a CPU; sets them up first, outs
 
 ray: install  ## engines and API processes in a real Ray cluster on this machine, with kills; installs Ray, a minute
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,ray]'
-	@$(BIN)/python -m pytest tests/ray_cluster/service.py $(ARGS)
+	@mkdir -p build && umask 077 && $(BIN)/python -c 'import secrets; print(secrets.token_hex())' > build/ray-token
+	@RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$(CURDIR)/build/ray-token $(BIN)/python -m pytest tests/ray_cluster/service.py $(ARGS)
 
 clients: install browser  ## try clients of other projects, installed outside the tree (18 GB), and write their table; ARGS="AI LangChain" tries some
 	@$(BIN)/python -m tests.clients $(ARGS)

@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import json
 import os
-import secrets
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
@@ -30,14 +29,10 @@ NAME = "smoke"
 
 
 @pytest.fixture(scope="module")
-def status_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Start a cluster, which requires a token of its own, and the service. Yields the URL of its status."""
+def status_url() -> Iterator[str]:
+    """Start a cluster and the service. Yields the URL of its status."""
     from ray import serve
 
-    token = tmp_path_factory.mktemp("ray") / "token"
-    token.touch(0o600)
-    token.write_text(secrets.token_hex(32))
-    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
     ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
     port = free_port()
     serve.start(http_options={"host": "127.0.0.1", "port": port})
