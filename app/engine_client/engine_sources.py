@@ -66,7 +66,8 @@ class DnsEngines:
         if self._look_up is None:
             self._look_up = self._executor.submit(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
         try:
-            found = await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(self._look_up)), LOOK_UP_SECONDS)
+            async with asyncio.timeout(LOOK_UP_SECONDS):  # `wait_for` of Python 3.11 may swallow a cancellation
+                found = await asyncio.shield(asyncio.wrap_future(self._look_up))
         except TimeoutError:
             raise OSError(f"{self._name}: the name service has not answered within {LOOK_UP_SECONDS:g} s") from None
         except OSError as error:

@@ -21,6 +21,7 @@ from engine.types import EndEvent, TokenEvent
 from tests.app.engine_client.test_client import CONFIG, follow, request, tokens_of
 from tests.app.engine_client.test_tcp_engine import TOKEN, ListeningEngine, until
 from tests.fakes import text_alone
+from tests.limits import HANG_SECONDS
 
 NAME = "engines.example"
 
@@ -126,6 +127,24 @@ async def test_an_engine_with_two_addresses_is_one_member(names: NameService, ad
     names.addresses = addresses
     source = DnsEngines(DnsName(NAME, 9400), EngineAccess(TOKEN))
     assert list(await source.engines()) == [f"engine {address}" for address in used]
+    source.close()
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_look_up_can_be_cancelled_at_any_moment(names: NameService, turns: int):
+    """Also while its answer is on its way to the event loop, or a server that stops would wait for it forever."""
+    source = DnsEngines(DnsName(NAME, 9400), EngineAccess(TOKEN))
+    names.gate.clear()
+    look = asyncio.create_task(source.engines())
+    await until(lambda: names.look_ups)
+    assert source._look_up is not None
+    names.gate.set()
+    source._look_up.result(HANG_SECONDS)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    is_over = not look.cancel()
+    await asyncio.wait([look])
+    assert look.cancelled() is not is_over
     source.close()
 
 
