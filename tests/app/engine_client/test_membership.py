@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import threading
 from collections.abc import AsyncIterator
@@ -145,6 +146,25 @@ async def test_a_look_up_can_be_cancelled_at_any_moment(names: NameService, turn
     is_over = not look.cancel()
     await asyncio.wait([look])
     assert look.cancelled() is not is_over
+    source.close()
+
+
+async def test_the_failure_of_a_cancelled_look_up_is_not_logged(names: NameService, caplog: pytest.LogCaptureFixture):
+    """A server that stops does not wait for it."""
+    source = DnsEngines(DnsName(NAME, 9400), EngineAccess(TOKEN))
+    names.gate.clear()
+    names.failure = socket.gaierror(-2, "Name or service not known")
+    look = asyncio.create_task(source.engines())
+    await until(lambda: names.look_ups)
+    look.cancel()
+    await asyncio.wait([look])
+    assert source._look_up is not None
+    names.gate.set()
+    assert source._look_up.exception(HANG_SECONDS) is names.failure
+    for _ in range(5):
+        await asyncio.sleep(0)
+    gc.collect()
+    assert caplog.records == []
     source.close()
 
 
