@@ -66,7 +66,10 @@ class DnsEngines:
         if self._look_up is None:
             self._look_up = self._executor.submit(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
         try:
-            found = await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(self._look_up)), LOOK_UP_SECONDS)
+            answer = asyncio.wrap_future(self._look_up)
+            answer.add_done_callback(_note_failure)
+            async with asyncio.timeout(LOOK_UP_SECONDS):  # `wait_for` of Python 3.11 may swallow a cancellation
+                found = await asyncio.shield(answer)
         except TimeoutError:
             raise OSError(f"{self._name}: the name service has not answered within {LOOK_UP_SECONDS:g} s") from None
         except OSError as error:
@@ -90,6 +93,12 @@ class DnsEngines:
     def expect(self, fingerprint: str) -> None:
         """Do as `EngineSource.expect`."""
         self._access.fingerprint = fingerprint
+
+
+def _note_failure(answer: asyncio.Future[list[Any]]) -> None:
+    """Mark the failure of a look-up as known, so that asyncio does not log one that nothing waits for any more."""
+    if not answer.cancelled():
+        answer.exception()
 
 
 def engine_source(settings: Settings) -> EngineSource | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import threading
 from collections.abc import AsyncIterator
@@ -21,6 +22,7 @@ from engine.types import EndEvent, TokenEvent
 from tests.app.engine_client.test_client import CONFIG, follow, request, tokens_of
 from tests.app.engine_client.test_tcp_engine import TOKEN, ListeningEngine, until
 from tests.fakes import text_alone
+from tests.limits import HANG_SECONDS
 
 NAME = "engines.example"
 
@@ -126,6 +128,45 @@ async def test_an_engine_with_two_addresses_is_one_member(names: NameService, ad
     names.addresses = addresses
     source = DnsEngines(DnsName(NAME, 9400), EngineAccess(TOKEN))
     assert list(await source.engines()) == [f"engine {address}" for address in used]
+    source.close()
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_look_up_can_be_cancelled_at_any_moment(names: NameService, turns: int):
+    """Also while its answer is on its way to the event loop, or a server that stops would wait for it forever."""
+    source = DnsEngines(DnsName(NAME, 9400), EngineAccess(TOKEN))
+    names.gate.clear()
+    look = asyncio.create_task(source.engines())
+    await until(lambda: names.look_ups)
+    assert source._look_up is not None
+    names.gate.set()
+    source._look_up.result(HANG_SECONDS)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    is_over = not look.cancel()
+    await asyncio.wait([look])
+    assert look.cancelled() is not is_over
+    source.close()
+
+
+async def test_the_failure_of_a_cancelled_look_up_is_not_logged(names: NameService, caplog: pytest.LogCaptureFixture):
+    """A server that stops does not wait for it."""
+    source = DnsEngines(DnsName(NAME, 9400), EngineAccess(TOKEN))
+    names.gate.clear()
+    names.failure = socket.gaierror(-2, "Name or service not known")
+    look = asyncio.create_task(source.engines())
+    await until(lambda: names.look_ups)
+    look.cancel()
+    await asyncio.wait([look])
+    assert source._look_up is not None
+    names.gate.set()
+    assert isinstance(source._look_up.exception(HANG_SECONDS), OSError)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    source._look_up = names.failure = None
+    del look  # with the last reference to the failure
+    gc.collect()
+    assert caplog.records == []
     source.close()
 
 
