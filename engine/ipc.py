@@ -52,10 +52,11 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
-    """End a request, or one of its choices."""
+    """End a request, or one of its choices. moves: it goes on in another engine, and is not adopted from this one."""
 
     request_id: str
     choice: int | None = None
+    moves: bool = False
 
 
 class WatchSnapshots(msgspec.Struct, frozen=True, tag="watch"):

@@ -94,9 +94,11 @@ class Owners:
                 if owner is connection.events:
                     self._note(request, connection.process)
 
-    def abort(self, connection: Connection, request_id: str, choice: int | None) -> None:
-        """End a request of a connection, or one of its choices."""
+    def abort(self, connection: Connection, request_id: str, choice: int | None, *, moves: bool = False) -> None:
+        """End a request of a connection, or one of its choices. moves: it goes on in another engine."""
         if self._owners.get(request_id) is connection.events:
+            if moves:
+                self._noted.pop(request_id, None)
             self._intake.abort(request_id, choice)
 
     def adopt(self, connection: Connection, name: str, cache_salt: str) -> None:

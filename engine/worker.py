@@ -152,8 +152,8 @@ class Worker:
         match message:
             case Submit(request):
                 self._owners.submit(connection, request)
-            case Abort(request_id, choice):
-                self._owners.abort(connection, request_id, choice)
+            case Abort(request_id, choice, moves):
+                self._owners.abort(connection, request_id, choice, moves=moves)
             case Adopt(name, cache_salt):
                 self._owners.adopt(connection, name, cache_salt)
             case Forget(request_id):

@@ -251,9 +251,9 @@ class EngineClient:
             if self._in_flight.handle(event):
                 self._send_waiting()
             yield
-        if self._in_flight.waiting.late and self._members[index].is_ready:
+        if self._in_flight.waiting.late and (member := self._members.get(index)) is not None and member.is_ready:
             # only this member can have room for them: those with room got theirs before
-            self._send_waiting_to([self._members[index].as_ready])
+            self._send_waiting_to([member.as_ready])
         if len(self._members) > 1:
             self._balance()
         if result.snapshot is not None:
@@ -379,7 +379,7 @@ class EngineClient:
         if (now := time.monotonic()) >= self._balance_at:
             self._balance_at = now + BALANCE_SECONDS
             for index, request_id in self._in_flight.requests_to_recall(self._ready_members()):
-                self._members[index].abort(request_id, None)
+                self._members[index].abort(request_id, moves=True)
 
     def _drop_aborted(self, request_id: str) -> None:
         self._in_flight.drop_aborted(request_id)

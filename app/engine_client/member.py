@@ -120,7 +120,7 @@ class EngineMember:
         self.restarts = 0
         self.is_draining = False  # the current engine ends with the requests that it has
         self._config = config
-        self._name = name or "the engine"
+        self.name = name or "the engine"
         self._prefix = f"{name}: " if name else ""  # of messages that name no engine
         self._make_engine = make_engine
         self._in_flight = in_flight
@@ -199,18 +199,13 @@ class EngineMember:
             self._last_message_at = time.monotonic()  # the engine was idle: progress is due from now on
         self._engine.send(*(Submit(self._clock.to_engine(request)) for request in requests))
 
-    @property
-    def name(self) -> str:
-        """Return its name, for messages."""
-        return self._name
-
     def leave(self) -> None:
         """Give up an engine that is draining; its requests wait for another one."""
-        self._engine.abandon(f"{self._name} is draining")
+        self._engine.abandon(f"{self.name} is draining")
 
-    def abort(self, request_id: str, choice: int | None) -> None:
-        """Ask the engine to end a request or one choice."""
-        self._engine.send(Abort(request_id, choice))
+    def abort(self, request_id: str, choice: int | None = None, *, moves: bool = False) -> None:
+        """Ask the engine to end a request or one choice. moves: it goes on in another engine."""
+        self._engine.send(Abort(request_id, choice, moves))
 
     def use_vocabulary(self, vocabulary: Vocabulary) -> None:
         """Give the engine, and each later one, the model's tokens, when it is ready."""
@@ -254,7 +249,7 @@ class EngineMember:
                 if difference := self._owner.difference(self.index, info):
                     if self._engine.reject(difference):
                         return iter(())
-                    self.fail(f"{self._name} is not used: {difference}")
+                    self.fail(f"{self.name} is not used: {difference}")
                     log.error("%s", self.failure)
                 else:
                     self._on_ready(info)
@@ -264,9 +259,9 @@ class EngineMember:
         self.info = info
         self._ready_at = time.monotonic()
         if self.phase is not EngineState.LOADING:
-            log.warning("%s is ready again; requests in flight: %d", self._name, len(self._in_flight))
+            log.warning("%s is ready again; requests in flight: %d", self.name, len(self._in_flight))
         elif self._prefix:
-            log.info("%s is ready", self._name)
+            log.info("%s is ready", self.name)
         if self._vocabulary is not None:
             self._engine.send(UseVocabulary(self._vocabulary))
         if self._is_watched:
@@ -362,7 +357,7 @@ class EngineMember:
                 await asyncio.sleep(CATCH_UP_SECONDS)
                 if self._engine.heartbeat_count == self._beats and self._is_silent:
                     silent = time.monotonic() - self._last_message_at
-                    self._engine.abandon(f"{self._name} has made no progress for {silent:.0f} s")
+                    self._engine.abandon(f"{self.name} has made no progress for {silent:.0f} s")
 
     def _send_echo_request(self) -> None:
         """Send an echo request to an engine without a recent heartbeat.

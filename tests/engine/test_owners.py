@@ -304,6 +304,21 @@ def test_a_drain_waits_for_the_adoption_of_orphans(worker: TurnedWorker):
     assert [*adopted.output, *adopter.tokens("r")] == text_alone([1, 2], 0, 40)
 
 
+def test_a_request_that_has_moved_is_not_adopted_from_its_former_engine(worker: TurnedWorker):
+    """It goes on in another one, and its end here is none for its client."""
+    first, other = worker.connect("a"), worker.connect("other")
+    first.submit(request("moved", 4000, note=b"n"), request("stopped", 4000, note=b"n"))
+    worker.turn_until(lambda: len(first.tokens("moved")) >= 5)
+    first.send(Abort("moved", moves=True))
+    first.send(Abort("stopped"))
+    worker.turn_until(lambda: first.end("moved") and first.end("stopped"))
+    lose(worker, first)
+    assert not_found(worker, other, "moved") == NotFound("moved")
+    other.send(Adopt("stopped", ""))
+    worker.turn(3)
+    assert any(isinstance(message, Adopted) for message in other.read())
+
+
 def test_choices_of_an_orphan_continue_one_by_one(worker: TurnedWorker):
     """One that the new owner has ended meanwhile ends in the engine too."""
     first, _ = worker.connect("a"), worker.connect("other")
