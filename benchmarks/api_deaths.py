@@ -20,34 +20,16 @@ import random
 import socket
 import tempfile
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.api_deaths_clients import KINDS, TOKENS, Answer, answer, kind_of
+from benchmarks.api_deaths_clients import KINDS, TOKENS, Answer, kind_of, play, play_undisturbed
 from benchmarks.results import save, spread
 from benchmarks.serving import Serving
 
 STREAMS, SLOTS = 32, 16
 BOTH_EVERY = 10  # kills, of which one is of the engine too
-
-
-async def play(url: str, streams: int, kill: tuple[Servers, float, bool] | None) -> list[Answer]:
-    """Run all clients at once; kill the server once that many events have arrived in all, and start another one.
-
-    kill: the servers, the number of events, and whether the engine is killed too.
-    """
-    answers = [answer(number) for number in range(streams)]
-    reading = [asyncio.create_task(each.follow(url)) for each in answers]
-    if kill is not None:
-        servers, events, is_both = kill
-        while not all(task.done() for task in reading):
-            if sum(len(each.moments) for each in answers) >= events:
-                break
-            await asyncio.sleep(0.001)
-        servers.kill(is_both=is_both)
-        await asyncio.to_thread(servers.start)
-    await asyncio.gather(*reading)
-    return answers
 
 
 class Servers:
@@ -75,10 +57,11 @@ class Servers:
         self.current.process.kill()
         self.current.__exit__(None, None, None)
 
-    def start(self) -> None:
-        """Start another server."""
+    async def replace(self, *, is_both: bool) -> None:
+        """Kill the API process, and possibly the engine, and start another server."""
+        self.kill(is_both=is_both)
         self.current = self._make()
-        self.current.__enter__()
+        await asyncio.to_thread(self.current.__enter__)
 
 
 def row_of(answers: list[Answer], expected: list[str]) -> dict[str, Any]:
@@ -96,16 +79,14 @@ def row_of(answers: list[Answer], expected: list[str]) -> dict[str, Any]:
 async def measure(servers: Servers, kills: int, streams: int = STREAMS) -> list[dict[str, Any]]:
     """Return a row for each kill."""
     url = servers.current.url
-    await play(url, streams, None)
-    undisturbed = await play(url, streams, None)
+    undisturbed = await play_undisturbed(url, range(streams))
     expected = [each.text for each in undisturbed]
-    assert all(each.is_whole and each.text for each in undisturbed), row_of(undisturbed, expected)
     total = sum(len(each.moments) for each in undisturbed)
     chance, rows = random.Random(1), []
     for kill in range(kills):
         share = 0.95 * chance.random()
         is_both = kill % BOTH_EVERY == BOTH_EVERY - 1
-        answers = await play(url, streams, (servers, share * total, is_both))
+        answers = await play(url, range(streams), partial(servers.replace, is_both=is_both), share * total)
         row = {"killed_after": share, "with_engine": is_both, **row_of(answers, expected)}
         rows.append(row)
         print(f"kill {kill}: {json.dumps(row)}", flush=True)

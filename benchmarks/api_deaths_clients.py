@@ -6,6 +6,7 @@ import asyncio
 import json
 import secrets
 import time
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -234,6 +235,31 @@ class RealtimeAnswer(Answer):
 def answer(number: int) -> Answer:
     """Return a client."""
     return (RealtimeAnswer if kind_of(number).startswith("realtime") else HttpAnswer)(number)
+
+
+async def play(
+    url: str, numbers: Sequence[int], disturb: Callable[[], Awaitable[None]] | None = None, after: float = 0
+) -> list[Answer]:
+    """Run the clients with these numbers at once, and call `disturb` once `after` events have arrived in all."""
+    answers = [answer(number) for number in numbers]
+    reading = [asyncio.create_task(each.follow(url)) for each in answers]
+    if disturb is not None:
+        while not all(task.done() for task in reading):
+            if sum(len(each.moments) for each in answers) >= after:
+                break
+            await asyncio.sleep(0.001)
+        await disturb()
+    await asyncio.gather(*reading)
+    return answers
+
+
+async def play_undisturbed(url: str, numbers: Sequence[int]) -> list[Answer]:
+    """Return answers of an undisturbed server that is warm. Raises `RuntimeError` if one is not whole."""
+    await play(url, numbers)
+    answers = await play(url, numbers)
+    if failed := [each for each in answers if not (each.is_whole and each.text)]:
+        raise RuntimeError(f"Answers of an undisturbed server are not whole: {failed}")
+    return answers
 
 
 def _text(event: dict[str, Any]) -> str:

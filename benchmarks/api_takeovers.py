@@ -16,12 +16,13 @@ import asyncio
 import json
 import random
 import time
+from functools import partial
 from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
 from benchmarks.api_deaths import row_of
-from benchmarks.api_deaths_clients import KINDS, TOKENS, Answer, answer, kind_of
+from benchmarks.api_deaths_clients import KINDS, TOKENS, kind_of, play, play_undisturbed
 from benchmarks.results import save, spread
 from benchmarks.serving import Serving
 
@@ -38,38 +39,31 @@ def api_processes(server: Serving) -> list[psutil.Process]:
     return [child for child in children if "app.cli.supervised_api" in child.cmdline()]
 
 
-async def play(server: Serving, streams: int, kill: tuple[psutil.Process, float] | None) -> list[Answer]:
-    """Run all clients at once. kill: a process, and the number of events in all after which it is killed."""
-    answers = [answer(number) for number in NUMBERS[:streams]]
-    reading = [asyncio.create_task(each.follow(server.url)) for each in answers]
-    if kill is not None:
-        process, events = kill
-        while not all(task.done() for task in reading):
-            if sum(len(each.moments) for each in answers) >= events:
-                break
-            await asyncio.sleep(0.001)
-        process.kill()
-    await asyncio.gather(*reading)
+async def kill_one(server: Serving, chance: random.Random) -> None:
+    """Kill one of the API processes."""
+    chance.choice(api_processes(server)).kill()
+
+
+async def all_started(server: Serving) -> None:
+    """Wait until a killed process has been started again."""
     ends_at = time.monotonic() + START_SECONDS
     while len(api_processes(server)) < PROCESSES:
         if time.monotonic() > ends_at:
             raise RuntimeError("A killed process was not started again.")
         await asyncio.sleep(0.05)
-    return answers
 
 
 async def measure(server: Serving, kills: int, streams: int = STREAMS) -> list[dict[str, Any]]:
     """Return a row for each kill."""
-    await play(server, streams, None)
-    undisturbed = await play(server, streams, None)
+    numbers = NUMBERS[:streams]
+    undisturbed = await play_undisturbed(server.url, numbers)
     expected = [each.text for each in undisturbed]
-    if not all(each.is_whole and each.text for each in undisturbed):
-        raise RuntimeError(f"Answers without a kill are not whole: {row_of(undisturbed, expected)}")
     total = sum(len(each.moments) for each in undisturbed)
     chance, rows = random.Random(1), []
     for kill in range(kills):
         share = 0.95 * chance.random()
-        answers = await play(server, streams, (chance.choice(api_processes(server)), share * total))
+        answers = await play(server.url, numbers, partial(kill_one, server, chance), share * total)
+        await all_started(server)
         row = {"killed_after": share, **row_of(answers, expected)}
         rows.append(row)
         print(f"kill {kill}: {json.dumps(row)}", flush=True)

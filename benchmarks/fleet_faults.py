@@ -24,13 +24,14 @@ import json
 import random
 import signal
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from benchmarks.api_deaths import row_of
-from benchmarks.api_deaths_clients import KINDS, TOKENS, Answer, answer
+from benchmarks.api_deaths_clients import KINDS, TOKENS, play, play_undisturbed
 from benchmarks.fleet_processes import TwoEngines
 from benchmarks.results import save, spread
 
@@ -76,21 +77,6 @@ async def disturb(fleet: TwoEngines, fault: str, index: int) -> None:
             link.mend()
 
 
-async def play(fleet: TwoEngines, streams: int, fault: tuple[str, int, float] | None) -> list[Answer]:
-    """Run all clients at once, with a fault of an engine once that many events have arrived in all."""
-    answers = [answer(number) for number in range(streams)]
-    reading = [asyncio.create_task(each.follow(fleet.server.url)) for each in answers]
-    if fault is not None:
-        name, index, events = fault
-        while not all(task.done() for task in reading):
-            if sum(len(each.moments) for each in answers) >= events:
-                break
-            await asyncio.sleep(0.001)
-        await disturb(fleet, name, index)
-    await asyncio.gather(*reading)
-    return answers
-
-
 async def both_ready(fleet: TwoEngines) -> None:
     """Wait until both engines serve."""
     async with httpx.AsyncClient(base_url=fleet.server.url) as http:
@@ -106,10 +92,9 @@ async def measure(fleet: TwoEngines, rounds: dict[str, int], streams: int = STRE
     await fleet.start()
     try:
         await both_ready(fleet)
-        await play(fleet, streams, None)
-        undisturbed = await play(fleet, streams, None)
+        url, numbers = fleet.server.url, range(streams)
+        undisturbed = await play_undisturbed(url, numbers)
         expected = [each.text for each in undisturbed]
-        assert all(each.is_whole and each.text for each in undisturbed), row_of(undisturbed, expected)
         total = sum(len(each.moments) for each in undisturbed)
         chance = random.Random(1)
         rows: list[dict[str, Any]] = [{"fault": "none", **row_of(undisturbed, expected)}]
@@ -117,7 +102,7 @@ async def measure(fleet: TwoEngines, rounds: dict[str, int], streams: int = STRE
             for number in range(count):
                 await both_ready(fleet)
                 share = 0.9 * chance.random()
-                answers = await play(fleet, streams, (name, number % 2, share * total))
+                answers = await play(url, numbers, partial(disturb, fleet, name, number % 2), share * total)
                 rows.append({"fault": name, "after": share, **row_of(answers, expected)})
                 print(json.dumps(rows[-1]), flush=True)
         return rows
