@@ -112,7 +112,9 @@ def engine_source(settings: Settings) -> EngineSource | None:
     vocab_size = found if isinstance(found, int) else None
     if isinstance(settings.engines, RayService):
         if importlib.util.find_spec("ray") is None:
-            raise ConfigError(f"engines {settings.engines} requires the package ray: pip install 'carousel[ray]'")
+            raise ConfigError(
+                f"engines {settings.engines} requires the package ray: pip install '.[ray]' in the checkout"
+            )
         return RayEngines(settings.engines, EngineAccess("", tls, vocab_size))
     assert settings.token_file is not None, "engines require a token"
     access = EngineAccess(read_token(settings.token_file), tls, vocab_size)
