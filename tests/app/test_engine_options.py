@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ def test_a_ray_cluster_has_engines(model: str, monkeypatch: pytest.MonkeyPatch):
         settings = resolve({"model": model, "engines": text}, {})
         assert settings.engines == service
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="requires the package ray: pip install 'carousel\\[ray\\]'"):
+    with pytest.raises(ConfigError, match=re.escape("requires the package ray: pip install '.[ray]' in the checkout")):
         engine_source(settings)
 
 
