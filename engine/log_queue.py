@@ -19,6 +19,7 @@ from typing import Any
 
 MAX_QUEUED_BYTES = 1 << 18
 MAX_WRITE_BYTES = 1 << 16
+MAX_FLUSH_SECONDS = 1.0
 STANDARD_ERROR = 2
 TEXT_FORMAT = "%(levelname)s %(name)s: %(message)s"
 
@@ -58,7 +59,7 @@ class LogWriter:
                 return
             self._lines.append(data)
             self._bytes += len(data)
-            self._changed.notify()
+            self._changed.notify_all()
 
     def take_unreported(self) -> tuple[int, str]:
         """Return the number of lines dropped since the last call, and the reason of the last ones."""
@@ -70,6 +71,11 @@ class LogWriter:
     def has_unreported(self) -> bool:
         """Return whether dropped lines have not been mentioned in the log yet."""
         return self._unreported > 0
+
+    def flush(self, timeout: float) -> None:
+        """Wait for at most `timeout` seconds until the queued lines are written; do nothing after `close`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closing or not self._bytes, timeout)
 
     def close(self, timeout: float) -> None:
         """Write the queued lines for at most `timeout` seconds. Remaining lines are lost with the process."""
@@ -104,6 +110,7 @@ class LogWriter:
                 if error is not None:
                     self._count_dropped(self._keep_rest(batch), f"standard error cannot be written: {error.strerror}")
                 is_drained = error is None and not self._lines
+                self._changed.notify_all()
             if is_drained:
                 self.on_drained()
 
@@ -147,6 +154,10 @@ class LogHandler(logging.Handler):
             self.writer.write(SECRET.sub(r"\1[redacted]", self.format(record)))
         except Exception:
             self.handleError(record)
+
+    def flush(self) -> None:
+        """Wait until the queued lines are written, for a moment at most."""
+        self.writer.flush(MAX_FLUSH_SECONDS)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802, the base class's name
         """Write one line about a record that cannot be formatted. The base class would write to standard error."""

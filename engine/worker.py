@@ -206,6 +206,8 @@ def _build(connections: Connections, connection: Connection, build: Builder, con
     except Exception as error:  # any exception of a library: report it, with the traceback in the log
         log.exception("the engine could not be built")
         reason = f"{type(error).__name__}: {error}"
+    for handler in logging.getLogger().handlers:
+        handler.flush()  # the other process writes the reason after the lines that lead to it
     connection.send(Failed(reason))
     while True:
         connections.receive(None)

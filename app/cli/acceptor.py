@@ -38,6 +38,11 @@ class Acceptor:
             self._retry = None
         self._loop.remove_reader(self._sock)
 
+    @property
+    def is_starting(self) -> bool:
+        """Return whether a connection was accepted and has no transport yet."""
+        return bool(self._starting)
+
     async def wait_closed(self) -> None:
         """Return at once: connections outlive the acceptor."""
 

@@ -23,6 +23,7 @@ GOODBYE_SECONDS = 1.0  # for tasks without clients to end
 TICKS_PER_POLL = 10  # a second: uvicorn ticks every 0.1 s
 POLL_SECONDS = 0.1  # for a signal, while the model loads
 HAND_OVER_SECONDS = 0.2  # for connections on their way to this server when its successor took over
+FIRST_REQUEST_SECONDS = 1.0  # for the first request of a connection that was accepted before
 HANG_UP_SECONDS = 2.0  # after the drain, for clients to receive the end of their answers; below uvicorn's own limit
 
 
@@ -133,13 +134,26 @@ class GracefulServer(uvicorn.Server):
             loaded.cancel()
 
     async def _hand_over(self) -> None:
-        """Leave new connections to the successor, and close those without a request."""
+        """Leave new connections to the successor, and close those without a request. One that was just accepted gets
+        time for its first request, as its client would find it reset.
+        """
         await asyncio.sleep(HAND_OVER_SECONDS)
         for server in self.servers:
             server.close()
+        for _ in range(int(FIRST_REQUEST_SECONDS / POLL_SECONDS)):
+            if not self._awaits_first_request():
+                break
+            await asyncio.sleep(POLL_SECONDS)
         for connection in list(self.server_state.connections):
             if isinstance(connection, Connection):
                 connection.shutdown()  # after the answer in progress
+
+    def _awaits_first_request(self) -> bool:
+        """Return whether a connection was accepted and has sent no request yet."""
+        return any(cast(Acceptor, server).is_starting for server in self.servers) or any(
+            isinstance(connection, Connection) and connection.cycle is None
+            for connection in self.server_state.connections
+        )
 
     def _connection(self) -> asyncio.Protocol:
         """Return the protocol of a new connection, as uvicorn makes it."""

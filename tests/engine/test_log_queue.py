@@ -58,6 +58,20 @@ def test_a_blocked_descriptor_blocks_no_caller_and_the_dropped_lines_are_counted
     writer.close(WAIT)
 
 
+def test_a_flush_waits_until_lines_are_written_and_no_longer_than_given(pipe: tuple[int, int]):
+    """The engine's lines are in the log before the other process says why it has ended."""
+    reading, writing = pipe
+    writer = LogWriter(writing, max_bytes=1 << 20)
+    writer.write("first")
+    writer.flush(WAIT)
+    assert os.read(reading, 100) == b"first\n"
+    writer.write("x" * (1 << 19))  # more than the pipe holds
+    writer.flush(0.01)
+    read_until(reading, "x\n")
+    writer.flush(WAIT)
+    writer.close(WAIT)
+
+
 class Disk:
     """A file of limited size, in place of `os.write`."""
 
