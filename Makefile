@@ -153,7 +153,7 @@ GPU_PYTHON ?= python3
 GPU_PYTHON_VERSION ?= 3.12
 GPU_PACKAGES := starlette uvicorn sse-starlette websockets httptools pydantic pydantic-core annotated-types \
   typing-extensions typing-inspection python-multipart msgspec llguidance sortedcontainers \
-  prometheus-client tomlkit pytest pytest-asyncio
+  prometheus-client tomlkit pytest pytest-asyncio hypothesis
 OUT ?= build/gpu
 
 gpu-check:  ## on a machine with a GPU: ceilings, device tests, one server, in at most 330 s
