@@ -157,9 +157,9 @@ def _rope_and_cache_kernel(
         if slot >= 0:
             heads_inside = kv_heads < KV_HEADS
             row = (slot // PAGE_SIZE * page_rows + kv_heads * PAGE_SIZE + slot % PAGE_SIZE) * HEAD_DIM
-            key, value = k + token * k_stride + kv_heads * HEAD_DIM, v + token * v_stride + kv_heads * HEAD_DIM
-            _copy_kept(key, k_cache + row, heads_inside, HEAD_DIM, ROTARY_DIM, KEPT_BLOCK)
-            _copy_kept(value, v_cache + row, heads_inside, HEAD_DIM, ROTARY_DIM, KEPT_BLOCK)
+            key_heads, value_heads = token * k_stride + kv_heads * HEAD_DIM, token * v_stride + kv_heads * HEAD_DIM
+            _copy_kept(k + key_heads, k_cache + row, heads_inside, HEAD_DIM, ROTARY_DIM, KEPT_BLOCK)
+            _copy_kept(v + value_heads, v_cache + row, heads_inside, HEAD_DIM, ROTARY_DIM, KEPT_BLOCK)
 
 
 @triton.jit

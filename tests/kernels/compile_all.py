@@ -48,6 +48,8 @@ from tests.profiles import NIGHTLY, PROFILE
 MODEL, FLOAT, INT, LONG = "model", "*fp32", "*i32", "*i64"  # MODEL: a pointer to the compiled dtype
 CACHES = {"k_cache": MODEL, "v_cache": MODEL}
 STRIDES = {"q_stride": "i32", "k_stride": "i32", "v_stride": "i32", "page_rows": "i32"}
+ROTATED = {"q": MODEL, "k": MODEL, "v": MODEL, "cos_sin": FLOAT, "positions": LONG, "slot_mapping": LONG} | CACHES
+ROTATED |= {"q_norm": MODEL, "k_norm": MODEL, "q_out": MODEL, "eps": "fp32"} | STRIDES
 ROWS = {"logits": MODEL, "records": "*u8", "slot_ids": LONG, "scratch": LONG}
 BEST = {"scores": FLOAT, "columns": INT}
 WRITES = ("st.global", "atom.global", "red.global")
@@ -209,14 +211,20 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
         ),
         (
             rope_and_cache._rope_and_cache_kernel,
-            {"q": MODEL, "k": MODEL, "v": MODEL, "cos_sin": FLOAT, "positions": LONG, "slot_mapping": LONG}
-            | CACHES
-            | {"q_norm": MODEL, "k_norm": MODEL, "q_out": MODEL, "eps": "fp32"}
-            | STRIDES,
+            ROTATED,
             pages
             | {"QUERY_HEADS": 32, "QUERY_BLOCK": 32, "KV_HEADS": 8, "KV_BLOCK": 8, "HALF_BLOCK": dim // 2}
             | {"ROTARY_DIM": dim, "KEPT_BLOCK": 1}
             | {"Q_NORM": True, "K_NORM": True, "USE_PDL": True},
+            _launch_options(rope_and_cache.NUM_WARPS),
+        ),
+        (
+            rope_and_cache._rope_and_cache_kernel,
+            ROTATED,
+            pages
+            | {"QUERY_HEADS": 32, "QUERY_BLOCK": 32, "KV_HEADS": 8, "KV_BLOCK": 8, "HALF_BLOCK": dim // 4}
+            | {"ROTARY_DIM": dim // 2, "KEPT_BLOCK": dim // 2}
+            | {"Q_NORM": False, "K_NORM": False, "USE_PDL": True},
             _launch_options(rope_and_cache.NUM_WARPS),
         ),
         (

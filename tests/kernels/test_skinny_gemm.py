@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from kernels.interface import Kernels
+from kernels.paging import PagedKV
+from kernels.plans import RopeInputs
 from kernels.triton import pdl, skinny_gemm
 from kernels.triton.backend import TritonKernels
 from kernels.triton.skinny_gemm import DenseLinear, Tile
@@ -180,14 +182,15 @@ def layers_of_a_step(device: torch.device, rows: int) -> tuple[Callable[[], None
     positions = torch.full((rows,), context - 1, dtype=torch.int64, device=device)
     slots = table[:, -1].long() * page + (context - 1) % page
     angles = torch.rand(context, dim // 2, device=device)
-    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
+    rope = RopeInputs(torch.cat((angles.cos(), angles.sin()), dim=1), positions, slots, None, None, EPS)
+    kv = PagedKV(*cache)
 
     def run_layers() -> None:
         for qkv, out, gate_up, down in layers:
             heads_of = kernels.norm_linear(residual, norm, EPS, qkv).view(rows, heads + 2 * kv_heads, dim)
             q, k, v = heads_of.split((heads, kv_heads, kv_heads), dim=1)
-            q = kernels.rope_and_cache(q, k, v, cos_sin, positions, slots, *cache, None, None, EPS)
-            attended = kernels.decode_attention(q, *cache, table, lens, dim**-0.5, 0)
+            q = kernels.rope_and_cache(q, k, v, kv, rope)
+            attended = kernels.decode_attention(q, kv, table, lens, dim**-0.5, 0)
             kernels.add_linear(attended.view(rows, hidden), out, residual)
             kernels.add_linear(kernels.norm_gated_linear(residual, norm, EPS, gate_up), down, residual)
 
