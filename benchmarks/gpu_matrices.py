@@ -1,6 +1,7 @@
 """Skinny matrix products on a device: fused kernels against torch's product with separate kernels, and tile tuning.
 
-The best tiles of each matrix are stored in `kernels/triton/tile_table.py`.
+The best tiles of each matrix are stored in `kernels/triton/tile_table.py`. Their kernels are compiled first, by several
+processes, because that takes longer than to measure them.
 
     python -m benchmarks.gpu_matrices                        # every tile for every matrix: results/gpu_matrices.json
     python -m benchmarks.gpu_matrices --write                # also write the best ones to kernels/triton/tile_table.py
@@ -11,11 +12,15 @@ The best tiles of each matrix are stored in `kernels/triton/tile_table.py`.
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import astuple
 from functools import partial
 from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from unittest.mock import patch
@@ -27,7 +32,7 @@ from torch import Tensor
 from benchmarks.device import Call, Device
 from benchmarks.results import microseconds, save
 from benchmarks.sections import Sections
-from benchmarks.shapes import LLAMA_1B, QWEN_06B, TINY, Matrix, Shape
+from benchmarks.shapes import LLAMA_1B, LLAMA_8B, QWEN_06B, TINY, Matrix, Shape
 from kernels.triton import skinny_gemm, tile_table
 from kernels.triton.rms_norm import rms_norm
 from kernels.triton.silu_mul import silu_mul
@@ -39,8 +44,8 @@ MAX_LAYER_BYTES = 200e6  # total weights of the layers, unless a single one is l
 EPS = 1e-5
 TOLERANCE = 0.02  # relative to the largest output; larger than the error of rounding to bfloat16 twice
 
-OUTPUTS, INPUTS, WARPS, STAGES = (16, 32, 64), (256, 512), (4, 8), (3, 4, 6, 8)
-SHARED = 220 << 10  # bytes of all blocks in flight: the shared memory of a multiprocessor
+OUTPUTS, INPUTS, WARPS, STAGES = (16, 32), (256, 512), (4, 8), (3, 4, 6)
+SHARED = 96 << 10  # bytes of all blocks in flight: what a program may use on each GPU of `kernels.triton.device_limits`
 ROWS = (1, skinny_gemm.MAX_ROWS)  # row counts to tune for: a single stream, and the kernel's maximum
 
 Found = dict[tuple[int, int, bool, int], Tile]  # by outputs, inputs, gated, and columns
@@ -181,6 +186,22 @@ def candidates(gated: bool, columns: int) -> Iterator[Tile]:
             yield Tile(outputs, inputs, warps, stages)
 
 
+def compile_tiles(shapes: tuple[Shape, ...], device: torch.device) -> None:
+    """Compile the kernels of all tiles into Triton's disk cache; those that fail are left to the measurement."""
+    jobs = [(matrix, rows, device) for shape, rows in product(shapes, ROWS) for matrix in shape.matrices]
+    with ProcessPoolExecutor(min(len(jobs), os.cpu_count() or 1), get_context("spawn")) as pool:
+        list(pool.map(_compile, jobs))
+
+
+def _compile(job: tuple[Matrix, int, torch.device]) -> None:
+    matrix, rows, device = job
+    layer, columns = Layer(matrix, rows, device), skinny_gemm.columns_for(rows)
+    key = matrix.outputs, matrix.inputs, matrix.gated, columns
+    for tile in candidates(matrix.gated, columns):
+        with patch.dict(skinny_gemm.TILES, {key: tile}), suppress(Exception):
+            layer.fused()
+
+
 def as_module(device: str, found: Found) -> str:
     """Return the new content of kernels/triton/tile_table.py: found tiles, and current tiles of other matrices."""
     table = tile_table.FOUND | {matrix: astuple(tile) for matrix, tile in found.items()}
@@ -221,7 +242,10 @@ def main() -> None:
         if tile is not None:
             best[matrix.outputs, matrix.inputs, matrix.gated, skinny_gemm.columns_for(rows)] = tile
 
-    for shape, rows in product((LLAMA_1B, QWEN_06B) if device.on_gpu else (TINY,), ROWS):
+    shapes = (LLAMA_1B, QWEN_06B, LLAMA_8B) if device.on_gpu else (TINY,)
+    if device.on_gpu:
+        compile_tiles(shapes, device.device)
+    for shape, rows in product(shapes, ROWS):
         for matrix in shape.matrices:
             sections.run(f"{shape.name} {matrix.name} {rows}", partial(choose, matrix, rows))
     for size, tile in best.items():

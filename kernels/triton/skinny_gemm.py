@@ -31,7 +31,7 @@ from kernels.triton.tile_table import FOUND
 MAX_ALWAYS_ROWS = 8  # up to this many rows the kernel is always used: the columns of a tensor-core product
 MAX_ROWS = 16  # up to this many rows it is used for matrices with a matching tile in the table
 MIN_WIDE_OUTPUTS = 1 << 15  # from this many outputs on, even large tiles give enough programs
-MAX_PREFETCH_BYTES = 1 << 16  # that a program prefetches; the sum over concurrent programs fits in the L2 cache
+MAX_PREFETCH_BYTES = 1 << 14  # that a program prefetches; more delays the weights that the previous kernel still reads
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def tile_for(outputs: int, inputs: int, gated: bool, columns: int, number_bytes:
     """Return the tuned tile of TILES, else a default that fits two programs on a multiprocessor."""
     tile = TILES.get((outputs, inputs, gated, columns))
     if tile is None:
-        tile = Tile(32, 256, 4, 4) if outputs >= MIN_WIDE_OUTPUTS else Tile(16, 256, 4, 4 if gated else 6)
+        tile = Tile(32 if outputs >= MIN_WIDE_OUTPUTS else 16, 512, 4, 3)
     return replace(tile, inputs=tile.inputs * 2 // number_bytes)
 
 
