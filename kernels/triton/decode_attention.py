@@ -28,7 +28,8 @@ CHUNK = 16  # splits combined at a time
 MAX_COMBINED_VALUES = 8192  # values combined at a time over all heads; more do not fit in registers next to the split
 MAX_COMBINED_HEADS = 2  # heads combined at a time when several programs share a multiprocessor
 MIN_DOT_ROWS = 16  # required by tl.dot
-NUM_WARPS = 4
+NUM_WARPS = 2  # fewer leave more programs on a multiprocessor, each with loads in flight
+NUM_WARPS_WIDE_HEAD = 4  # heads of 256 do not fit in the registers of fewer warps
 NUM_WARPS_FLOAT32 = 8  # float32 products do not fit in the registers of fewer warps
 NUM_STAGES_FLOAT32 = 3  # shared memory has no room for more stages in float32
 NUM_STAGES = 5  # the page lookup takes two stages, so fewer would prefetch nothing
@@ -36,9 +37,7 @@ NUM_STAGES_SINGLE_BLOCK = 2  # when a split is one block
 NUM_STAGES_SMALL_CHIP = 4  # for heads of 256 when a program may use less than WIDE_HEAD_BYTES of shared memory
 WIDE_HEAD_BYTES = 141_320
 WIDE_HEAD_FLOAT32_BYTES = 151_620  # shared memory for heads of 256 in float32, for any number of stages
-PROGRAMS_PER_MULTIPROCESSOR = (
-    16  # per multiprocessor, over all heads; a third of them run at once and more would be idle
-)
+PROGRAMS_PER_MULTIPROCESSOR = 64  # over all heads; several times those that run at once, so that all end together
 LOG2_E = 1.4426950408889634
 
 
@@ -225,22 +224,24 @@ def _combine(
 
 def decode_launch_options(
     head_block: int, group_block: int, number_bytes: int, has_blocks: bool, shared_bytes: int
-) -> dict[str, int | None]:
+) -> dict[str, int]:
     """Return the launch options of the decode kernel.
 
-    Splits of several blocks come in large numbers, so six programs fit on a multiprocessor (three for heads of 128,
-    limited by shared memory). Single-block splits are few, so each program may use more registers.
+    Splits of several blocks come in large numbers, so a program combines few heads at a time and leaves registers to
+    others. Single-block splits are few, so each program may use more.
     """
     heads = min(group_block, max(1, MAX_COMBINED_VALUES // (CHUNK * head_block)))
     is_half = number_bytes == 2
     stages = NUM_STAGES if is_half else NUM_STAGES_FLOAT32
-    if is_half and head_block > 128 and shared_bytes < WIDE_HEAD_BYTES:
-        stages = NUM_STAGES_SMALL_CHIP
+    warps = NUM_WARPS if is_half else NUM_WARPS_FLOAT32
+    if is_half and head_block > 128:
+        warps = NUM_WARPS_WIDE_HEAD
+        if shared_bytes < WIDE_HEAD_BYTES:
+            stages = NUM_STAGES_SMALL_CHIP
     return {
         "HEADS": min(heads, MAX_COMBINED_HEADS) if has_blocks else heads,
-        "num_warps": NUM_WARPS if is_half else NUM_WARPS_FLOAT32,
+        "num_warps": warps,
         "num_stages": stages if has_blocks else NUM_STAGES_SINGLE_BLOCK,
-        "maxnreg": (80 if head_block <= 64 else 168) if has_blocks and is_half and head_block <= 128 else None,
     }
 
 
