@@ -21,6 +21,7 @@ from kernels.triton.device_limits import shared_bytes
 from kernels.triton.paged_index import cache_rows
 
 MIN_DOT_COLUMNS = 16  # required by tl.dot
+DEEP_HEAD_BYTES = 148_480  # shared memory of five stages for heads of 128
 WIDE_HEAD_BYTES = 132_096  # shared memory of five stages for heads of 256
 LOG2_E = 1.4426950408889634
 
@@ -161,16 +162,16 @@ class LaunchParameters(NamedTuple):
 def launch_parameters(head_block: int, number_bytes: int, shared_bytes: int) -> LaunchParameters:
     """Return the launch parameters for heads of `head_block` values and `shared_bytes` of shared memory per program.
 
-    Heads of 128 get three stages: with five, a program takes half of an H100's shared memory and most registers of a
-    multiprocessor, leaving no room for a second one. Heads of 256 get blocks of 32 to fit in the registers. float32
-    products do not fit in the registers of four warps.
+    Five stages are the fastest on an H200, also for heads of 128, of which only one program fits on a multiprocessor
+    then. Heads of 256 get blocks of 32 to fit in the registers. float32 products do not fit in the registers of four
+    warps.
     """
     if number_bytes == 4:
         return LaunchParameters(32, 8, 2)
     if head_block <= 64:
         return LaunchParameters(64, 4, 5)
     if head_block <= 128:
-        return LaunchParameters(64, 4, 3)
+        return LaunchParameters(64, 4, 5 if shared_bytes >= DEEP_HEAD_BYTES else 3)
     return LaunchParameters(32, 4, 5 if shared_bytes >= WIDE_HEAD_BYTES else 3)
 
 
