@@ -92,7 +92,7 @@ def check_parts(python: str, out: Path, on_gpu: bool, more: Sequence[str]) -> li
             beside=True,
         ),
         Part("smoke", (*run, "benchmarks.gpu_smoke", "--device", device, *more), 60),
-        Part("cpu-kernels", (*run, "kernels.cpu"), 30),
+        Part("cpu-kernels", (*run, "kernels.cpu"), 120, beside=True),
         Part("tests", (*run, "pytest", *TEST_OPTIONS, *_workers(python, 8 if on_gpu else 2), *tests), 125),
         Part("server", (*run, "benchmarks.gpu_server", "--shape", "demo", "--device", device, *more), 60),
     ]
