@@ -170,10 +170,12 @@ class Engine:
         )
 
     def _commit(self, batch: Batch, launched: float, outcome: Callable[[], StepOutcome]) -> None:
-        sampled = outcome()
+        result = outcome()
         now = self._clock()
-        self.scheduler.commit(sampled, now)
-        seconds = now - max(launched, self._committed_at)
+        self.scheduler.commit(result, now)
+        # Steps on a device are committed when the next one is scheduled, at the time that the estimates of their
+        # durations say. Durations measured here would therefore confirm estimates that are too long.
+        seconds = now - max(launched, self._committed_at) if result.seconds is None else result.seconds
         self._last_step = (len(batch.decodes), batch.prompt_tokens, seconds)
         self._committed_at = now
         self.scheduler.observe(batch, seconds)

@@ -308,7 +308,7 @@ class EngineLoad(msgspec.Struct, frozen=True, array_like=True):
     prefill_tokens: int = 0  # of the last step
     step_seconds: float = 0.0  # of the last step
     step_target: float = 0.0  # seconds for prompts in a step, if they are not urgent
-    busy_seconds: float = 0.0  # seconds since the engine started in which a step was in flight
+    busy_seconds: float = 0.0  # seconds since the engine started in which a step was computed
 
 
 class SlotView(msgspec.Struct, frozen=True, kw_only=True):

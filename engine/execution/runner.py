@@ -30,7 +30,7 @@ from engine.execution.sampler import SampledTokens, Sampler, SamplerInputs
 from engine.execution.slots import Ints, SlotState
 from engine.execution.swap import PageSwapper
 from engine.execution.token_masks import StepMasks, TokenMasks
-from engine.execution.transfer import HostCopy, to_device
+from engine.execution.transfer import HostCopy, mark_time, to_device
 from engine.scheduling.batch import Batch, Sampled, StepOutcome
 from kernels.decoder import RowMasks, StepPass
 from kernels.interface import Kernels
@@ -104,13 +104,14 @@ class ModelRunner:
 
     def launch(self, batch: Batch) -> Callable[[], StepOutcome]:
         """Launch one step."""
+        began = mark_time(self._model.device)
         if self._swap.is_swapping_in or batch.swap_out or batch.copies or batch.swap_in or batch.joins:
             self._prepare(batch)
         self._slots.apply(batch)
         if self._fused_step and not has_prompt_logprobs(batch):
             outcome = self._run_fused(self._fused_step, batch)
             return lambda: outcome
-        return self._launch(batch)
+        return self._launch(batch, began)
 
     @torch.inference_mode()
     def _prepare(self, batch: Batch) -> None:
@@ -170,7 +171,7 @@ class ModelRunner:
         return tokens
 
     @torch.inference_mode()
-    def _launch(self, batch: Batch) -> Callable[[], StepOutcome]:
+    def _launch(self, batch: Batch, began: torch.cuda.Event | None) -> Callable[[], StepOutcome]:
         """Replay the recorded part of a step, and launch the rest operation by operation."""
         sampled_parts: list[SampledTokens] = []
         prompt_parts: list[PromptLogProbs] = []
@@ -192,7 +193,7 @@ class ModelRunner:
         tensors = [*has_nan, *(tensor for part in sampled_parts for tensor in part.tensors)]
         tensors += [tensor for part in prompt_parts for tensor in part.tensors]
         self._was_idle = self._last_results is None or self._last_results.is_complete
-        self._last_results = HostCopy(tensors, self._model.device)
+        self._last_results = HostCopy(tensors, self._model.device, began)
         return _PendingStep(self._last_results, sampled_parts, tuple(rows) if has_nan else (), prompt_parts)
 
     def prefault_pages(self, pages: int) -> bool:
@@ -291,4 +292,5 @@ class _PendingStep:
             counts = np.bincount(of_chunk, next(tensors).numpy(), minlength=len(self.rows))
             has_nan = tuple((counts > 0).tolist())
         sampled = [token for part in self.sampled_parts for token in part.read([next(tensors) for _ in part.tensors])]
-        return StepOutcome(tuple(sampled), has_nan, read_prompt_tokens(self.prompt_parts, tensors))
+        prompt_tokens = read_prompt_tokens(self.prompt_parts, tensors)
+        return StepOutcome(tuple(sampled), has_nan, prompt_tokens, self.host_copy.seconds)

@@ -64,11 +64,21 @@ class PinnedBuffer:
         self._bytes.copy_(sent, non_blocking=True)
 
 
+def mark_time(device: torch.device) -> torch.cuda.Event | None:
+    """Record the time at which a GPU reaches this point of the stream; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
 class HostCopy:
     """Asynchronous copies of tensors to the host, with their values at this point of the stream."""
 
-    def __init__(self, tensors: Sequence[Tensor], device: torch.device) -> None:
-        self._copied: torch.cuda.Event | None = None
+    def __init__(self, tensors: Sequence[Tensor], device: torch.device, began: torch.cuda.Event | None = None) -> None:
+        """began: the result of `mark_time` before the work whose duration is `seconds`."""
+        self._began, self._copied = began, None
         if device.type != "cuda":
             self._tensors = [tensor.clone() for tensor in tensors]
             return
@@ -76,7 +86,7 @@ class HostCopy:
             torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
             for tensor in tensors
         ]
-        self._copied = torch.cuda.current_stream(device).record_event()
+        self._copied = mark_time(device)
 
     @property
     def is_complete(self) -> bool:
@@ -88,3 +98,10 @@ class HostCopy:
         if self._copied is not None:
             self._copied.synchronize()
         return self._tensors
+
+    @property
+    def seconds(self) -> float | None:
+        """Return how long the device took from `began` to the end of the copies, after `wait`; None on a CPU."""
+        if self._began is None or self._copied is None:
+            return None
+        return float(self._began.elapsed_time(self._copied)) / 1000

@@ -95,3 +95,4 @@ class StepOutcome:
     has_nan: tuple[bool, ...] = ()
     # By index of a chunk: log-probabilities of prompt tokens, the first of which follows the chunk's first token.
     prompt_tokens: Mapping[int, tuple[PromptToken, ...]] = field(default_factory=dict)
+    seconds: float | None = None  # for which a device computed; None: the caller waited for all of the step
