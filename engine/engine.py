@@ -78,7 +78,7 @@ class Engine:
         self._positions_reported_at = 0.0
         self._last_step = (0, 0, 0.0)  # decode rows, prefill tokens, seconds
         # Batch, launch time and outcome of each step, oldest first.
-        self._in_flight: deque[tuple[Batch, float, Callable[[], StepOutcome]]] = deque()
+        self._in_flight: deque[tuple[Batch, float, float, Callable[[], StepOutcome]]] = deque()
         self._committed_at = 0.0
         self._launch_lead = LaunchLead()
         self._busy_seconds = 0.0
@@ -124,7 +124,7 @@ class Engine:
                     estimated=self.scheduler.estimate_step_time(previous),
                     device_was_idle=self._runner.device_was_idle,
                 )
-            self._in_flight.append((batch, began, outcome))
+            self._in_flight.append((batch, began, self._clock() - began, outcome))
         elif not self._in_flight and self.scheduler.waits_for_masks and self.constraints is not None:
             self.constraints.wait_for_any_mask(IDLE_MASK_WAIT_SECONDS)
         max_in_flight = 1 if self._runner.runs_ahead and not batch.is_empty else 0
@@ -152,7 +152,7 @@ class Engine:
         """
         now = self._clock()
         if self._in_flight:
-            batch, launched, _ = self._in_flight[-1]
+            batch, launched, *_ = self._in_flight[-1]
             ends_at = max(launched, self._committed_at) + self.scheduler.estimate_step_time(batch)
             return max(0.0, ends_at - self._launch_lead.seconds(is_recorded=self.scheduler.is_recorded(batch)) - now)
         return max(0.0, self.scheduler.next_step_at(now) - now) if self.scheduler.has_work else None
@@ -169,13 +169,17 @@ class Engine:
             busy_seconds=self._busy_seconds,
         )
 
-    def _commit(self, batch: Batch, launched: float, outcome: Callable[[], StepOutcome]) -> None:
+    def _commit(self, batch: Batch, launched: float, host_seconds: float, outcome: Callable[[], StepOutcome]) -> None:
+        """host_seconds: for scheduling and launching, during which a device may have computed the previous step."""
         result = outcome()
         now = self._clock()
         self.scheduler.commit(result, now)
         # Steps on a device are committed when the next one is scheduled, at the time that the estimates of their
         # durations say. Durations measured here would therefore confirm estimates that are too long.
-        seconds = now - max(launched, self._committed_at) if result.seconds is None else result.seconds
+        if result.seconds is None:
+            seconds = now - max(launched, self._committed_at)
+        else:
+            seconds = max(result.seconds, host_seconds)
         self._last_step = (len(batch.decodes), batch.prompt_tokens, seconds)
         self._committed_at = now
         self.scheduler.observe(batch, seconds)

@@ -112,7 +112,7 @@ class SimulatedRunner:
 
         def outcome() -> StepOutcome:
             self._clock.now = max(self._clock.now, done_at)
-            return StepOutcome((SAMPLED_TOKEN,) * sampled)
+            return StepOutcome((SAMPLED_TOKEN,) * sampled, seconds=done_at - started_at if self.runs_ahead else None)
 
         return outcome
 

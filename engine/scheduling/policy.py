@@ -125,8 +125,8 @@ class Policy(ABC):
 
         This is at least 1. It is the configured budget, or the work that is done in `step_seconds`, but no more tokens
         than can be recorded with these rows and `piggyback_rows` others. Time of the rows beyond that of a single row
-        is subtracted, as long as prompts keep half of the step. A step without decode rows has twice the time. Prompts
-        get at least `seconds`, unless a budget or `step_time` is configured.
+        is subtracted, as long as prompts keep half of the step. A step without decode rows has twice the time, or its
+        base time if that is longer. Prompts get at least `seconds`, unless a budget or `step_time` is configured.
         """
         if self.config.max_num_batched_tokens is not None:
             return self.config.max_num_batched_tokens - decodes
@@ -134,7 +134,7 @@ class Policy(ABC):
         granted = (
             min(max_seconds, max(max_seconds + self.step_time_model.single_row_seconds - rows, rows))
             if decodes
-            else 2 * max_seconds
+            else max(2 * max_seconds, self.step_time_model.prompt_base)
         )
         if self.config.step_time is None:
             granted = max(granted, seconds, MIN_PROMPT_SHARE * rows if decodes else 0.0)

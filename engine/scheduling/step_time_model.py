@@ -6,6 +6,9 @@ at that time.
 A decode step takes a base time plus a time per row. The line is fitted by recursive least squares with a forgetting
 factor. Steps with few prompt tokens contribute too, after subtraction of the prompt time, and the known time of a
 single-row step anchors the line. Time beyond the rows' share in a step with prompts is attributed to the prompt tokens.
+A step of prompts alone has a base time of its own: on a GPU it is launched operation by operation, which takes the
+host as long for a few tokens as for many. Without it, tokens of short chunks would seem expensive, and chunks would
+become even shorter.
 
 The time of a single-row step is a low expectile of the observed times (Newey and Powell, 1987). Noise only ever
 lengthens a step, but the minimum may come from one unusually quiet moment. If no step has a single row, steps of many
@@ -29,6 +32,8 @@ ROW_FORGETTING = 0.998  # forgetting factor of the row fit per observed step: ha
 PROMPT_FORGETTING = 0.98  # forgetting factor of the prompt-token fit per observed step with prompts
 STARTUP_STEPS = 20.0  # steps; weight of the costs measured at startup
 STARTUP_PROMPT_TOKENS = 128  # prompt tokens in each of these steps
+MAX_PROMPT_BASE = 0.9  # share of the mean time of steps of prompts alone, so that no token seems to be free
+MIN_WORK_DEVIATION = 0.1  # of the mean work of such steps, below which their base time cannot be fitted
 MAX_PROMPT_TIME_RATIO = 2.0  # times the rows' estimate, below which a step with prompts contributes to the row fit
 OUTLIER_RATIO = 4.0  # times the estimate, above which a step is treated as an outlier
 MAX_OUTLIERS = 50  # consecutive outliers, after which the machine is assumed to have become slower
@@ -58,9 +63,12 @@ class StepTimeModel:
             for rows in (1, 8):
                 self._add(rows, self.step_seconds(rows), STARTUP_STEPS / 2)
         self._outliers = [0, 0]  # consecutive outliers, of decode-only steps and of steps with prompts
-        # Over the steps with prompts: work squared, and work times seconds.
+        self.prompt_base = self._base  # of a step of prompts alone
+        # Fading sums over the steps with rows and prompts: work squared, and work times seconds beyond the rows.
         self._tt = STARTUP_STEPS * STARTUP_PROMPT_TOKENS**2
         self._ts = self._tt * self.token_seconds
+        # Over the steps of prompts alone: count, work, seconds, work squared, work times seconds.
+        self._alone = (0.0, 0.0, 0.0, 0.0, 0.0)
 
     def step_seconds(self, rows: int) -> float:
         """Return the seconds of a step with `rows` decode rows."""
@@ -82,7 +90,7 @@ class StepTimeModel:
 
     def seconds(self, rows: int, work: float) -> float:
         """Return the seconds of a step with `rows` decode rows and prompt work."""
-        return self.step_seconds(rows) + self.prompt_seconds(work)
+        return (self.step_seconds(rows) if rows else self.prompt_base) + self.prompt_seconds(work)
 
     def min_seconds_left(self, sequence: Sequence, cached_tokens: int = 0) -> float:
         """Return a lower bound on the seconds that `sequence` still needs.
@@ -105,17 +113,29 @@ class StepTimeModel:
         if 0 < outliers[kind] <= MAX_OUTLIERS:
             return
         if work:
-            row_time = self.step_seconds(rows)
-            extra = max(0.0, seconds - row_time)
-            if rows and estimate < MAX_PROMPT_TIME_RATIO * row_time:
-                self._learn_rows(rows, max(0.0, seconds - self.prompt_seconds(work)))
-            self._tt = PROMPT_FORGETTING * self._tt + work * work
-            self._ts = PROMPT_FORGETTING * self._ts + work * extra
-            self.token_seconds = self._ts / self._tt
+            self._learn_prompts(rows, work, seconds, estimate)
         elif rows:
             self._learn_rows(rows, seconds)
             if estimate < OUTLIER_RATIO * seconds:
                 self._learn_single_row(rows, seconds)
+
+    def _learn_prompts(self, rows: int, work: float, seconds: float, estimate: float) -> None:
+        row_time = self.step_seconds(rows)
+        if rows and estimate < MAX_PROMPT_TIME_RATIO * row_time:
+            self._learn_rows(rows, max(0.0, seconds - self.prompt_seconds(work)))
+        self._tt, self._ts = PROMPT_FORGETTING * self._tt, PROMPT_FORGETTING * self._ts
+        n, x, y, xx, xy = (PROMPT_FORGETTING * value for value in self._alone)
+        if rows:
+            self._tt += work * work
+            self._ts += work * max(0.0, seconds - row_time)
+        else:
+            n, x, y, xx, xy = n + 1.0, x + work, y + seconds, xx + work * work, xy + work * seconds
+            variance = xx / n - (x / n) ** 2
+            if variance >= (MIN_WORK_DEVIATION * x / n) ** 2:
+                slope = (xy / n - x / n * y / n) / variance
+                self.prompt_base = max(0.0, min(y / n - slope * x / n, MAX_PROMPT_BASE * y / n))
+        self._alone = (n, x, y, xx, xy)
+        self.token_seconds = max(0.0, self._ts + xy - self.prompt_base * x) / (self._tt + xx)
 
     def _learn_rows(self, rows: int, seconds: float) -> None:
         self._n, self._x, self._y = ROW_FORGETTING * self._n, ROW_FORGETTING * self._x, ROW_FORGETTING * self._y

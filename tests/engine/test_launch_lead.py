@@ -13,7 +13,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.launch_lead import INITIAL_LEAD_SECONDS, MIN_LEAD_SECONDS, LaunchLead
 from engine.scheduling.costs import Costs
-from engine.simulation import StepCost, simulate
+from engine.simulation import Clock, StepCost, simulate, simulated_engine
 from engine.types import Event, Request, SamplingParams, ServiceClass, TokenEvent
 
 AHEAD = StepCost(step=0.001, decode=0.0001, prompt=0.00001, chunk=0.001, host=0.0005)
@@ -80,6 +80,19 @@ def test_step_times_are_learnt_although_some_ends_are_not_observed(host: float, 
     _, _, engine = serve(cost, num_interactive=0, costs=costs)
     takes = max(host, 0.001 + 0.0001 * SLOTS)
     assert engine.scheduler.policy.step_time_model.step_seconds(SLOTS) == pytest.approx(takes, rel=0.05)
+
+
+def test_a_step_takes_the_time_that_the_device_took():
+    """The host looks for its result when the estimate says, and would confirm an estimate that is too long."""
+    cost, clock = StepCost(step=0.001, decode=0.0001, prompt=0.00001, host=0.0005), Clock()
+    config = EngineConfig(model="none", max_num_seqs=SLOTS).validate()
+    engine = simulated_engine(config, cost, clock, num_pages=64)
+    engine.submit(make_request("alone", 1, 1, ServiceClass.STANDARD))
+    engine.step()
+    clock.now += 0.5
+    engine.step()
+    assert not engine.has_work
+    assert engine.load().step_seconds == pytest.approx(0.001 + 9 * 0.00001)
 
 
 def test_the_lead_settles_where_one_step_in_forty_is_late():

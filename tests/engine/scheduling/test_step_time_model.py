@@ -207,3 +207,29 @@ def test_tokens_within_some_work_are_as_many_as_fit(start: int, work: float, rat
     tokens = model.tokens_within(work, start)
     assert model.work(start, tokens) <= work * (1 + 1e-9)
     assert model.work(start, tokens + 1) >= work * (1 - 1e-9)
+
+
+def test_prompts_alone_are_read_in_long_chunks_where_a_step_costs_as_much_for_a_few_tokens():
+    """A GPU reads 2,048 tokens in 10 ms, and any fewer in 9 ms, the host's time for launching a step."""
+    policy, rng = make_policy(EngineConfig(model="none").validate(), costs(0.001, 0.0)), random.Random(4)
+    model = policy.step_time_model
+    chunks = []
+    for _ in range(60):
+        left = rng.randint(300, 3000)
+        while left:
+            chunks.append(min(left, policy.prompt_tokens(0)))
+            left -= chunks[-1]
+            model.observe(0, chunks[-1], max(0.009, 5e-6 * chunks[-1]))
+    assert policy.prompt_tokens(0) > 1500
+    assert model.seconds(0, 1000) == pytest.approx(0.009, rel=0.15)
+
+
+def test_the_base_time_of_prompts_alone_is_not_part_of_steps_with_rows():
+    """There it is the host's time for launching, which a recorded step does not take."""
+    model, rng = StepTimeModel(costs(0.002, 0.0001)), random.Random(6)
+    for _ in range(400):
+        rows, tokens = rng.randint(0, 8), rng.randint(8, 128)
+        model.observe(rows, tokens, (0.0019 + 0.0001 * rows if rows else 0.006) + 0.0002 * tokens)
+    assert model.prompt_base == pytest.approx(0.006, rel=0.05)
+    assert model.seconds(4, 100) == pytest.approx(0.0223, rel=0.05)
+    assert model.seconds(0, 100) == pytest.approx(0.026, rel=0.05)
