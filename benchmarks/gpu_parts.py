@@ -53,6 +53,7 @@ DEVICE_TESTS = (
             "log_probs",
             "noise",
             "norm_and_gate",
+            "quantized_gpu",
             "rope_and_cache",
             "sample",
         )
