@@ -121,8 +121,9 @@ laws: install  ## laws of the grammars and parsers of tool calls, 20,000 random 
 soak: install  ## 30 minutes of kills, leaving clients and floods beside clients whose answers are checked; ARGS="--minutes 240"
 	@$(BIN)/python -m benchmarks.soak $(ARGS)
 
-fleet: install  ## faults of one of two engines and of the network beside clients whose answers are checked; ARGS="--rounds 5"
+fleet: install  ## faults of one of two engines, of the network and of API processes beside clients whose answers are checked; ARGS="--rounds 5"
 	@$(BIN)/python -m benchmarks.fleet_faults $(ARGS)
+	@$(BIN)/python -m benchmarks.api_takeovers --kills 10
 
 takeovers: install  ## 50 kills of one of two API processes beside clients that resume their answers; ARGS="--kills 5"
 	@$(BIN)/python -m benchmarks.api_takeovers $(ARGS)
