@@ -120,8 +120,8 @@ class Engine:
             if self._in_flight:
                 previous = self._in_flight[-1][0]
                 self._launch_lead.observe(
-                    is_recorded=self.scheduler.is_recorded(previous),
-                    estimated=self.scheduler.estimate_step_time(previous),
+                    is_recorded=self.scheduler.estimates.is_recorded(previous),
+                    estimated=self.scheduler.estimates.seconds(previous),
                     device_was_idle=self._runner.device_was_idle,
                 )
             self._in_flight.append((batch, began, outcome))
@@ -153,8 +153,9 @@ class Engine:
         now = self._clock()
         if self._in_flight:
             batch, launched, _ = self._in_flight[-1]
-            ends_at = max(launched, self._committed_at) + self.scheduler.estimate_step_time(batch)
-            return max(0.0, ends_at - self._launch_lead.seconds(is_recorded=self.scheduler.is_recorded(batch)) - now)
+            estimates = self.scheduler.estimates
+            ends_at = max(launched, self._committed_at) + estimates.seconds(batch)
+            return max(0.0, ends_at - self._launch_lead.seconds(is_recorded=estimates.is_recorded(batch)) - now)
         return max(0.0, self.scheduler.next_step_at(now) - now) if self.scheduler.has_work else None
 
     def load(self) -> EngineLoad:
@@ -176,5 +177,5 @@ class Engine:
         seconds = now - max(launched, self._committed_at)
         self._last_step = (len(batch.decodes), batch.prompt_tokens, seconds)
         self._committed_at = now
-        self.scheduler.observe(batch, seconds)
+        self.scheduler.estimates.observe(batch, seconds)
         self._busy_seconds += seconds
