@@ -82,6 +82,7 @@ class Engine:
         self._committed_at = 0.0
         self._launch_lead = LaunchLead()
         self._busy_seconds = 0.0
+        self._announced_trial = ""  # that was current when `on_launch` was last called
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises `RequestRefused` if it can never be served or its ID is in use.
@@ -103,18 +104,26 @@ class Engine:
         """End a request or one of its choices; its slot and pages are free before the next step."""
         self.scheduler.abort(request_id, self._clock(), choice)
 
-    def step(self, on_admission: Callable[[list[Event]], None] | None = None) -> list[Event]:
+    @property
+    def trial(self) -> str:
+        """Return the ID of the request that is computed alone; empty if none is."""
+        current = self.scheduler.trials.current
+        return current if current in self.scheduler.requests else ""
+
+    def step(self, on_launch: Callable[[list[Event]], None] | None = None) -> list[Event]:
         """Schedule and launch a step, and commit one: the same step, or the previous one if the runner runs ahead.
 
-        Returns the events in order. `on_admission` receives the events so far if the step admits sequences. If the
-        process dies in this step, the receiver then knows which requests were in it.
+        Returns the events in order. `on_launch` receives the events so far if the step admits sequences, or belongs to
+        another `trial` than the one before. If the process dies in this step, the receiver then knows which requests
+        were in it.
         """
         if self.constraints is not None:
             self.constraints.wait_for_masks(max(MIN_MASK_WAIT_SECONDS, MASK_WAIT_SHARE * self._last_step[2]))
         began = self._clock()
         batch = self.scheduler.schedule(began)
-        if on_admission is not None and batch.joins:
-            on_admission(self.scheduler.take_events())
+        if on_launch is not None and (batch.joins or self.trial != self._announced_trial):
+            self._announced_trial = self.trial
+            on_launch(self.scheduler.take_events())
         if not batch.is_empty:
             outcome = self._runner.launch(batch)
             if self._in_flight:

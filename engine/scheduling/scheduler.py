@@ -27,6 +27,7 @@ from engine.scheduling.sequence import Sequence, State
 from engine.scheduling.step_estimates import StepEstimates
 from engine.scheduling.step_failures import failures
 from engine.scheduling.step_in_flight import StepInFlight, count_as_computed
+from engine.scheduling.trials import Trials
 from engine.scheduling.wait_queue import WaitQueue
 from engine.types import (
     EngineLoad,
@@ -62,6 +63,7 @@ class Scheduler:
         self.steps_in_flight: deque[StepInFlight] = deque()  # steps decided and not committed, oldest first
         self._events = EventBuffer()
         self.waiting = WaitQueue(config, policy, self._events)
+        self.trials = Trials(self._events, self.counters)
         self._deadlines = Deadlines(self.estimates.min_seconds_left)
         self._swapped_in: list[Sequence] = []  # in the step that is being scheduled
         self._arrivals = 0
@@ -88,6 +90,8 @@ class Scheduler:
             if constraints:
                 self._constrained.add(sequence, constraints[sequence.choice])
             self._deadlines.watch(sequence)
+        if request.is_trial:
+            self.trials.add(request)
         self.waiting.push(lead, now)
 
     def abort(self, request_id: str, now: float, choice: int | None = None) -> None:
@@ -122,6 +126,7 @@ class Scheduler:
             for choice in list(self.requests[sequence.request.id]):  # the deadline applies to all choices
                 self._events.end(choice, now, FinishReason.ERROR, why, "deadline_exceeded", "deadline_ms")
                 self._finish(choice, now)
+        self.trials.begin_step(now, len(self.requests), is_in_flight=bool(self.steps_in_flight))
         self.policy.begin_step(now)
         # Before sequences grow: one that is preempted for memory belongs to the running batch.
         self.waiting.begin_step(len(self.running), now)
@@ -132,7 +137,7 @@ class Scheduler:
         step = self.counters["steps"]
         swapped_in = {s.slot for s in self._swapped_in}  # their pages arrive before the next step
         running = [s for s in self.running if s.slot not in swapped_in] if swapped_in else self.running
-        running = self._constrained.prepared(running, now)
+        running = self._constrained.prepared(self.trials.computed(running, now), now)
         decodes, chunks, passed_over = divide_step(running, self.config, self.policy, step, now)
         self._events.budget_wait(passed_over, now)
         flight = self._count_as_computed(decodes, chunks, now)
@@ -185,6 +190,8 @@ class Scheduler:
                 self._constrained.advance(sequence, token_id)
         self.counters.add("computed_tokens", flight.num_tokens)
         self.counters.add("generated_tokens", len(served))
+        if self.trials.current:  # steps of a trial are not in flight beside others
+            self.trials.count_tokens(len(served), self.requests.get(self.trials.current, ()))
 
     def take_events(self) -> list[Event]:
         """Return the events since the last call, in order."""
@@ -236,11 +243,13 @@ class Scheduler:
         return flight
 
     def _grow_running(self, now: float) -> None:
-        """Give every running sequence the page for its next token.
+        """Give every running sequence that is not held up by a trial the page for its next token.
 
         If there is none, another sequence is preempted, or the sequence itself.
         """
-        outgrown, self.needing_page = self.needing_page, []
+        is_held = self.trials.is_held
+        outgrown = [sequence for sequence in self.needing_page if not is_held(sequence)]
+        self.needing_page = [sequence for sequence in self.needing_page if is_held(sequence)]
         for sequence in sorted(outgrown, key=self.policy.service_order):
             while sequence.state is State.RUNNING and len(sequence.page_table) < sequence.pages_needed:
                 if not self.kv_manager.grow(sequence):
@@ -259,10 +268,15 @@ class Scheduler:
 
     def _admit_waiting(self, now: float) -> None:
         """Apply the policy's plans, each made with the slots and pages that the previous one left."""
-        if self.waiting.is_closed:
+        self.waiting.is_on_trial = self.trials.closes_admission
+        if self.waiting.is_closed and not self.waiting.is_on_trial:
             return
         while True:
-            plan = self.policy.plan_admission(self._view(), now)
+            plan = (
+                self.trials.plan(self.policy, self._view(), self.requests.get(self.trials.current, ()))
+                if self.waiting.is_on_trial
+                else self.policy.plan_admission(self._view(), now)
+            )
             for shortage in plan.shortages:
                 self.waiting.report_shortage(shortage, now)
             for preemption in plan.preemptions:
@@ -378,4 +392,5 @@ class Scheduler:
         choices.remove(sequence)
         if not choices:
             del self.requests[sequence.request.id]
+            self.trials.remove(sequence.request.id)
             self.counters.add("finished")
