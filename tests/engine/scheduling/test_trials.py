@@ -74,9 +74,7 @@ def test_others_go_on_where_they_were_after_a_trial(runs_ahead: bool):
     assert history.steps[first : first + len(alone)] == alone, "the trial was interrupted although it was short"
     assert len(history.texts[trial, 0]) >= MIN_PROGRESS_TOKENS
     history.end()
-    assert any({trial, *old} <= step for step in history.steps), (
-        "a request that has made progress goes on beside others"
-    )
+    assert any({trial, *old} <= step for step in history.steps), "after its progress it is an ordinary request"
     for name in old:
         assert (Phase.DECODE, WaitReason.TRIAL) in causes(history, name)
         assert causes(history, name)[-1] == (Phase.ENDED, None)
