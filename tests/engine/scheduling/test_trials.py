@@ -138,6 +138,38 @@ def test_tenants_with_trials_take_turns():
     assert [name for name in tried if name != calm] == flood
 
 
+def test_others_take_no_pages_during_a_trial():
+    """One that needs a page for its next token waits for it, and is not paused."""
+    history = Recorded(slots=2, pages=4, host=0)
+    other = history.arrive([1, 2, 3], 6)
+    history.step()
+    history.step()
+    trial = history.arrive([4] * 9, 6, is_trial=True)
+    history.step()
+    while history.steps[-1] == {trial} and history.is_on_trial(trial):
+        assert not any(event.phase is Phase.PAUSED for event in history.statuses[other])
+        history.step()
+    assert history.steps.count({trial}) >= MIN_PROGRESS_TOKENS
+    history.end()
+
+
+def test_a_request_that_arrives_during_a_trial_has_another_reason_after_it():
+    history = Recorded(slots=2, pages=40)
+    for _ in range(2):
+        history.arrive([1, 2], 30)
+    history.step()
+    trial = history.arrive([3, 4], 12, is_trial=True)
+    history.step()
+    new = history.arrive([5], 3)
+    history.step()
+    assert causes(history, new)[-1] == (Phase.QUEUED, WaitReason.TRIAL)
+    while history.is_on_trial(trial):
+        history.step()
+    history.step()
+    assert causes(history, new)[-1] == (Phase.QUEUED, WaitReason.ORDER)
+    history.end()
+
+
 def test_trials_of_a_higher_class_go_first():
     history = Recorded(slots=4, pages=40)
     bulk, person = (
