@@ -126,7 +126,6 @@ class Scheduler:
             for choice in list(self.requests[sequence.request.id]):  # the deadline applies to all choices
                 self._events.end(choice, now, FinishReason.ERROR, why, "deadline_exceeded", "deadline_ms")
                 self._finish(choice, now)
-        self.trials.begin_step(now, len(self.requests), is_in_flight=bool(self.steps_in_flight))
         self.policy.begin_step(now)
         # Before sequences grow: one that is preempted for memory belongs to the running batch.
         self.waiting.begin_step(len(self.running), now)
@@ -137,7 +136,8 @@ class Scheduler:
         step = self.counters["steps"]
         swapped_in = {s.slot for s in self._swapped_in}  # their pages arrive before the next step
         running = [s for s in self.running if s.slot not in swapped_in] if swapped_in else self.running
-        running = self._constrained.prepared(self.trials.computed(running, now), now)
+        running = self.trials.computed(running, now, is_in_flight=bool(self.steps_in_flight))
+        running = self._constrained.prepared(running, now)
         decodes, chunks, passed_over = divide_step(running, self.config, self.policy, step, now)
         self._events.budget_wait(passed_over, now)
         flight = self._count_as_computed(decodes, chunks, now)
@@ -243,13 +243,11 @@ class Scheduler:
         return flight
 
     def _grow_running(self, now: float) -> None:
-        """Give every running sequence that is not held up by a trial the page for its next token.
+        """Give every running sequence the page for its next token.
 
         If there is none, another sequence is preempted, or the sequence itself.
         """
-        is_held = self.trials.is_held
-        outgrown = [sequence for sequence in self.needing_page if not is_held(sequence)]
-        self.needing_page = [sequence for sequence in self.needing_page if is_held(sequence)]
+        outgrown, self.needing_page = self.needing_page, []
         for sequence in sorted(outgrown, key=self.policy.service_order):
             while sequence.state is State.RUNNING and len(sequence.page_table) < sequence.pages_needed:
                 if not self.kv_manager.grow(sequence):
@@ -268,15 +266,10 @@ class Scheduler:
 
     def _admit_waiting(self, now: float) -> None:
         """Apply the policy's plans, each made with the slots and pages that the previous one left."""
-        self.waiting.is_on_trial = self.trials.closes_admission
-        if self.waiting.is_closed and not self.waiting.is_on_trial:
+        if self.waiting.is_closed or self.trials.is_draining:  # joins would put a further step in flight
             return
         while True:
-            plan = (
-                self.trials.plan(self.policy, self._view(), self.requests.get(self.trials.current, ()))
-                if self.waiting.is_on_trial
-                else self.policy.plan_admission(self._view(), now)
-            )
+            plan = self.policy.plan_admission(self._view(), now)
             for shortage in plan.shortages:
                 self.waiting.report_shortage(shortage, now)
             for preemption in plan.preemptions:

@@ -1,9 +1,9 @@
 """Trials: requests that may have ended an engine, and are computed alone until they have made progress.
 
-A trial is computed in slices. In a slice the engine computes no other request; they keep their slots and pages, except
-where the trial needs some. Between slices the engine computes the others and no trial, so that every step is computed
-either for one trial or for no trial. A slice begins and ends only when no step is in flight: the requests that a step
-may have harmed are known before it is computed (`Engine.step`).
+A trial gets its slot and pages from the policy like any request, and is computed in slices. In a slice the engine
+computes no other request; they stay in their slots. Between slices the engine computes the others and no trial, so that
+every step is computed either for one trial or for no trial. A slice begins and ends only when no step is in flight: the
+requests that a step may harm are known before it is computed (`Engine.step`).
 
 The pause of others is bounded: by the length of a slice at a time, and by a share of the time altogether, for the
 trials of all tenants together. These take turns, slice by slice. Knows no clock and no text.
@@ -14,30 +14,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 from dataclasses import dataclass
-from itertools import count
-
-from msgspec.structs import replace
 
 from engine.progress import has_progressed
 from engine.request_logging import log_request
-from engine.scheduling.admission import NO_ADMISSION, AdmissionPlan, AdmissionView
 from engine.scheduling.counters import CumulativeCounters
 from engine.scheduling.events import EventBuffer
-from engine.scheduling.policy import Policy
-from engine.scheduling.sequence import Sequence, State
+from engine.scheduling.sequence import Sequence
 from engine.types import Request
 
 log = logging.getLogger("carousel.engine")
 
 MAX_SLICE_SECONDS = 0.25  # for which one trial is computed while others wait; its last step may exceed it
 TRIAL_SHARE = 4  # one in this many seconds at most belongs to trials while others wait
-PREEMPTION_REASON = "a request that may have ended an engine was tried alone and needed its place"
 
 
 @dataclass(slots=True)
 class _Trial:
     request: Request
-    serial: int
     slices: int = 0
     tokens: int = 0  # generated in them
 
@@ -51,7 +44,6 @@ class Trials:
         self._events = events
         self._counters = counters
         self._pending: dict[str, _Trial] = {}
-        self._serials = count()
         self._turns: dict[str, int] = {}  # serial number of the last slice of each tenant with trials
         self._now = 0.0  # of the last step
         self._began = 0.0  # of the slice
@@ -59,14 +51,11 @@ class Trials:
         self._has_others = False
         self._rest_until = 0.0  # others are computed until then
 
-    def __len__(self) -> int:
-        return len(self._pending)
-
     # Between steps ------------------------------------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
         """Add a request that has arrived."""
-        self._pending[request.id] = _Trial(request, next(self._serials))
+        self._pending[request.id] = _Trial(request)
         self._turns.setdefault(request.tenant, 0)
 
     def remove(self, request_id: str) -> None:
@@ -91,77 +80,57 @@ class Trials:
 
     # A step -------------------------------------------------------------------------------------------------------
 
-    def begin_step(self, now: float, num_requests: int, *, is_in_flight: bool) -> None:
-        """Choose the trial that this step belongs to, if any.
+    def computed(self, running: list[Sequence], now: float, *, is_in_flight: bool) -> list[Sequence]:
+        """Return the running sequences that can be in this step, and report those that a trial holds up.
 
-        num_requests: all in the engine. is_in_flight: earlier steps are not committed, so that only the same can go on.
+        is_in_flight: earlier steps are not committed, so that only steps of the same trial, or of none, can follow.
         """
-        if self.current and self._has_others:
-            self._paused += now - self._now
-            self._counters.add("trial_pause_microseconds", round(1e6 * (now - self._now)))
-        self._now, self._has_others = now, num_requests > len(self._pending)
-        self.is_draining = False
-        if not (self.current or self._pending):
-            return
-        is_over = self._is_over(num_requests)
-        chosen = self._next() if is_over else self.current
-        self.is_draining = is_over and is_in_flight and chosen != self.current
-        if is_over and not self.is_draining:
-            self._begin_slice(chosen)
+        self._count_pause(now)
+        self.is_draining = self._has_others = False
+        if self.current or self._pending:
+            self._choose(running, is_in_flight)
+        if self.is_draining:
+            return []
+        held = [sequence for sequence in running if self.is_held(sequence)] if self._pending else []
+        self._events.trial_wait(held, now)
+        return [sequence for sequence in running if not self.is_held(sequence)] if held else running
 
     def is_held(self, sequence: Sequence) -> bool:
         """Return whether a sequence is not computed in this step."""
         name = sequence.request.id
         return self.is_draining or (name != self.current if self.current else name in self._pending)
 
-    @property
-    def closes_admission(self) -> bool:
-        """Return whether no sequence is admitted in this step but those of `plan`."""
-        return self.is_draining or bool(self.current)
-
-    def plan(self, policy: Policy, view: AdmissionView, choices: Collection[Sequence]) -> AdmissionPlan:
-        """Return the plan that starts a choice of the current trial, for which all other requests may be preempted."""
-        if self.is_draining:
-            return NO_ADMISSION
-
-        def others() -> list[Sequence]:
-            return [s for s in view.running if s.request.id != self.current and s.slot not in view.joined_slots]
-
-        for sequence in choices:
-            if sequence.state in (State.WAITING, State.PREEMPTED):
-                plan = policy.plan_for(replace(view, is_closed=False), sequence, others)
-                if plan.admission is not None:
-                    preemptions = tuple(replace(each, reason=PREEMPTION_REASON) for each in plan.preemptions)
-                    return replace(plan, preemptions=preemptions)
-        return NO_ADMISSION
-
-    def computed(self, running: list[Sequence], now: float) -> list[Sequence]:
-        """Return the running sequences that can be in this step, and report those that a trial holds up."""
-        if self.is_draining:
-            return []
-        if not self._pending:
-            self._events.trial_wait([], now)
-            return running
-        held = [sequence for sequence in running if self.is_held(sequence)]
-        self._events.trial_wait(held, now)
-        return [sequence for sequence in running if not self.is_held(sequence)]
-
     # Internals ----------------------------------------------------------------------------------------------------
 
-    def _is_over(self, num_requests: int) -> bool:
-        """Return whether the slice, or the time without one, ends."""
-        if self.current not in self._pending:
-            return True
-        return num_requests > 1 and self._now - self._began >= MAX_SLICE_SECONDS
+    def _count_pause(self, now: float) -> None:
+        if self.current and self._has_others:
+            self._paused += now - self._now
+            self._counters.add("trial_pause_microseconds", round(1e6 * (now - self._now)))
+        self._now = now
 
-    def _next(self) -> str:
+    def _choose(self, running: list[Sequence], is_in_flight: bool) -> None:
+        """Choose the trial that this step belongs to, if any."""
+        names = {sequence.request.id for sequence in running}
+        ready = [trial for name, trial in self._pending.items() if name in names]  # in order of arrival
+        self._has_others = len(names) > len(ready)
+        is_over = self._is_over(ready)
+        chosen = self._next(ready) if is_over else self.current
+        self.is_draining = is_over and is_in_flight and chosen != self.current
+        if is_over and not self.is_draining:
+            self._begin_slice(chosen)
+
+    def _is_over(self, ready: list[_Trial]) -> bool:
+        """Return whether the slice, or the time without one, ends. ready: trials that have a slot."""
+        if not any(trial.request.id == self.current for trial in ready):
+            return True
+        is_alone = len(ready) == 1 and not self._has_others
+        return not is_alone and self._now - self._began >= MAX_SLICE_SECONDS
+
+    def _next(self, ready: list[_Trial]) -> str:
         """Return the trial that has the next slice: by class, then tenants in turn; empty if others go first."""
-        if not self._pending or (self._has_others and (self.current or self._now < self._rest_until)):
+        if not ready or (self._has_others and (self.current or self._now < self._rest_until)):
             return ""
-        trial = min(
-            self._pending.values(),
-            key=lambda each: (each.request.service_class, self._turns[each.request.tenant], each.serial),
-        )
+        trial = min(ready, key=lambda each: (each.request.service_class, self._turns[each.request.tenant]))
         return trial.request.id
 
     def _begin_slice(self, chosen: str) -> None:

@@ -18,13 +18,7 @@ from engine.types import Phase, WaitReason
 
 MAX_REPORTED_POSITIONS = 32  # number of waiting sequences that get updates of their position
 # Causes of sequences that are not first in their queue; they can change while a sequence waits.
-UPDATABLE_CAUSES = (
-    WaitReason.ORDER,
-    WaitReason.FAIRNESS,
-    WaitReason.DEADLINE,
-    WaitReason.BATCH,
-    WaitReason.TRIAL,
-)
+UPDATABLE_CAUSES = (WaitReason.ORDER, WaitReason.FAIRNESS, WaitReason.DEADLINE, WaitReason.BATCH)
 
 
 class WaitQueue:
@@ -32,7 +26,6 @@ class WaitQueue:
 
     def __init__(self, config: EngineConfig, policy: Policy, events: EventBuffer) -> None:
         self.new, self.paused = ClassCounts(), ClassCounts()
-        self.is_on_trial = False  # a request is computed alone, and no other is admitted
         self._policy, self._events = policy, events
         self._gate = BatchingGate(config)
         self._quota: int | None = None  # how many more sequences may be admitted in the step that is being scheduled
@@ -82,15 +75,12 @@ class WaitQueue:
     def report_arrivals(self, now: float) -> None:
         """Report the reason to sequences that arrived since the last step and were not admitted.
 
-        Until now they waited for a step to be scheduled. Those that arrive during a trial get another reason after it.
+        Until now they waited for a step to be scheduled.
         """
         for sequence in self._arrived:
-            if sequence.state is State.WAITING and sequence.cause in (WaitReason.STEP, WaitReason.TRIAL):
-                cause = self._wait_reason(sequence)
-                if sequence.cause is not cause:
-                    self._events.status(sequence, Phase.QUEUED, now, cause)
-        if not self.is_on_trial:
-            self._arrived = []
+            if sequence.state is State.WAITING and sequence.cause is WaitReason.STEP:
+                self._events.status(sequence, Phase.QUEUED, now, self._wait_reason(sequence))
+        self._arrived = []
 
     def report_shortage(self, shortage: Shortage, now: float) -> None:
         """Report the missing resource to a sequence that is first in its queue."""
@@ -111,8 +101,6 @@ class WaitQueue:
                 self._events.status(sequence, sequence.phase, now, cause)
 
     def _wait_reason(self, sequence: Sequence) -> WaitReason:
-        if self.is_on_trial:
-            return WaitReason.TRIAL
         return WaitReason.BATCH if self.is_closed else self._policy.wait_reason(sequence)
 
     def _counts_of(self, sequence: Sequence) -> ClassCounts:

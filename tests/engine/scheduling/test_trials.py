@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from engine.progress import MIN_PROGRESS_TOKENS, has_progressed
 from engine.scheduling.batch import Batch
 from engine.scheduling.policies import POLICIES
-from engine.scheduling.trials import MAX_SLICE_SECONDS, PREEMPTION_REASON, TRIAL_SHARE
+from engine.scheduling.trials import MAX_SLICE_SECONDS, TRIAL_SHARE
 from engine.types import Phase, PreemptionMode, ServiceClass, WaitReason
 from tests.engine.scheduling.history import STEP_SECONDS, History
 from tests.profiles import examples
@@ -66,7 +66,7 @@ def test_others_go_on_where_they_were_after_a_trial(runs_ahead: bool):
     trial = history.arrive([5] * 6, 9, is_trial=True)
     history.step()
     new = history.arrive([6, 7], 5)
-    while history.engine.trial or history.steps[-1] == set(old):
+    while history.is_on_trial(trial):
         history.step()
         assert [history.scheduler.slots[:2], [list(s.page_table) for s in history.scheduler.running][:2]] == held
     first = history.steps.index({trial})
@@ -78,23 +78,27 @@ def test_others_go_on_where_they_were_after_a_trial(runs_ahead: bool):
     for name in old:
         assert (Phase.DECODE, WaitReason.TRIAL) in causes(history, name)
         assert causes(history, name)[-1] == (Phase.ENDED, None)
-    assert (Phase.QUEUED, WaitReason.TRIAL) in causes(history, new)
+    assert (Phase.PREFILL, WaitReason.TRIAL) in causes(history, new) or (Phase.DECODE, WaitReason.TRIAL) in causes(
+        history, new
+    )
     assert history.scheduler.load().counters.trials == 1
     assert history.scheduler.load().counters.recomputed_tokens == 0
 
 
-def test_a_trial_starts_at_once_and_takes_a_place_if_there_is_none():
-    """The request that is paused for it gets its reason, and resumes with its text."""
+def test_a_trial_waits_for_a_slot_like_any_request():
+    """It takes no place from a request that its class may not preempt, and holds up none that waits for its slot."""
     history = Recorded(slots=1, pages=12)
     person = history.arrive([1, 2, 3], 12, service_class=ServiceClass.INTERACTIVE)
     history.step()
     trial = history.arrive([4, 5], 9, service_class=ServiceClass.BATCH, is_trial=True)
+    while history.steps[-1] == {person}:
+        history.step()
+    assert (person, 0) in history.ends and history.steps[-1] == {trial}
+    late = history.arrive([1, 2, 3], 12, service_class=ServiceClass.INTERACTIVE)
     history.step()
-    assert history.steps[-1] == {trial}
-    [paused] = [event for event in history.statuses[person] if event.phase is Phase.PAUSED][:1]
-    assert paused.victim_reason == PREEMPTION_REASON and paused.preempted_by is ServiceClass.BATCH
+    history.step()
+    assert history.statuses[trial][-1].phase is Phase.PAUSED and late in history.steps[-1]
     history.end()
-    assert history.steps[0] == {person}
 
 
 @pytest.mark.parametrize("runs_ahead", [False, True])
@@ -136,38 +140,6 @@ def test_tenants_with_trials_take_turns():
     history.end()
     tried = list(dict.fromkeys(name for step in history.steps for name in step))
     assert [name for name in tried if name != calm] == flood
-
-
-def test_others_take_no_pages_during_a_trial():
-    """One that needs a page for its next token waits for it, and is not paused."""
-    history = Recorded(slots=2, pages=4, host=0)
-    other = history.arrive([1, 2, 3], 6)
-    history.step()
-    history.step()
-    trial = history.arrive([4] * 9, 6, is_trial=True)
-    history.step()
-    while history.steps[-1] == {trial} and history.is_on_trial(trial):
-        assert not any(event.phase is Phase.PAUSED for event in history.statuses[other])
-        history.step()
-    assert history.steps.count({trial}) >= MIN_PROGRESS_TOKENS
-    history.end()
-
-
-def test_a_request_that_arrives_during_a_trial_has_another_reason_after_it():
-    history = Recorded(slots=2, pages=40)
-    for _ in range(2):
-        history.arrive([1, 2], 30)
-    history.step()
-    trial = history.arrive([3, 4], 12, is_trial=True)
-    history.step()
-    new = history.arrive([5], 3)
-    history.step()
-    assert causes(history, new)[-1] == (Phase.QUEUED, WaitReason.TRIAL)
-    while history.is_on_trial(trial):
-        history.step()
-    history.step()
-    assert causes(history, new)[-1] == (Phase.QUEUED, WaitReason.ORDER)
-    history.end()
 
 
 def test_trials_of_a_higher_class_go_first():
