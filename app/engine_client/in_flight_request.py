@@ -28,8 +28,7 @@ from engine.types import (
 
 log = logging.getLogger("carousel.in_flight")
 
-# A further engine would not shorten these waits.
-NOT_FOR_A_SLOT = (WaitReason.GRAMMAR, WaitReason.RESTART, WaitReason.TRIAL)
+NOT_FOR_A_SLOT = (WaitReason.GRAMMAR, WaitReason.RESTART)  # a further engine would not shorten these waits
 
 Sink = Callable[[Event], None]
 
