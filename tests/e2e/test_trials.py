@@ -92,8 +92,7 @@ def test_only_the_request_that_kills_engines_ends(engines: PoisonedEngines, serv
         body = {"messages": [{"role": "user", "content": "Hello"}], "seed": POISON_SEED, "max_tokens": 5}
         error = httpx.post(f"{service.url}{CHAT}", json=body, timeout=HANG_SECONDS)
         assert (error.status_code, error.json()["error"]["code"]) == (500, "engine_died")
+        assert "the last time with no other" in error.json()["error"]["message"]
         for number, found in enumerate(answers):
             assert events_of(found.result(HANG_SECONDS)) == events_of(expected[number])
         assert len(engines.started) == 1 + SUSPECT_DEATHS + 1
-        metrics = second.get("/metrics").text
-    assert re.search(r"^carousel:trials_total\{.*\} [1-9]", metrics, re.M), "the last engine has tried other suspects"
