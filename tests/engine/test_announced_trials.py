@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import socket
 from collections.abc import Iterator
 
 import pytest
@@ -120,7 +121,7 @@ def test_a_process_that_does_not_read_delays_no_trial_for_long(worker: ObservedW
     reading.submit(request("r", 60))
     worker.turn()
     silent_connection = worker.connections.all[0]
-    silent_connection.socket.setsockopt(1, 7, 1)  # SOL_SOCKET, SO_SNDBUF: the smallest
+    silent_connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the smallest that there is
     silent.submit(request("s", 3000))
     worker._ends.remove(silent)
     worker.turn_until(lambda: not silent_connection.is_drained)
