@@ -5,6 +5,7 @@ from __future__ import annotations
 import selectors
 import socket
 import time
+from collections.abc import Collection
 
 from engine.clock import engine_time
 from engine.connection import Connection
@@ -117,6 +118,19 @@ class Connections:
         for connection in self.all:
             connection.send(message)
 
+    def flush(self, connections: Collection[Connection], seconds: float) -> None:
+        """Wait for up to `seconds` until the sockets of these connections have taken everything that was sent."""
+        ends_at = time.monotonic() + seconds
+        while left := [each for each in connections if not (each.loss or each.is_drained)]:
+            if (remaining := ends_at - time.monotonic()) <= 0:
+                return
+            with selectors.DefaultSelector() as writable:
+                for connection in left:
+                    writable.register(connection.socket, selectors.EVENT_WRITE)
+                writable.select(remaining)
+            for connection in left:
+                connection.flush()
+
     def take_lost(self) -> list[Connection]:
         """Return the connections that were lost and closed since the last call."""
         lost, self._lost = self._lost, []
@@ -132,6 +146,11 @@ class Connections:
     # Results of steps -----------------------------------------------------------------------------------------------
 
     @property
+    def has_newcomers(self) -> bool:
+        """Return whether a connection has not received any results."""
+        return self._has_newcomers
+
+    @property
     def has_unsent(self) -> bool:
         """Return whether a connection has events to send, or waits for its first load report or marks."""
         return self._has_newcomers or any(
@@ -143,9 +162,11 @@ class Connections:
         """Return whether any connection that watches has taken everything sent so far."""
         return any(connection.is_watching and connection.is_drained for connection in self.all)
 
-    def send_step(self, load: EngineLoad, heartbeat: int, snapshot: Snapshot | None, marks: CachedMarks) -> None:
-        """Send each connection the events of its requests, and the load; the snapshot and the marks of the prefix cache
-        to those that watch.
+    def send_step(
+        self, load: EngineLoad, heartbeat: int, snapshot: Snapshot | None, marks: CachedMarks, trial: str
+    ) -> None:
+        """Send each connection the events of its requests, the load and the trial; the snapshot and the marks of the
+        prefix cache to those that watch.
         """
         clock = engine_time()
         changes = None
@@ -160,6 +181,6 @@ class Connections:
                 prefixes = changes if connection.knows_prefixes else marks.take_all()
                 connection.knows_prefixes = True
             events = tuple(connection.events)
-            connection.send(StepResult(events, load, clock, heartbeat, view, len(self.all), prefixes))
+            connection.send(StepResult(events, load, clock, heartbeat, view, len(self.all), prefixes, trial))
             connection.events.clear()
         self._has_newcomers = False

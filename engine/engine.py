@@ -82,6 +82,7 @@ class Engine:
         self._committed_at = 0.0
         self._launch_lead = LaunchLead()
         self._busy_seconds = 0.0
+        self._announced_trial = ""  # that was current when `on_launch` was last called
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises `RequestRefused` if it can never be served or its ID is in use.
@@ -103,28 +104,39 @@ class Engine:
         """End a request or one of its choices; its slot and pages are free before the next step."""
         self.scheduler.abort(request_id, self._clock(), choice)
 
-    def step(self, on_admission: Callable[[list[Event]], None] | None = None) -> list[Event]:
+    @property
+    def trial(self) -> str:
+        """Return the ID of the request that is computed alone; empty if none is."""
+        current = self.scheduler.trials.current
+        return current if current in self.scheduler.requests else ""
+
+    def step(self, on_launch: Callable[[list[Event]], None] | None = None) -> list[Event]:
         """Schedule and launch a step, and commit one: the same step, or the previous one if the runner runs ahead.
 
-        Returns the events in order. `on_admission` receives the events so far if the step admits sequences. If the
-        process dies in this step, the receiver then knows which requests were in it.
+        Returns the events in order. `on_launch` receives the events so far if the step admits sequences, or belongs to
+        another `trial` than the one before. If the process dies in this step, the receiver then knows which requests
+        were in it.
         """
         if self.constraints is not None:
             self.constraints.wait_for_masks(max(MIN_MASK_WAIT_SECONDS, MASK_WAIT_SHARE * self._last_step[2]))
         began = self._clock()
         batch = self.scheduler.schedule(began)
-        if on_admission is not None and batch.joins:
-            on_admission(self.scheduler.take_events())
+        host_seconds = self._clock() - began
+        if on_launch is not None and (batch.joins or self.trial != self._announced_trial):
+            self._announced_trial = self.trial
+            on_launch(self.scheduler.take_events())
         if not batch.is_empty:
+            launching = self._clock()
             outcome = self._runner.launch(batch)
+            host_seconds += self._clock() - launching
             if self._in_flight:
                 previous = self._in_flight[-1][0]
                 self._launch_lead.observe(
-                    is_recorded=self.scheduler.is_recorded(previous),
-                    estimated=self.scheduler.estimate_step_time(previous),
+                    is_recorded=self.scheduler.estimates.is_recorded(previous),
+                    estimated=self.scheduler.estimates.seconds(previous),
                     device_was_idle=self._runner.device_was_idle,
                 )
-            self._in_flight.append((batch, began, self._clock() - began, outcome))
+            self._in_flight.append((batch, began, host_seconds, outcome))
         elif not self._in_flight and self.scheduler.waits_for_masks and self.constraints is not None:
             self.constraints.wait_for_any_mask(IDLE_MASK_WAIT_SECONDS)
         max_in_flight = 1 if self._runner.runs_ahead and not batch.is_empty else 0
@@ -153,8 +165,9 @@ class Engine:
         now = self._clock()
         if self._in_flight:
             batch, launched, *_ = self._in_flight[-1]
-            ends_at = max(launched, self._committed_at) + self.scheduler.estimate_step_time(batch)
-            return max(0.0, ends_at - self._launch_lead.seconds(is_recorded=self.scheduler.is_recorded(batch)) - now)
+            estimates = self.scheduler.estimates
+            ends_at = max(launched, self._committed_at) + estimates.seconds(batch)
+            return max(0.0, ends_at - self._launch_lead.seconds(is_recorded=estimates.is_recorded(batch)) - now)
         return max(0.0, self.scheduler.next_step_at(now) - now) if self.scheduler.has_work else None
 
     def load(self) -> EngineLoad:
@@ -182,5 +195,5 @@ class Engine:
             seconds = max(result.seconds, host_seconds)
         self._last_step = (len(batch.decodes), batch.prompt_tokens, seconds)
         self._committed_at = now
-        self.scheduler.observe(batch, seconds)
+        self.scheduler.estimates.observe(batch, seconds)
         self._busy_seconds += seconds

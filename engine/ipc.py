@@ -16,7 +16,7 @@ from engine.config import EngineConfig
 from engine.prefixes import PrefixChanges
 from engine.types import EngineLoad, Event, ModelInfo, Request, Snapshot, Vocabulary
 
-PROTOCOL_VERSION = 2  # of the messages over TCP; both ends have the same
+PROTOCOL_VERSION = 3  # of the messages over TCP; both ends have the same
 MAX_FRAME_BYTES = 256 << 20  # a million-token prompt is about 5 MB
 MAX_HELLO_BYTES = 4 << 10  # of the first frame over TCP, from an unknown sender
 
@@ -165,7 +165,8 @@ class StepResult(msgspec.Struct, frozen=True, tag="step"):
     """Results of one step for one connection, or a sign of life without events.
 
     Moments in events are on the engine's clock; clock: when it was sent. heartbeat: the engine's progress count.
-    connections: of API processes that the engine serves. prefixes: changes of its prefix cache.
+    connections: of API processes that the engine serves. prefixes: changes of its prefix cache. trial: ID of the
+    request, of any connection, that the engine computes alone from now on; empty: none.
     """
 
     events: tuple[Event, ...]
@@ -175,6 +176,7 @@ class StepResult(msgspec.Struct, frozen=True, tag="step"):
     snapshot: Snapshot | None = None
     connections: int = 1
     prefixes: PrefixChanges | None = None
+    trial: str = ""
 
 
 ToEngine = (

@@ -72,6 +72,7 @@ class WaitReason(enum.StrEnum):
     READER = "reader"  # nothing: it is complete, but its reader has not read all of it
     BATCH = "batch"  # a batch is admitted as a whole, and this one is not complete
     RESTART = "restart"  # an engine: the previous one has died, and the next one is starting
+    TRIAL = "trial"  # a request that may have ended an engine is computed alone, or waits for its turn to be
 
 
 class Phase(enum.StrEnum):
@@ -182,6 +183,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     # adopted.
     note: bytes = b""
     alias: str = ""  # second name by which it can be adopted
+    is_trial: bool = False  # it may have ended an engine, and is computed alone until it has made progress
 
     @property
     def log_id(self) -> str:
@@ -290,6 +292,8 @@ class Counters(msgspec.Struct, frozen=True, array_like=True):
     late: int = 0  # requests that were given up because their deadline could not be met
     mask_microseconds: int = 0  # processor time of masks of constrained tokens
     rows_without_mask: int = 0  # constrained rows that missed a step, as their masks were not computed in time
+    trials: int = 0  # requests that were computed alone, because they may have ended an engine
+    trial_pause_microseconds: int = 0  # time in which others waited for that
 
     def paused_by(self, mechanism: PreemptionMode) -> int:
         """Return the number of preemptions with `mechanism`."""

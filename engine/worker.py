@@ -57,6 +57,8 @@ IDLE_SNAPSHOT_SECONDS = 2.0  # between snapshots while idle
 # idle engine turns when a message arrives.
 HEARTBEAT_SECONDS = 0.25
 COMPILE_POLL_SECONDS = 0.002  # between looks for compiled grammars
+# Seconds for which a step waits until all API processes have been sent that it belongs to a trial, or no longer does.
+MAX_ANNOUNCEMENT_SECONDS = 0.25
 MAX_LOG_FLUSH_SECONDS = 1.0  # maximum time for writing queued log lines when the process ends
 
 Builder = Callable[[EngineConfig, Callable[[str, int, int], None]], Engine]
@@ -82,6 +84,7 @@ class Worker:
         self._owners = Owners(engine, self._intake, orphan_grace, clock)
         self._snapshot_at = 0.0
         self._sent_at = 0.0
+        self._sent_trial = ""
         self._should_prefault = True
 
     def run(self, early: list[tuple[Connection, ToEngine]]) -> None:
@@ -105,6 +108,9 @@ class Worker:
         self._heartbeat.beat()
         self._owners.submit_compiled(self._connections.all)
         events: list[Event] = []
+        trial = self._engine.trial
+        if trial != self._sent_trial or (trial and self._connections.has_newcomers):
+            self._announce(trial)
         if self._engine.seconds_to_step() == 0.0:
             events = self._engine.step(self._send_step)
             self._should_prefault = True
@@ -115,7 +121,7 @@ class Worker:
         view = self._take_snapshot(now)
         if self._connections.has_unsent or view is not None or now - self._sent_at >= HEARTBEAT_SECONDS:
             self._sent_at = now
-            self._send(view)
+            self._send(self._engine.trial, view)
 
     def drain(self, seconds: float) -> None:
         """Admit no further connection, and go on until no connection has a request, for at most `seconds`."""
@@ -130,12 +136,26 @@ class Worker:
         self._owners.route(events + self._intake.take_events())
 
     def _send_step(self, events: list[Event]) -> None:
+        """Send the events before a step. If the process dies in it, API processes know the trial that it belongs to."""
         self._route(events)
-        self._send()
+        if self._sent_trial == self._engine.trial:
+            self._send(self._sent_trial)
+        else:
+            self._announce(self._engine.trial)
 
-    def _send(self, view: Snapshot | None = None) -> None:
+    def _announce(self, trial: str) -> None:
+        """Send the results so far and the request that is computed alone from now on, and wait until they are sent.
+
+        Does not wait for an API process that has not read earlier results, so that it cannot delay each announcement.
+        """
+        prompt_readers = [connection for connection in self._connections.all if connection.is_drained]
+        self._send(trial)
+        self._connections.flush(prompt_readers, MAX_ANNOUNCEMENT_SECONDS)
+
+    def _send(self, trial: str, view: Snapshot | None = None) -> None:
+        self._sent_trial = trial
         marks = self._engine.scheduler.kv_manager.pool.marks
-        self._connections.send_step(self._engine.load(), self._heartbeat.count, view, marks)
+        self._connections.send_step(self._engine.load(), self._heartbeat.count, view, marks, trial)
 
     def _poll_timeout(self) -> float | None:
         """Return the seconds to wait for a message; None (no limit) while idle and not watched."""
@@ -151,6 +171,8 @@ class Worker:
     def _handle(self, connection: Connection, message: ToEngine) -> None:
         match message:
             case Submit(request):
+                if request.is_trial:
+                    self._announce(request.id)  # the process may die of its submission already
                 self._owners.submit(connection, request)
             case Abort(request_id, choice, moves):
                 self._owners.abort(connection, request_id, choice, moves=moves)

@@ -24,6 +24,7 @@ CAUSE_TEXTS = {
     "deadline": "earlier deadline of another request",
     "batch": "batch not complete",
     "restart": "engine restarted",
+    "trial": "paused while a request that may have ended an engine was tried alone",
     "body": "request body incomplete",
     "texts": "long texts of other requests tokenized first",
     "grammar": "grammar of the answer being compiled",

@@ -34,7 +34,6 @@ from engine.worker import Builder
 
 BALANCE_SECONDS = 0.25  # between looks for waiting requests that another engine has a free slot for
 MODEL_REPLACED = "The model was replaced while this answer was being generated, so that its text cannot continue."
-MAX_TRIAL_WAIT_SECONDS = 10.0  # for which a suspect waits for a member that becomes idle by itself
 # Seconds between connections to an engine elsewhere after several failed; these do not end this process.
 REMOTE_RETRY_SECONDS = 10.0
 
@@ -69,7 +68,6 @@ class EngineClient:
         self._changed = asyncio.Event()
         self._is_stopped = False
         self._balance_at = 0.0  # next look for requests that can move to a free engine
-        self._trial_timer: asyncio.TimerHandle | None = None
         self._starting: asyncio.Task[None] | None = None  # of the engines after the first
         self._served = ServedModel()
         self._config = config
@@ -138,8 +136,6 @@ class EngineClient:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
-        if self._trial_timer is not None:
-            self._trial_timer.cancel()
         self._is_stopped = True
         await asyncio.gather(*(member.stop() for member in self.members), *self._closing)
         self.on_change()
@@ -224,7 +220,7 @@ class EngineClient:
         return len(self._in_flight)
 
     def num_waiting(self, service_class: ServiceClass) -> int:
-        """Return the number of requests of a class that no engine has, except for suspects."""
+        """Return the number of requests of a class that no engine has."""
         return self._in_flight.waiting.count(service_class)
 
     def slot_waits(self) -> Iterator[tuple[Request, float]]:
@@ -366,7 +362,6 @@ class EngineClient:
     def _send_waiting_to(self, ready: Sequence[ReadyMember]) -> None:
         for index, requests in self._in_flight.requests_to_send(ready).items():
             self._members[index].send(requests)
-        self._expect_trial()
 
     def _ready_members(self) -> list[ReadyMember]:
         """Return the members that may be given requests: those that make progress, or all if none does."""
@@ -383,18 +378,4 @@ class EngineClient:
 
     def _drop_aborted(self, request_id: str) -> None:
         self._in_flight.drop_aborted(request_id)
-        self._send_waiting()
-
-    def _expect_trial(self) -> None:
-        """Reserve a member in a while, if a suspect still waits for its trial then."""
-        is_needed = len(self._members) > 1 and self._in_flight.has_waiting_suspect
-        if is_needed and self._trial_timer is None:
-            self._trial_timer = asyncio.get_running_loop().call_later(MAX_TRIAL_WAIT_SECONDS, self._reserve_member)
-        elif self._trial_timer is not None and not is_needed:
-            self._trial_timer.cancel()
-            self._trial_timer = None
-
-    def _reserve_member(self) -> None:
-        self._trial_timer = None
-        self._in_flight.reserve_member(self._ready_members())
         self._send_waiting()

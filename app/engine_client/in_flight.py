@@ -3,12 +3,10 @@
 Each engine is a member, named by a number. A request waits, or exactly one member has it. `router` chooses the member,
 and `waiting_requests` has the order of those that wait.
 
-A request that was being computed when an engine died is suspected from the second time on. A suspect is tried alone: it
-has a member for itself, and the requests of other members go on. If the engine dies again with only the suspect at
-work, that request alone ends with an error. A member that tries suspects takes no other request until none is left. A
-suspect that has made progress stays on its member. The next one is tried after its end, or at once on an idle member;
-the only member tries the next one beside it, as there is no other place. If all members are busy for long, one of them
-is reserved: it takes no other request, so that it becomes idle.
+A request that was being computed when an engine died is suspected from the second time on. A suspect goes to any member
+as a trial: its engine computes it alone, also beside requests of other API processes, until it has made progress
+(`engine.scheduling.trials`). The engine names the trial before it computes it. If it dies then, the trial alone ends
+with an error, and no other request is suspected.
 """
 
 from __future__ import annotations
@@ -53,10 +51,9 @@ class InFlight:
         self._requests: dict[str, InFlightRequest] = {}
         self._counts = MemberCounts()
         self.prefixes = PrefixIndex()
-        self._waiting = WaitingRequests(binds_late=has_several)  # all that wait, except for suspects
-        self._suspects: list[InFlightRequest] = []  # in order of their trials
-        # Suspect that a member tries. None: its trial has ended, and the member is kept free for the next suspect.
-        self._trials: dict[int, InFlightRequest | None] = {}
+        self._waiting = WaitingRequests(binds_late=has_several)
+        # ID of the request that each member's engine computes alone, possibly of another API process.
+        self._trials: dict[int, str] = {}
         self._answered: set[int] = set()  # members whose current engine has completed a request
 
     def __len__(self) -> int:
@@ -72,7 +69,7 @@ class InFlight:
 
     @property
     def waiting(self) -> WaitingRequests:
-        """Return the requests that no member has, except for suspects."""
+        """Return the requests that no member has."""
         return self._waiting
 
     def slot_waits(self) -> Iterator[tuple[Request, float]]:
@@ -83,7 +80,7 @@ class InFlight:
 
     def is_at_work(self, member: int = 0) -> bool:
         """Return whether a member's engine may be computing any request."""
-        return any(request_state.may_be_computing for request_state in self._requests_of(member))
+        return any(self._may_be_computing(request_state) for request_state in self._requests_of(member))
 
     def has_progressed(self, member: int = 0) -> bool:
         """Return whether a member's engine has completed a request, or has made progress with one."""
@@ -91,17 +88,12 @@ class InFlight:
             request_state.has_progressed for request_state in self._requests_of(member)
         )
 
-    @property
-    def is_on_trial(self) -> bool:
-        """Return whether a suspect is on trial, or waits for its trial."""
-        return bool(self._suspects)
-
-    def takes_requests(self, member: int) -> bool:
-        """Return whether a new request may be sent to a member, which tries no suspect and is not the next to."""
-        return not self.is_on_trial or not (
-            self._trials.get(member) is not None
-            or (self._next_suspect is not None and (member in self._trials or self._may_try(member)))
-        )
+    def note_trial(self, member: int, request_id: str) -> None:
+        """Note the request that a member's engine computes alone from now on; empty: none."""
+        if request_id:
+            self._trials[member] = request_id
+        else:
+            self._trials.pop(member, None)
 
     def add(self, request: Request, sink: Sink) -> InFlightRequest:
         """Add a new request, which waits."""
@@ -118,8 +110,8 @@ class InFlight:
         return self._requests.get(request_id)
 
     def handle(self, event: ReceivedEvent) -> bool:
-        """Pass on an event from the engine that has the request. Returns whether a member may be sent more requests: a
-        trial has ended, or the last request before a trial, or this request has come back from its engine.
+        """Pass on an event from the engine that has the request. Returns whether the request has come back from there,
+        and waits for another member.
         """
         request_state = self._requests.get(event.request_id)
         if request_state is None or event.choice not in request_state.output:
@@ -143,16 +135,14 @@ class InFlight:
             request_state.leave_busy_engine()
             self._waiting.add(request_state)
             return True
-        if not request_state.deaths and not self._suspects:
-            return False
-        return self._end_trial(request_state)
+        return False
 
     def requests_to_recall(self, ready: Sequence[ReadyMember]) -> list[tuple[int, str]]:
         """Return members and IDs of requests that wait there while other members have free slots.
 
         Each is asked back from its engine by an abort, and waits again when `handle` gets its end.
         """
-        if self._suspects or self._waiting.late or len(ready) < 2:
+        if self._waiting.late or len(ready) < 2:
             return []
         loads = [self._counts.load(member) for member in ready]
         moved = requests_to_move(self._requests.values(), loads, self._clock())
@@ -160,30 +150,10 @@ class InFlight:
             request_state.recall()
         return [(each.member, each.request.id) for each in moved if each.member is not None]
 
-    def _end_trial(self, request_state: InFlightRequest) -> bool:
-        """Clear a request that has made progress or ended. Returns what `handle` does."""
-        member = request_state.member
-        if member is None:
-            return False
-        if request_state.deaths and request_state.has_progressed:
-            request_state.deaths = 0
-            if request_state in self._suspects:
-                self._suspects.remove(request_state)
-                self._trials[member] = None
-                return True
-        return not request_state.output and self.is_on_trial and not self.has_requests(member)
-
     def requests_to_send(self, ready: Sequence[ReadyMember]) -> Mapping[int, list[Request]]:
         """Return the requests that are sent to members' engines now, in order. ready: members with an engine."""
         sent: defaultdict[int, list[Request]] = defaultdict(list)
         by_index = {member.index: member for member in ready}
-        if self._suspects or self._trials:
-            for index in by_index:
-                if (suspect := self._suspect_for(index)) is not None:
-                    sent[index].append(self._place(suspect, index))
-            by_index = {index: member for index, member in by_index.items() if self.takes_requests(index)}
-            for index in by_index:
-                self._trials.pop(index, None)
         takers = list(by_index)
 
         def get_load(index: int) -> MemberLoad:
@@ -197,27 +167,6 @@ class InFlight:
         if takers and self._waiting.late and (sent or self._waiting.has_unranked):
             self._waiting.report_positions(self._counts.waiting_in_members)
         return sent
-
-    def reserve_member(self, ready: Sequence[ReadyMember]) -> None:
-        """Let the member with the fewest choices take no other request until a suspect has been tried on it."""
-        others = [member.index for member in ready if self._trials.get(member.index) is None]
-        if self.has_waiting_suspect and others and not any(member in self._trials for member in others):
-            self._trials[min(others, key=self._counts.total)] = None
-
-    @property
-    def has_waiting_suspect(self) -> bool:
-        """Return whether a suspect waits for its trial."""
-        return self._next_suspect is not None
-
-    def _suspect_for(self, member: int) -> InFlightRequest | None:
-        """Return the suspect that a member tries from now on; None if it tries one already, or none."""
-        while self._trials.get(member) is None and (suspect := self._next_suspect) is not None:
-            if not self._may_try(member):
-                return None
-            if self._is_live(suspect):
-                self._trials[member] = suspect
-                return suspect
-        return None
 
     def _next_waiting(self, takers: Sequence[int], get_load: GetLoad) -> InFlightRequest | None:
         """Return the next waiting request that one of these members takes; None without one."""
@@ -240,8 +189,7 @@ class InFlight:
 
     def _place(self, request_state: InFlightRequest, member: int) -> Request:
         """Give a request to a member. Returns it for its engine."""
-        if not request_state.is_suspect:
-            self._waiting.remove(request_state)
+        self._waiting.remove(request_state)
         self._waiting.hold(request_state)
         self._counts.add(member, request_state.request.service_class, len(request_state.output))
         return request_state.resume_request(member)
@@ -253,17 +201,18 @@ class InFlight:
             self._is_live(request_state)
 
     def lose_engine(self, member: int = 0, *, has_died: bool = True) -> bool:
-        """Record the loss of a member's engine, which has died or is drained. Its culprit, if known, ends with an
-        error; the member's other requests wait for another engine. Returns whether there is a culprit.
+        """Record the loss of a member's engine, which has died or is drained. If it has died in a trial, the request on
+        trial ends with an error; the member's other requests wait for another engine. Returns whether there was a
+        trial, possibly of another API process.
         """
         lost = self._requests_of(member)
-        at_work = [request_state for request_state in lost if request_state.may_be_computing]
+        at_work = {request_state.request.id for request_state in lost if self._may_be_computing(request_state)}
         for request_state in lost:
             self._waiting.release(request_state, request_state.num_choices)
         self._counts.clear(member)
         self.prefixes.forget(member)
-        suspect = self._trials.pop(member, None)
-        culprit = suspect if has_died and at_work == [suspect] else None
+        trial = self._trials.pop(member, "")
+        culprit = next((each for each in lost if has_died and each.request.id == trial and each.is_suspect), None)
         if culprit is not None:
             message = CULPRIT_MESSAGE.format(culprit.deaths + 1)
             log_request(log, logging.ERROR, culprit.request, "%s", message)
@@ -271,13 +220,13 @@ class InFlight:
             del self._requests[culprit.request.id]
             lost.remove(culprit)
         for request_state in lost:
-            request_state.lose_engine(has_died=has_died, is_one_of_several=self._has_several)
-            if not request_state.is_suspect:
-                self._waiting.add(request_state)
+            was_computing = request_state.request.id in at_work
+            request_state.lose_engine(
+                has_died=has_died, was_computing=was_computing, is_one_of_several=self._has_several
+            )
+            self._waiting.add(request_state)
         self._answered.discard(member)
-        suspects = (request_state for request_state in self._requests.values() if request_state.is_suspect)
-        self._suspects = sorted(suspects, key=lambda request_state: request_state.request.service_class)
-        return culprit is not None
+        return has_died and bool(trial)
 
     @property
     def has_started(self) -> bool:
@@ -293,20 +242,17 @@ class InFlight:
 
     def fail(self, message: str, code: str) -> None:
         """End all requests, because there will be no further engine."""
-        requests, self._requests, self._suspects, self._trials = self._requests, {}, [], {}
+        requests, self._requests, self._trials = self._requests, {}, {}
         self._counts = MemberCounts()
         self._waiting = WaitingRequests(binds_late=self._has_several)
         for request_state in requests.values():
             request_state.fail(message, code)
 
-    @property
-    def _next_suspect(self) -> InFlightRequest | None:
-        """Return the first suspect that waits for its trial."""
-        return next((request_state for request_state in self._suspects if request_state.member is None), None)
-
-    def _may_try(self, member: int) -> bool:
-        """Return whether a member can try a suspect; the only one may still have those that were tried before."""
-        return not self._has_several or not self.has_requests(member)
+    def _may_be_computing(self, request_state: InFlightRequest) -> bool:
+        """Return whether the member that has a request may be computing it."""
+        assert request_state.member is not None
+        trial = self._trials.get(request_state.member)
+        return request_state.may_be_computing and trial in (None, request_state.request.id)
 
     def _requests_of(self, member: int) -> list[InFlightRequest]:
         return [request_state for request_state in self._requests.values() if request_state.member == member]
@@ -314,7 +260,4 @@ class InFlight:
     def _forget(self, request_state: InFlightRequest) -> None:
         """Forget a waiting request that has ended."""
         del self._requests[request_state.request.id]
-        if request_state.is_suspect:
-            self._suspects.remove(request_state)
-        else:
-            self._waiting.remove(request_state)
+        self._waiting.remove(request_state)

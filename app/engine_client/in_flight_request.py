@@ -12,6 +12,7 @@ from collections.abc import Callable, Set
 from msgspec.structs import replace
 
 from app.streams.status import EngineMoveEvent, MoveReason
+from engine.progress import has_progressed
 from engine.request_logging import log_request
 from engine.types import (
     EndEvent,
@@ -33,8 +34,6 @@ Sink = Callable[[Event], None]
 
 LOSS_TEXTS = {MoveReason.DIED: "died", MoveReason.DRAINED: "is drained"}
 SUSPECT_DEATHS = 2  # deaths of engines that were computing the request, without progress since
-# tokens of each choice after which an earlier crash is not attributed to it: more than are in flight at once
-MIN_PROGRESS_TOKENS = 4
 
 
 class InFlightRequest:
@@ -75,7 +74,8 @@ class InFlightRequest:
         self.position = 0  # in the queue for a member, as reported; 0: none was reported
         self.unreported = 0  # choices that were sent and of which no event has arrived
         self.progress = 0  # tokens since it was sent
-        self.deaths = 0  # of engines that were computing it, since its last progress
+        # Of engines that were computing it, since its last progress. One that is adopted while on trial is a suspect.
+        self.deaths = SUSPECT_DEATHS if request.is_trial else 0
         self._aborted: set[int] = set()  # choices
         self._has_reported = False  # an event has arrived since it was sent
         self._move: EngineMoveEvent | None = None  # from the engine that had it, until another one gets it
@@ -98,11 +98,11 @@ class InFlightRequest:
     @property
     def has_progressed(self) -> bool:
         """Return whether it made enough progress since it was sent that its earlier state did not crash the engine."""
-        return self.progress >= MIN_PROGRESS_TOKENS * len(self.output)
+        return has_progressed(self.progress, len(self.output))
 
     @property
     def is_suspect(self) -> bool:
-        """Return whether it is tried alone before it is computed beside other requests."""
+        """Return whether an engine computes it alone until it has made progress."""
         return self.deaths >= SUSPECT_DEATHS
 
     def resume_request(self, member: int) -> Request:
@@ -118,9 +118,9 @@ class InFlightRequest:
         output: dict[int, tuple[int, ...]] = {}
         if len(self.output) < self.request.n or any(self.output.values()):
             output = {choice: tuple(tokens) for choice, tokens in self.output.items()}
-        if not output and self._waiting_since is None:
+        if not output and self._waiting_since is None and self.request.is_trial == self.is_suspect:
             return self.request
-        return replace(self.request, output_so_far=output, waiting_since=self._waiting_since)
+        return replace(self.request, output_so_far=output, waiting_since=self._waiting_since, is_trial=self.is_suspect)
 
     @property
     def num_choices(self) -> int:
@@ -143,6 +143,8 @@ class InFlightRequest:
             self.progress += 1
             if event.finish is not None:
                 del self.output[choice]
+            if self.deaths and self.has_progressed:
+                self.deaths = 0
         elif isinstance(event, EndEvent):
             del self.output[choice]
         elif isinstance(event, PromptEvent):
@@ -238,9 +240,12 @@ class InFlightRequest:
         """End all choices with an error."""
         self.end(self.output.keys(), FinishReason.ERROR, message, code)
 
-    def lose_engine(self, *, has_died: bool, is_one_of_several: bool) -> None:
-        """Record the loss of its engine, which has died or is drained; the request waits for another one."""
-        was_computing, member = self.may_be_computing, self.member
+    def lose_engine(self, *, has_died: bool, was_computing: bool, is_one_of_several: bool) -> None:
+        """Record the loss of its engine, which has died or is drained; the request waits for another one.
+
+        was_computing: the engine may have been computing it.
+        """
+        member = self.member
         assert member is not None
         is_suspicious = has_died and was_computing
         self.deaths += is_suspicious

@@ -231,6 +231,7 @@ class EngineMember:
         match message:
             case StepResult():
                 self.load, self.connections = message.load, message.connections
+                self._in_flight.note_trial(self.index, message.trial)
                 if message.prefixes is not None and self.info is not None:
                     self._in_flight.prefixes.update(self.index, message.prefixes, self.info.page_size)
                 self._clock.observe(message.clock, self._last_message_at)

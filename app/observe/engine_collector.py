@@ -115,6 +115,11 @@ def _totals(load: EngineLoad) -> dict[str, tuple[str, float]]:
             counters.mask_microseconds / 1e6,
         ),
         "carousel:rows_without_mask": ("Rows that missed a step for their mask.", counters.rows_without_mask),
+        "carousel:trials": ("Requests computed alone, as they may have ended an engine.", counters.trials),
+        "carousel:trial_pause_seconds": (
+            "Time in which other requests waited for one that was computed alone.",
+            counters.trial_pause_microseconds / 1e6,
+        ),
         "carousel:steps": ("Engine steps.", counters.steps),
         "carousel:busy_seconds": ("Time with a step in progress.", load.busy_seconds),
     }

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from app.engine_client.channel_clock import ReceivedEvent
-from app.engine_client.client import MAX_TRIAL_WAIT_SECONDS
 from app.engine_client.in_flight import InFlight
 from app.engine_client.in_flight_request import Sink
 from app.engine_client.member_counts import ReadyMember
@@ -20,9 +19,6 @@ class Network(Protocol):
 
     clock: Clock
 
-    def at(self, when: float, action: Callable[[], None]) -> None:
-        """Call `action` at a simulated time."""
-
     def ready_members(self) -> list[ReadyMember]:
         """Return the members with an engine, with their load reports of some time ago."""
 
@@ -33,12 +29,9 @@ class Network(Protocol):
 class SimulatedApi:
     """Does with requests in flight what `EngineClient` does, on a simulated clock and without sockets."""
 
-    def __init__(self, engines: int, network: Network, draw: random.Random) -> None:
+    def __init__(self, network: Network, draw: random.Random) -> None:
         self.in_flight = InFlight(draw, network.clock, has_several=True)
-        self._engines = engines
         self._network = network
-        self._trial_timers = 0  # serial number of the last one
-        self._expects_trial = False
 
     def submit(self, request: Request, sink: Sink) -> None:
         """Send a request to an engine, or let it wait."""
@@ -49,6 +42,10 @@ class SimulatedApi:
         """Pass on an event of one of its requests."""
         if self.in_flight.handle(event):
             self.send_waiting()
+
+    def note_trial(self, index: int, request_id: str) -> None:
+        """Note the request that a member's engine computes alone, before the events of that frame."""
+        self.in_flight.note_trial(index, request_id)
 
     def on_step(self, member: ReadyMember) -> None:
         """Send requests that are bound late, after the events of a member's step.
@@ -70,19 +67,3 @@ class SimulatedApi:
     def _send_waiting_to(self, ready: Sequence[ReadyMember]) -> None:
         for index, requests in self.in_flight.requests_to_send(ready).items():
             self._network.send(index, requests)
-        self._expect_trial()
-
-    def _expect_trial(self) -> None:
-        """Reserve a member in a while, if a suspect still waits for its trial then."""
-        is_needed = self._engines > 1 and self.in_flight.has_waiting_suspect
-        if is_needed and not self._expects_trial:
-            self._trial_timers += 1
-            serial = self._trial_timers
-            self._network.at(self._network.clock.now + MAX_TRIAL_WAIT_SECONDS, lambda: self._reserve_member(serial))
-        self._expects_trial = is_needed
-
-    def _reserve_member(self, serial: int) -> None:
-        if self._expects_trial and serial == self._trial_timers:
-            self._expects_trial = False
-            self.in_flight.reserve_member(self._network.ready_members())
-            self.send_waiting()

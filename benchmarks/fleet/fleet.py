@@ -68,11 +68,9 @@ class Fleet:
         self.members = [
             SimulatedMember(index, shape.make_engine, self, shape.api_processes) for index in range(shape.engines)
         ]
+        self._trials: dict[int, str] = {}  # requests that members' engines compute alone, as last received
         self._ready = {member.index: member.ready for member in self.members}
-        self.apis = [
-            SimulatedApi(shape.engines, self, random.Random(f"api{seed}.{index}"))
-            for index in range(shape.api_processes)
-        ]
+        self.apis = [SimulatedApi(self, random.Random(f"api{seed}.{index}")) for index in range(shape.api_processes)]
 
     @property
     def tokens(self) -> int:
@@ -124,9 +122,11 @@ class Fleet:
 
     # What members report ----------------------------------------------------------------------------------------------
 
-    def send_frame(self, member: SimulatedMember, events: Sequence[Event], prefixes: PrefixChanges | None) -> None:
-        """Send the load of a member, the events of its step, and changes of its prefix cache."""
-        self._later(partial(self._receive_frame, member.ready, events, prefixes))
+    def send_frame(
+        self, member: SimulatedMember, events: Sequence[Event], prefixes: PrefixChanges | None, trial: str
+    ) -> None:
+        """Send the load of a member, its trial, the events of its step, and changes of its prefix cache."""
+        self._later(partial(self._receive_frame, member.ready, events, prefixes, trial))
 
     def lose(self, member: SimulatedMember) -> None:
         """Let the API processes know that an engine has died, after its last frame."""
@@ -139,8 +139,14 @@ class Fleet:
         else:
             action()
 
-    def _receive_frame(self, ready: ReadyMember, events: Sequence[Event], prefixes: PrefixChanges | None) -> None:
+    def _receive_frame(
+        self, ready: ReadyMember, events: Sequence[Event], prefixes: PrefixChanges | None, trial: str
+    ) -> None:
         self._ready[ready.index] = ready
+        if trial != self._trials.get(ready.index, ""):
+            self._trials[ready.index] = trial
+            for api in self.apis:
+                api.note_trial(ready.index, trial)
         if prefixes is not None:
             for api in self.apis:
                 api.in_flight.prefixes.update(ready.index, prefixes, DEFAULT_PAGE_SIZE)
@@ -153,6 +159,7 @@ class Fleet:
     def _move(self, member: SimulatedMember) -> None:
         """Move the requests of a dead engine, and start another one in its place."""
         del self._ready[member.index]
+        self._trials.pop(member.index, None)
         for api in self.apis:
             api.lose_engine(member.index)
         self.at(self.clock.now + self.shape.restart_seconds, partial(self._restart, member))

@@ -27,9 +27,11 @@ class MemberOwner(Protocol):
     def at(self, when: float, action: Callable[[], None]) -> None:
         """Call `action` at a simulated time."""
 
-    def send_frame(self, member: SimulatedMember, events: Sequence[Event], prefixes: PrefixChanges | None) -> None:
-        """Send events to the API processes that have the requests, and to all `member.ready` and changes of its prefix
-        cache.
+    def send_frame(
+        self, member: SimulatedMember, events: Sequence[Event], prefixes: PrefixChanges | None, trial: str
+    ) -> None:
+        """Send events to the API processes that have the requests, and to all `member.ready`, the trial and changes of
+        its prefix cache.
         """
 
     def lose(self, member: SimulatedMember) -> None:
@@ -96,23 +98,24 @@ class SimulatedMember:
         if not engine.has_work:
             self._is_stepping = False
             return
-        events = engine.step(self._on_admission)
+        events = engine.step(self._on_launch)
         assert self._clock.now > self._owner.clock.now, "a step takes time"
         self.steps += 1
         self.busy_seconds += self._clock.now - self._owner.clock.now
         if self._poisons and self._computes_poison(engine):
             self._owner.at(self._clock.now, partial(self._die_in_step, deaths))
         else:
-            self._owner.at(self._clock.now, partial(self._end_step, deaths, events, self._current_demand(engine)))
+            demand = self._current_demand(engine)
+            self._owner.at(self._clock.now, partial(self._end_step, deaths, events, demand, engine.trial))
 
-    def _on_admission(self, events: list[Event]) -> None:
-        """Send the events of an admission, which an engine does before it computes."""
+    def _on_launch(self, events: list[Event]) -> None:
+        """Send the events of an admission and the trial, which an engine does before it computes."""
         if self.engine is not None:
-            self._send_frame(events, self._current_demand(self.engine))
+            self._send_frame(events, self._current_demand(self.engine), self.engine.trial)
 
-    def _end_step(self, deaths: int, events: list[Event], demand: Demand) -> None:
+    def _end_step(self, deaths: int, events: list[Event], demand: Demand, trial: str) -> None:
         if deaths == self.deaths:
-            self._send_frame(events, demand)
+            self._send_frame(events, demand, trial)
             self._begin_step(deaths)
 
     def _die_in_step(self, deaths: int) -> None:
@@ -122,16 +125,17 @@ class SimulatedMember:
 
     def _computes_poison(self, engine: Engine) -> bool:
         sequences = (engine.scheduler.requests.get(request_id) for request_id in self._poisons)
-        return any(choices is not None and choices[0].slot is not None for choices in sequences)
+        is_held = engine.scheduler.trials.is_held
+        return any(choices and choices[0].slot is not None and not is_held(choices[0]) for choices in sequences)
 
     def _current_demand(self, engine: Engine) -> Demand:
         scheduler = engine.scheduler
         waiting = scheduler.waiting
         return scheduler.running_by_class.as_tuple(), waiting.new.as_tuple(), waiting.paused.as_tuple()
 
-    def _send_frame(self, events: Sequence[Event], demand: Demand) -> None:
+    def _send_frame(self, events: Sequence[Event], demand: Demand, trial: str) -> None:
         if demand != self._demand:
             self._demand = demand
             load = EngineLoad(*demand, NO_PAGES, NO_COUNTERS)
             self.ready = ReadyMember(self.index, self.ready.slots, load, self._connections)
-        self._owner.send_frame(self, events, self._marks.take_changes())
+        self._owner.send_frame(self, events, self._marks.take_changes(), trial)

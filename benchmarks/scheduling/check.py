@@ -52,13 +52,13 @@ def run_live(engine: Engine, arrivals: list[tuple[float, Request]]) -> tuple[Tal
     """
     tally, steps, batches, clock = Tally(), [], [], time.perf_counter
     began, at, ended = clock(), 0, 0.0
-    observe = engine.scheduler.observe
+    observe = engine.scheduler.estimates.observe
 
     def note(batch: Batch, seconds: float) -> None:
         observe(batch, seconds)
         batches.append(batch)
 
-    with mock.patch.object(engine.scheduler, "observe", note):
+    with mock.patch.object(engine.scheduler.estimates, "observe", note):
         while at < len(arrivals) or engine.has_work:
             started, woken = clock(), not engine.has_work
             if woken:  # the time to wake up counts as well

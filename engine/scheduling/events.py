@@ -18,6 +18,7 @@ class EventBuffer:
     def __init__(self) -> None:
         self.events: list[Event] = []
         self._budget_waiters: list[Sequence] = []  # decoding sequences reported as waiting for the budget
+        self._held: list[Sequence] = []  # running sequences reported as held up by a trial
 
     def take(self) -> list[Event]:
         """Return the events since the last call."""
@@ -93,3 +94,17 @@ class EventBuffer:
                 if sequence.state is State.RUNNING and sequence.phase is Phase.DECODE:
                     self.status(sequence, Phase.DECODE, now)
             self._budget_waiters = []
+
+    def trial_wait(self, held: list[Sequence], now: float) -> None:
+        """Report the running sequences that a trial holds up from now on, and those that go on."""
+        if not (held or self._held):
+            return
+        still = {id(sequence) for sequence in held}
+        for sequence in self._held:
+            is_reported = sequence.state is State.RUNNING and sequence.cause is WaitReason.TRIAL
+            if is_reported and id(sequence) not in still:
+                self.status(sequence, sequence.phase, now)
+        self._held = [sequence for sequence in held if sequence.phase is not Phase.SWAPPING]
+        for sequence in self._held:
+            if sequence.cause is not WaitReason.TRIAL:
+                self.status(sequence, sequence.phase, now, WaitReason.TRIAL)

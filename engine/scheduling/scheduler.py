@@ -16,15 +16,18 @@ from engine.scheduling.admission import Admission, AdmissionView, Preemption
 from engine.scheduling.batch import Batch, Chunk, Join, StepOutcome
 from engine.scheduling.batch_builder import BatchBuilder
 from engine.scheduling.budget import divide_step, is_paced
-from engine.scheduling.constrained import ConstrainedSequences, why_no_token
-from engine.scheduling.constraint import NO_TOKEN_ALLOWED, Constraint
+from engine.scheduling.constrained import ConstrainedSequences
+from engine.scheduling.constraint import Constraint
 from engine.scheduling.counters import ClassCounts, CumulativeCounters
 from engine.scheduling.deadlines import Deadlines
 from engine.scheduling.events import EventBuffer
 from engine.scheduling.kv_manager import KVManager
 from engine.scheduling.policy import Policy
 from engine.scheduling.sequence import Sequence, State
+from engine.scheduling.step_estimates import StepEstimates
+from engine.scheduling.step_failures import failures
 from engine.scheduling.step_in_flight import StepInFlight, count_as_computed
+from engine.scheduling.trials import Trials
 from engine.scheduling.wait_queue import WaitQueue
 from engine.types import (
     EngineLoad,
@@ -39,11 +42,6 @@ from engine.types import (
     WaitReason,
 )
 
-NAN_MESSAGE = (
-    "the model computed NaN for this request, so its answer ends here; either float16 is too narrow for this model "
-    "(use --dtype bfloat16 or float32), or the checkpoint is damaged"
-)
-
 
 class Scheduler:
     """Slots, pages and the queue of one engine. Tokens are integers; times are seconds on the clock of `now`."""
@@ -54,6 +52,7 @@ class Scheduler:
         self.max_len = max_len
         self.batch_builder = BatchBuilder()
         self.kv_manager = KVManager(config, self.batch_builder, num_pages, host_pages)
+        self.estimates = StepEstimates(policy, self.kv_manager)
         self.running: list[Sequence] = []  # in the policy's service order
         self.running_by_class = ClassCounts()
         self.requests: dict[str, list[Sequence]] = {}  # the unfinished choices of each request
@@ -64,7 +63,8 @@ class Scheduler:
         self.steps_in_flight: deque[StepInFlight] = deque()  # steps decided and not committed, oldest first
         self._events = EventBuffer()
         self.waiting = WaitQueue(config, policy, self._events)
-        self._deadlines = Deadlines(self._least_seconds)
+        self.trials = Trials(self._events, self.counters)
+        self._deadlines = Deadlines(self.estimates.min_seconds_left)
         self._swapped_in: list[Sequence] = []  # in the step that is being scheduled
         self._arrivals = 0
         self._constrained = ConstrainedSequences(policy, self._events, self.counters)
@@ -90,6 +90,8 @@ class Scheduler:
             if constraints:
                 self._constrained.add(sequence, constraints[sequence.choice])
             self._deadlines.watch(sequence)
+        if request.is_trial:
+            self.trials.add(request)
         self.waiting.push(lead, now)
 
     def abort(self, request_id: str, now: float, choice: int | None = None) -> None:
@@ -134,6 +136,7 @@ class Scheduler:
         step = self.counters["steps"]
         swapped_in = {s.slot for s in self._swapped_in}  # their pages arrive before the next step
         running = [s for s in self.running if s.slot not in swapped_in] if swapped_in else self.running
+        running = self.trials.computed(running, now, is_in_flight=bool(self.steps_in_flight))
         running = self._constrained.prepared(running, now)
         decodes, chunks, passed_over = divide_step(running, self.config, self.policy, step, now)
         self._events.budget_wait(passed_over, now)
@@ -151,7 +154,9 @@ class Scheduler:
         since the launch are handled.
         """
         flight = self.steps_in_flight.popleft()
-        self._fail_broken(flight, outcome, now)
+        # Before any page of this step can be found.
+        for sequence, (code, message) in failures(flight, outcome):
+            self._fail(sequence, now, message, code)
         for sequence, table, computed in flight.to_publish:
             self._publish(sequence, table, computed, now)
         for index, prompt_tokens in outcome.prompt_tokens.items():
@@ -185,19 +190,8 @@ class Scheduler:
                 self._constrained.advance(sequence, token_id)
         self.counters.add("computed_tokens", flight.num_tokens)
         self.counters.add("generated_tokens", len(served))
-
-    def estimate_step_time(self, batch: Batch) -> float:
-        """Return the estimated seconds of a step, without page moves."""
-        return self.policy.step_time_model.seconds(len(batch.decodes), self._prompt_work(batch))
-
-    def is_recorded(self, batch: Batch) -> bool:
-        """Return whether `batch` is a recorded launch, on an engine that records steps."""
-        return not batch.chunks or batch.num_tokens <= self.policy.costs.recorded_tokens
-
-    def observe(self, batch: Batch, seconds: float) -> None:
-        """Learn from the duration of a step."""
-        if not (batch.swap_in or batch.swap_out or batch.copies):
-            self.policy.step_time_model.observe(len(batch.decodes), self._prompt_work(batch), seconds)
+        if self.trials.current:  # steps of a trial are not in flight beside others
+            self.trials.count_tokens(len(served), self.requests.get(self.trials.current, ()))
 
     def take_events(self) -> list[Event]:
         """Return the events since the last call, in order."""
@@ -248,19 +242,6 @@ class Scheduler:
         self.needing_page += outgrown
         return flight
 
-    def _prompt_work(self, batch: Batch) -> float:
-        work = self.policy.step_time_model.work
-        return sum([work(chunk.start, chunk.length) for chunk in batch.chunks])
-
-    def _least_seconds(self, sequence: Sequence) -> float:
-        """Return `StepTimeModel.min_seconds_left`, given the current contents of the prefix cache."""
-        cached = 0
-        if sequence.prompt_leader is not None:
-            cached = sequence.prompt_len
-        elif sequence.state is State.WAITING:
-            cached = self.kv_manager.cached_tokens(sequence)
-        return self.policy.step_time_model.min_seconds_left(sequence, cached)
-
     def _grow_running(self, now: float) -> None:
         """Give every running sequence the page for its next token.
 
@@ -285,7 +266,7 @@ class Scheduler:
 
     def _admit_waiting(self, now: float) -> None:
         """Apply the policy's plans, each made with the slots and pages that the previous one left."""
-        if self.waiting.is_closed:
+        if self.waiting.is_closed or self.trials.is_draining:  # joins would put a further step in flight
             return
         while True:
             plan = self.policy.plan_admission(self._view(), now)
@@ -383,23 +364,6 @@ class Scheduler:
         self.policy.slot_released(sequence)
         sequence.slot = None
 
-    def _fail_broken(self, flight: StepInFlight, outcome: StepOutcome, now: float) -> None:
-        """Fail sequences without a token, before any page of this step can be found.
-
-        The model computed NaN for them, or their constraints allow no token.
-
-        A NaN may have spoiled the keys and values of earlier tokens too, if they were computed in the same tile.
-        """
-        pairs = [pair for pair in zip(flight.sampled, outcome.sampled, strict=True) if pair[1].token_id < 0]
-        failed = [sequence for sequence, token in pairs if token.token_id != NO_TOKEN_ALLOWED]
-        if outcome.has_nan:
-            failed += (s for s, is_broken in zip(flight.chunked, outcome.has_nan, strict=True) if is_broken)
-        for sequence in failed:
-            self._fail(sequence, now, NAN_MESSAGE, "not_a_number")
-        for sequence, _ in pairs:
-            code, message = why_no_token(sequence)
-            self._fail(sequence, now, message, code)
-
     def _fail(self, sequence: Sequence, now: float, message: str, code: str) -> None:
         """End a sequence with an error, unless it has ended."""
         if sequence.state is not State.FINISHED:
@@ -421,4 +385,5 @@ class Scheduler:
         choices.remove(sequence)
         if not choices:
             del self.requests[sequence.request.id]
+            self.trials.remove(sequence.request.id)
             self.counters.add("finished")

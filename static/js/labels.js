@@ -15,6 +15,7 @@ export const CAUSE_TEXTS = /** @type {Record<string, string>} */ ({
   deadline: "earlier deadline of another request",
   batch: "batch not complete",
   restart: "engine restarted",
+  trial: "paused while a request that may have ended an engine was tried alone",
   body: "request body incomplete",
   grammar: "grammar of the answer being compiled",
   texts: "long texts of other requests tokenized first",
@@ -58,13 +59,14 @@ export function describe(status) {
     const beneficiary = status.by ? ` for a request of class ${status.by}` : ", memory ran short";
     return { kind: "paused", head: `Paused${beneficiary}`, why: "it resumes at the same word" };
   }
+  if (status.cause === "trial") return { kind: "paused", head: "Paused", why: CAUSE_TEXTS.trial ?? "" };
   return { kind: "running", head: "Reading your message", why: CAUSE_TEXTS[status.cause ?? ""] ?? "" };
 }
 
 /** Returns the status of a waiting answer for screen readers. @param {Status} status */
 export function shortStatus({ state, cause, position }) {
   if (cause === "restart") return "The engine is restarting";
-  if (state === "paused") return "Paused";
+  if (state === "paused" || (state === "running" && cause === "trial")) return "Paused";
   return position ? `${ordinal(position)} in line` : "In line";
 }
 

@@ -23,10 +23,10 @@ SLOW = ("--max-num-seqs", "4", "--kernels", "torch")  # so that answers take som
 
 
 class Engine:
-    """A real `carousel engine` process."""
+    """A real `carousel engine` process. module: that has the command."""
 
-    def __init__(self, address: str, token: Path, *options: str) -> None:
-        arguments = ["app", "engine", "demo", "--listen", address, "--token-file", str(token), *options]
+    def __init__(self, address: str, token: Path, *options: str, module: str = "app") -> None:
+        arguments = [module, "engine", "demo", "--listen", address, "--token-file", str(token), *options]
         self.log: list[str] = []
         self.process = subprocess.Popen([sys.executable, "-m", *arguments], cwd=ROOT, stderr=subprocess.PIPE, text=True)
         self._follower = threading.Thread(target=self._follow, daemon=True)

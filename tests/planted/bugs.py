@@ -30,6 +30,13 @@ BUGS = (
         SCHEDULING,
     ),
     Bug(
+        "scheduler-trial-in-flight",
+        "engine/scheduling/trials.py",
+        "self.is_draining = is_over and is_in_flight and chosen != self.current",
+        "self.is_draining = False and is_in_flight",
+        ("tests/engine/scheduling/test_trials.py",),
+    ),
+    Bug(
         "scheduler-reclaimed-pages",
         "engine/scheduling/kv_manager.py",
         "self.count += dropped == self._pool.references(page)",

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from app.engine_client.in_flight import InFlight
-from app.engine_client.in_flight_request import MIN_PROGRESS_TOKENS, SUSPECT_DEATHS
+from app.engine_client.in_flight_request import SUSPECT_DEATHS
 from app.engine_client.member_counts import ReadyMember
+from engine.progress import MIN_PROGRESS_TOKENS
 from engine.types import (
     EndEvent,
     FinishReason,
@@ -93,56 +94,114 @@ def test_a_waiting_request_keeps_its_age_in_the_next_engine():
     assert ages == {"waits": 1.0, "paused": 3.0, "runs": restarted_at["runs"], "late": restarted_at["late"]}
 
 
-def test_suspects_are_tried_one_by_one_interactive_first():
-    """Requests that were not running wait, and a suspect with enough progress continues beside the next one."""
-    in_flight, ends = InFlight(has_several=False), []
-    for name, service_class in (("bulk", ServiceClass.BATCH), ("person", ServiceClass.INTERACTIVE)):
-        in_flight.add(request(name, service_class=service_class), ends.append)
-    in_flight.add(request("waits"), ends.append)
+def make_suspects(in_flight: InFlight, *names: str, sink=lambda event: None) -> None:
+    """Let engines die of requests until all of these are sent as trials."""
+    for name in names:
+        in_flight.add(request(name), sink)
     for _ in range(SUSPECT_DEATHS):
-        send(in_flight)
-        for name in ("bulk", "person"):
+        assert not any(each.is_trial for each in send(in_flight))
+        for name in names:
             in_flight.handle(prefill_status(name))
-        in_flight.handle(StatusEvent("waits", 0, Phase.QUEUED, cause=WaitReason.SLOTS))
-        assert not in_flight.is_on_trial
-        in_flight.lose_engine()
-    assert in_flight.is_on_trial
-    assert [each.id for each in send(in_flight)] == ["person"]
-    for token in range(MIN_PROGRESS_TOKENS - 1):
-        assert not in_flight.handle(TokenEvent("person", 0, token))
-    assert send(in_flight) == []
-    assert in_flight.handle(TokenEvent("person", 0, 9))
-    assert [each.id for each in send(in_flight)] == ["bulk"]
-    in_flight.handle(EndEvent("person", 0, FinishReason.ABORT))
-    ends.clear()
-    in_flight.lose_engine()  # the one on trial had no events
-    assert [(e.request_id, e.code) for e in ends if isinstance(e, EndEvent)] == [("bulk", "engine_died")]
-    assert [each.id for each in send(in_flight)] == ["waits"]
-    assert not in_flight.is_on_trial
+        assert not in_flight.lose_engine()
 
 
-def test_a_suspect_is_not_blamed_for_a_request_beside_it():
-    """If a request was cleared too early, the suspect is tried once more, alone."""
-    in_flight, ends = InFlight(has_several=False), []
+def test_suspects_are_sent_at_once_as_trials_beside_other_requests():
+    """Requests that were not running are ordinary, and so is a suspect after its progress."""
+    in_flight = InFlight(has_several=False)
+    in_flight.add(request("waits"), lambda event: None)
+    send(in_flight)
+    in_flight.handle(StatusEvent("waits", 0, Phase.QUEUED, cause=WaitReason.SLOTS))
     for name in "ab":
-        in_flight.add(request(name), ends.append)
+        in_flight.add(request(name), lambda event: None)
     for _ in range(SUSPECT_DEATHS):
         send(in_flight)
         for name in "ab":
             in_flight.handle(prefill_status(name))
+        in_flight.handle(StatusEvent("waits", 0, Phase.QUEUED, cause=WaitReason.SLOTS))
         in_flight.lose_engine()
+    assert [(each.id, each.is_trial) for each in send(in_flight)] == [("waits", False), ("a", True), ("b", True)]
+    for token in range(MIN_PROGRESS_TOKENS):
+        assert in_flight.get("a").is_suspect
+        in_flight.handle(TokenEvent("a", 0, token))
+    in_flight.lose_engine()
+    assert {each.id: each.is_trial for each in send(in_flight)} == {"waits": False, "a": False, "b": True}
+
+
+def test_an_engine_that_dies_in_a_trial_is_blamed_on_the_trial_alone():
+    """Requests that had a slot, or of which nothing was reported, have no death more than before."""
+    in_flight, ends = InFlight(has_several=False), []
+    make_suspects(in_flight, "bad", "suspect", sink=ends.append)
+    in_flight.add(request("runs"), ends.append)
+    in_flight.add(request("sent"), ends.append)
+    assert len(send(in_flight)) == 4
+    for name in ("bad", "suspect", "runs"):
+        in_flight.handle(prefill_status(name))
+    in_flight.note_trial(0, "bad")
+    assert in_flight.is_at_work()
+    assert in_flight.lose_engine()
+    assert [(e.request_id, e.code) for e in ends if isinstance(e, EndEvent)] == [("bad", "engine_died")]
+    assert {each.id: each.is_trial for each in send(in_flight)} == {"suspect": True, "runs": False, "sent": False}
+    assert [in_flight.get(name).deaths for name in ("suspect", "runs", "sent")] == [SUSPECT_DEATHS, 0, 0]
+
+
+def test_the_trial_of_another_process_is_blamed_for_no_request_of_this_one():
+    """This process has done nothing, so its engine does not count as one that died of its work either."""
+    in_flight = InFlight(has_several=False)
+    in_flight.add(request("runs"), lambda event: None)
     send(in_flight)
-    in_flight.handle(prefill_status("a"))
+    in_flight.handle(prefill_status("runs"))
+    in_flight.note_trial(0, "of another process")
+    assert not in_flight.is_at_work()
+    assert in_flight.lose_engine(), "the culprit is known, although not here"
+    assert in_flight.get("runs").deaths == 0
+
+
+def test_after_a_trial_all_requests_are_blamed_again():
+    """The end of a trial is reported before others are computed."""
+    in_flight = InFlight(has_several=False)
+    make_suspects(in_flight, "a")
+    in_flight.add(request("b"), lambda event: None)
+    send(in_flight)
+    for name in "ab":
+        in_flight.handle(prefill_status(name))
+    in_flight.note_trial(0, "a")
     for token in range(MIN_PROGRESS_TOKENS):
         in_flight.handle(TokenEvent("a", 0, token))
-    assert [each.id for each in send(in_flight)] == ["b"]
-    assert in_flight.has_progressed()
+    in_flight.note_trial(0, "")
     assert not in_flight.lose_engine()
-    assert not in_flight.has_progressed()
-    assert not any(isinstance(event, EndEvent) for event in ends)
-    assert [each.id for each in send(in_flight)] == ["b"]
-    assert in_flight.lose_engine()
-    assert [event.request_id for event in ends if isinstance(event, EndEvent)] == ["b"]
+    assert [in_flight.get(name).deaths for name in "ab"] == [1, 1]
+
+
+def test_a_trial_that_has_made_progress_is_not_the_culprit():
+    """Its tokens may arrive before the report that it is no longer alone."""
+    in_flight = InFlight(has_several=False)
+    make_suspects(in_flight, "a")
+    send(in_flight)
+    in_flight.note_trial(0, "a")
+    for token in range(MIN_PROGRESS_TOKENS):
+        in_flight.handle(TokenEvent("a", 0, token))
+    in_flight.lose_engine()
+    assert [each.id for each in send(in_flight)] == ["a"]
+
+
+def test_a_drained_engine_ends_no_trial():
+    """The trial goes on as one in the next engine."""
+    in_flight = InFlight(has_several=False)
+    make_suspects(in_flight, "a")
+    send(in_flight)
+    in_flight.note_trial(0, "a")
+    assert not in_flight.lose_engine(has_died=False)
+    assert [(each.id, each.is_trial) for each in send(in_flight)] == [("a", True)]
+    assert in_flight.is_at_work(), "the next engine has reported no trial"
+
+
+def test_a_request_that_is_adopted_during_its_trial_is_its_culprit():
+    """The process that has counted its deaths is gone."""
+    in_flight, ends = InFlight(has_several=False), []
+    in_flight.adopt(replace(request("a"), is_trial=True), ends.append, 0)
+    in_flight.note_trial(0, "a")
+    in_flight.lose_engine()
+    assert [event.code for event in ends if isinstance(event, EndEvent)] == ["engine_died"]
 
 
 def test_progress_of_a_request_counts_for_each_choice():
@@ -155,22 +214,7 @@ def test_progress_of_a_request_counts_for_each_choice():
             in_flight.handle(prefill_status("a", choice))
             in_flight.handle(TokenEvent("a", choice, 7))
         in_flight.lose_engine()
-    assert in_flight.is_on_trial
-
-
-def test_a_trial_ends_with_its_request():
-    """This holds for any kind of end."""
-    in_flight = InFlight(has_several=False)
-    for name in "ab":
-        in_flight.add(request(name), lambda event: None)
-    for _ in range(SUSPECT_DEATHS):
-        send(in_flight)
-        for name in "ab":
-            in_flight.handle(prefill_status(name))
-        in_flight.lose_engine()
-    assert [each.id for each in send(in_flight)] == ["a"]
-    assert in_flight.handle(EndEvent("a", 0, FinishReason.ABORT))
-    assert [each.id for each in send(in_flight)] == ["b"]
+    assert in_flight.get("a").is_suspect
 
 
 @given(

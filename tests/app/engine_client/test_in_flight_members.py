@@ -1,4 +1,4 @@
-"""Requests in flight on several members: each is on one of them, suspects are tried alone, batch is bound late."""
+"""Requests in flight on several members: each is on one of them, suspects are trials, batch is bound late."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from app.engine_client.balancing import MIN_WAIT_SECONDS
 from app.engine_client.in_flight import InFlight
-from app.engine_client.in_flight_request import MIN_PROGRESS_TOKENS, SUSPECT_DEATHS
+from app.engine_client.in_flight_request import SUSPECT_DEATHS
 from app.engine_client.member_counts import ReadyMember
 from app.engine_client.router import MAX_WAITING_SHARE
 from app.streams.status import MoveReason
+from engine.progress import MIN_PROGRESS_TOKENS
 from engine.types import (
     EndEvent,
     FinishReason,
@@ -56,7 +57,7 @@ class InFlightMachine(RuleBasedStateMachine):
         self.output: dict[tuple[str, int], list[int]] = {}  # of choices that have not ended
         self.aborted: set[tuple[str, int]] = set()
         self.ends: Counter[tuple[str, int]] = Counter()
-        self.tried: dict[int, str] = {}  # suspect that each member tries
+        self.tried: dict[int, str] = {}  # request that each member computes alone, perhaps of another process
         self.submitted: set[str] = set()
         self.tokens = 0
 
@@ -80,10 +81,8 @@ class InFlightMachine(RuleBasedStateMachine):
         state = self.in_flight.get(sent.id)
         for choice in sent.choices:
             assert list(sent.output_so_far.get(choice, ())) == self.output[sent.id, choice]
-        if state.is_suspect:
-            assert not self.joined[member], "a suspect shares its member"
-            self.tried[member] = sent.id
-        elif sent.service_class is ServiceClass.BATCH:
+        assert sent.is_trial == (state.deaths >= SUSPECT_DEATHS)
+        if sent.service_class is ServiceClass.BATCH:
             assert self.num_choices(member) < MAX_BATCH, "a batch request is bound early"
         self.joined[member].add(sent.id)
 
@@ -94,8 +93,6 @@ class InFlightMachine(RuleBasedStateMachine):
         if state is None or state.member is None:
             self.joined[member].discard(event.request_id)
             self.recalled.discard(event.request_id)
-        if self.tried.get(member) == event.request_id and may_send:
-            del self.tried[member]
         if may_send or self.in_flight.waiting.late:
             self.send_waiting()
 
@@ -107,15 +104,17 @@ class InFlightMachine(RuleBasedStateMachine):
         state = self.in_flight.add(request(name, n, service_class, tenant), self.sink)
         self.send_waiting()
         if state.member is None and not state.position:
-            assert not any(self.in_flight.takes_requests(member) for member in self.joined)
+            assert not self.joined
             state.report_no_engine()
         return name
 
-    @rule()
-    def reserve(self) -> None:
-        """Let a member become idle for a suspect that has waited for long."""
-        self.in_flight.reserve_member(ready(*sorted(self.joined)))
-        self.send_waiting()
+    @rule(member=member_numbers, data=st.data())
+    def trial(self, member: int, data) -> None:
+        """Report the trial of a member: one of its suspects, that of another process, or the end of one."""
+        if member in self.joined:
+            suspects = [name for name in sorted(self.joined[member]) if self.in_flight.get(name).is_suspect]
+            self.tried[member] = data.draw(st.sampled_from([*suspects, "of another process", ""]))
+            self.in_flight.note_trial(member, self.tried[member])
 
     @rule(member=member_numbers)
     def join(self, member: int) -> None:
@@ -130,13 +129,18 @@ class InFlightMachine(RuleBasedStateMachine):
         names, before, ended = self.joined.pop(member), len(self.in_flight), set(self.ends)
         self.recalled -= names
         others = {name: self.in_flight.get(name).member for mine in self.joined.values() for name in mine}
-        suspect = self.tried.pop(member, None)
-        has_culprit = self.in_flight.lose_engine(member)
+        trial = self.tried.pop(member, "")
+        deaths = {name: self.in_flight.get(name).deaths for name in names}
+        has_culprit = trial in names and self.in_flight.get(trial).is_suspect
+        assert self.in_flight.lose_engine(member) == bool(trial)
         assert len(self.in_flight) == before - has_culprit
         assert {name: self.in_flight.get(name).member for name in others} == others, "another member lost a request"
         culprits = {name for name, _ in set(self.ends) - ended if self.in_flight.get(name) is None}
-        assert culprits <= {suspect} and len(culprits) <= has_culprit
+        assert culprits == ({trial} if has_culprit else set())
         assert all(self.in_flight.get(name).member is None for name in names - culprits)
+        if trial:
+            others = names - {trial}
+            assert {name: self.in_flight.get(name).deaths for name in others} == {name: deaths[name] for name in others}
         self.send_waiting()
 
     @rule(seconds=st.sampled_from([0.0, MIN_WAIT_SECONDS]))
@@ -212,21 +216,12 @@ class InFlightMachine(RuleBasedStateMachine):
             assert on == ([] if (member := self.in_flight.get(name).member) is None else [member])
 
     @invariant()
-    def a_suspect_has_its_member_for_itself(self) -> None:
-        for member, name in self.tried.items():
-            assert self.joined[member] == {name} and not self.in_flight.takes_requests(member)
-
-    @invariant()
     def no_request_waits_beside_a_member_that_takes_it(self) -> None:
         waiting = [state for name, _ in self.output if (state := self.in_flight.get(name)).member is None]
-        takers = [member for member in self.joined if self.in_flight.takes_requests(member)]
         for state in waiting:
-            if state.request.service_class is not ServiceClass.BATCH and not state.is_suspect:
-                assert not takers
-            elif not state.is_suspect:
-                assert all(self.num_choices(member) >= MAX_BATCH for member in takers)
-        if any(state.is_suspect for state in waiting):
-            assert all(self.joined.values()), "a suspect waits beside an idle member"
+            if state.request.service_class is not ServiceClass.BATCH:
+                assert not self.joined
+            assert all(self.num_choices(member) >= MAX_BATCH for member in self.joined)
 
 
 InFlightMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
@@ -253,35 +248,42 @@ def test_a_request_that_kills_its_members_ends_after_three(seed: int, members: i
         chosen = drawn.choice(computing)
         in_flight.handle(StatusEvent(chosen.request.id, 0, Phase.PREFILL))
         member = chosen.member
+        if chosen.is_suspect:
+            in_flight.note_trial(member, chosen.request.id)
         if chosen.request.id == "bad":
             in_flight.lose_engine(member)
             killed += 1
             asked = drawn.sample(range(members), members)  # the lost one is replaced before or after others ask
         else:
             finish = drawn.choice([FinishReason.STOP, None])
-            asked = range(members) if in_flight.handle(TokenEvent(chosen.request.id, 0, 7, finish)) else []
+            in_flight.handle(TokenEvent(chosen.request.id, 0, 7, finish))
+            in_flight.note_trial(member, "")
+            asked = []
         for each in asked:
             in_flight.requests_to_send(ready(each))
     assert ends == {name: "engine_died" if name == "bad" else "" for name in names}
     assert killed == MAX_KILLED
 
 
-def test_the_requests_of_other_members_go_on_during_a_trial():
-    """Only the lost member's requests wait, and a new request goes to a member without a trial."""
-    in_flight, ends = InFlight(has_several=True), []
+def test_other_requests_go_to_any_member_during_a_trial():
+    """Their engine holds them up for a moment only, so that no member is closed to them."""
+    in_flight, ends = InFlight(random.Random(0), has_several=True), []
     for _ in range(SUSPECT_DEATHS):
         in_flight.get("bad") or in_flight.add(request("bad"), ends.append)
         in_flight.requests_to_send(ready(0))
         in_flight.handle(StatusEvent("bad", 0, Phase.PREFILL))
         in_flight.lose_engine(0)
-    in_flight.add(request("fine"), ends.append)
+    for name in ("x", "y", "z"):
+        in_flight.add(request(name), ends.append)
     sent = in_flight.requests_to_send(ready(0, 1))
-    assert {member: [each.id for each in requests] for member, requests in sent.items()} == {0: ["bad"], 1: ["fine"]}
-    assert not in_flight.takes_requests(0) and in_flight.takes_requests(1)
-    assert in_flight.get("fine").member == 1
-    assert in_flight.lose_engine(0)
+    trial = in_flight.get("bad").member
+    assert sorted(each.id for requests in sent.values() for each in requests) == ["bad", "x", "y", "z"]
+    assert set(sent) == {0, 1} and len(sent[trial]) == 2
+    in_flight.note_trial(trial, "bad")
+    assert in_flight.lose_engine(trial)
     assert [event.request_id for event in ends if isinstance(event, EndEvent)] == ["bad"]
-    assert in_flight.get("fine").member == 1 and in_flight.takes_requests(0)
+    [moved] = in_flight.requests_to_send(ready(1 - trial))[1 - trial]
+    assert in_flight.get(moved.id).deaths == 0 and len(in_flight) == 3
 
 
 def test_drained_engines_make_no_suspect():
@@ -292,35 +294,7 @@ def test_drained_engines_make_no_suspect():
         assert [each.id for each in in_flight.requests_to_send(ready(0))[0]] == ["a"]
         in_flight.handle(StatusEvent("a", 0, Phase.PREFILL))
         assert not in_flight.lose_engine(0, has_died=False)
-    assert not in_flight.is_on_trial
-
-
-def test_a_member_is_reserved_for_a_suspect_that_waits_while_all_are_busy():
-    """It takes no other request until it is idle and has tried the suspect; the other members take them meanwhile."""
-    in_flight = InFlight(random.Random(0), has_several=True)
-    for member, name in enumerate(("bad", "short", "long")):
-        in_flight.add(request(name), lambda event: None)
-        in_flight.requests_to_send(ready(member))
-    for name in ("second", "third"):
-        in_flight.add(request(name), lambda event: None)
-        in_flight.requests_to_send(ready(2))
-    for _ in range(SUSPECT_DEATHS):
-        in_flight.handle(StatusEvent("bad", 0, Phase.PREFILL))
-        in_flight.lose_engine(0)
-        if not in_flight.has_waiting_suspect:
-            in_flight.requests_to_send(ready(0))
-    busy = ready(1, 2)  # member 0 does not come back
-    assert in_flight.has_waiting_suspect and not in_flight.requests_to_send(busy)
-    in_flight.reserve_member(busy)
-    assert [in_flight.takes_requests(member) for member in (1, 2)] == [False, True]
-    in_flight.add(request("new"), lambda event: None)
-    assert list(in_flight.requests_to_send(busy)) == [2]
-    assert in_flight.handle(EndEvent("short", 0, FinishReason.STOP))
-    assert [each.id for each in in_flight.requests_to_send(busy)[1]] == ["bad"]
-    for token in range(MIN_PROGRESS_TOKENS):
-        in_flight.handle(TokenEvent("bad", 0, token))
-    in_flight.requests_to_send(busy)
-    assert in_flight.takes_requests(1)
+    assert not in_flight.get("a").is_suspect
 
 
 def test_batch_requests_of_a_lost_member_wait_in_their_former_place():

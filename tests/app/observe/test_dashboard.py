@@ -44,6 +44,8 @@ NOT_SHOWN: dict[str, str] = {
     "carousel:stored_records_evicted": "it is for an alert: clients continue what is no longer stored",
     "carousel:mask_seconds": "it is for a look at the cost of formats",
     "carousel:rows_without_mask": "it is for an alert: it is near 0 unless formats are hostile",
+    "carousel:trials": "it is for an alert: it is 0 unless engines die",
+    "carousel:trial_pause_seconds": "it is for a look at the cost of trials",
     "carousel:keys_refused": "it is for an alert, not for the picture of the load",
 }
 

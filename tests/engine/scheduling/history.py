@@ -35,15 +35,17 @@ class History:
         row_seconds: float = 0.0,
         runs_ahead: bool = False,
         nan_tokens: Collection[int] = (),
+        max_len: int = 64,
         **options,
     ) -> None:
         options = {"max_num_batched_tokens": slots + 4, "page_size": PAGE_SIZE, "min_share": 2} | options
         self.config = EngineConfig(model="fake", max_num_seqs=slots, **options).validate()
         self.now = 0.0
         policy = make_policy(self.config, Costs(swap_speed, 100.0, STEP_SECONDS, row_seconds))
-        self.scheduler = Scheduler(self.config, policy, num_pages=pages, host_pages=host, max_len=64)
+        self.scheduler = Scheduler(self.config, policy, num_pages=pages, host_pages=host, max_len=max_len)
         runner = MemoryRunner(pages, host, PAGE_SIZE, runs_ahead=runs_ahead, nan_tokens=nan_tokens)
-        self.engine = Engine(self.config, model_info(pages, slots), self.scheduler, runner, clock=lambda: self.now)
+        info = model_info(pages, slots, max_model_len=max_len)
+        self.engine = Engine(self.config, info, self.scheduler, runner, clock=lambda: self.now)
         self.texts: dict[tuple[str, int], list[int]] = defaultdict(list)
         self.expected: dict[tuple[str, int], list[int]] = {}
         self.ends: dict[tuple[str, int], FinishReason] = {}

@@ -41,6 +41,7 @@ def run_random_history(rng: random.Random) -> None:
         **options,
     )
     names: list[str] = []
+    trial_share = rng.choice([0.0, 0.1, 0.5, 1.0])
     max_token = 3 if broken else 2  # distinct tokens of a prompt's own part
     for _ in range(rng.randint(3, 14)):
         match rng.choice(["arrive", "arrive", "arrive", "step", "step", "step", "pause", "abort", "wait"]):
@@ -58,6 +59,7 @@ def run_random_history(rng: random.Random) -> None:
                         tenant=rng.choice(["", "a", "b"]),
                         weight=rng.choice([1.0, 2.0]),
                         deadline=history.now + rng.choice([0.001, 0.1, 1.0]) if late else None,
+                        is_trial=rng.random() < trial_share,
                     )
                 )
             case "step":

@@ -109,8 +109,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.integers(-1, 1),
         salt=st.sampled_from(["", "a"]),
         stops=st.booleans(),
+        is_trial=st.sampled_from([False, False, True]),
     )
-    def arrive(self, shared, own, max_tokens, service_class, n, priority, salt, stops):
+    def arrive(self, shared, own, max_tokens, service_class, n, priority, salt, stops, is_trial):
         prompt = [*range(7, 7 + shared), *own]
         self.serial += 1
         stop = tuple(range(0, 1000, 9)) if stops else ()
@@ -122,6 +123,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             priority=priority,
             n=n,
             cache_salt=salt,
+            is_trial=is_trial,
         )
         try:
             self.engine.submit(request)
