@@ -14,9 +14,10 @@ import msgspec
 from engine.clock import EngineTime
 from engine.config import EngineConfig
 from engine.prefixes import PrefixChanges
+from engine.tenant_uses import TenantUse, UseReport
 from engine.types import EngineLoad, Event, ModelInfo, Request, Snapshot, Vocabulary
 
-PROTOCOL_VERSION = 2  # of the messages over TCP; both ends have the same
+PROTOCOL_VERSION = 3  # of the messages over TCP; both ends have the same
 MAX_FRAME_BYTES = 256 << 20  # a million-token prompt is about 5 MB
 MAX_HELLO_BYTES = 4 << 10  # of the first frame over TCP, from an unknown sender
 
@@ -67,6 +68,12 @@ class WatchSnapshots(msgspec.Struct, frozen=True, tag="watch"):
 
 class WatchPrefixes(msgspec.Struct, frozen=True, tag="watch_prefixes"):
     """Start to send the marks of the prefix cache: all of them once, then changes with the results of steps."""
+
+
+class PostUse(msgspec.Struct, frozen=True, tag="use"):
+    """Use of limits by tenant in this API process, for the others: at most `MAX_REPORTED_TENANTS`."""
+
+    uses: tuple[TenantUse, ...]
 
 
 class EchoRequest(msgspec.Struct, frozen=True, tag="echo"):
@@ -165,7 +172,8 @@ class StepResult(msgspec.Struct, frozen=True, tag="step"):
     """Results of one step for one connection, or a sign of life without events.
 
     Moments in events are on the engine's clock; clock: when it was sent. heartbeat: the engine's progress count.
-    connections: of API processes that the engine serves. prefixes: changes of its prefix cache.
+    connections: of API processes that the engine serves. prefixes: changes of its prefix cache. uses: of limits in the
+    other API processes.
     """
 
     events: tuple[Event, ...]
@@ -175,6 +183,7 @@ class StepResult(msgspec.Struct, frozen=True, tag="step"):
     snapshot: Snapshot | None = None
     connections: int = 1
     prefixes: PrefixChanges | None = None
+    uses: UseReport | None = None
 
 
 ToEngine = (
@@ -185,6 +194,7 @@ ToEngine = (
     | Abort
     | WatchSnapshots
     | WatchPrefixes
+    | PostUse
     | EchoRequest
     | Adopt
     | Forget
