@@ -21,6 +21,7 @@ from app.admission.rate_limits import RateLimits
 from app.admission.refused_keys import RefusedKeys
 from app.admission.request_counts import RequestCounts
 from app.admission.request_pace import RequestPace
+from app.admission.shared_uses import SharedUses
 from app.admission.tenants import LIMIT_OPTIONS, TIER_OF_CLASS, Tenant
 from app.admission.thread_queue import Caller
 from app.admission.websocket_limits import WebSocketLimits
@@ -90,6 +91,7 @@ class Service:
     pacer: EventPacer = field(default_factory=EventPacer)
     request_pace: RequestPace = field(init=False)
     limits: RateLimits = field(init=False)
+    shared_uses: SharedUses = field(init=False)
     counts: RequestCounts = field(init=False)
     websockets: WebSocketLimits = field(init=False)
     sessions: KeptSessions[Any] = field(default_factory=KeptSessions)  # realtime sessions, which routes define
@@ -108,7 +110,9 @@ class Service:
         self.idempotent = IdempotentRequests(self.registry)
         defaults = {limit: getattr(self.settings, limit) for limit in LIMIT_OPTIONS}
         self.limits = RateLimits(defaults, time.monotonic)
-        self.counts = RequestCounts(self.admission, self.limits)
+        self.shared_uses = SharedUses(self.limits, self.admission, time.monotonic)
+        self.client.uses.attach(self.shared_uses)
+        self.counts = RequestCounts(self.admission, self.limits, self.shared_uses)
         self.websockets = WebSocketLimits(self.settings.max_websockets, time.monotonic)
         self.bodies = BodyBudget(self.settings.max_body_memory, self.settings.max_tenant_body_memory)
         self.request_pace = RequestPace(lambda: self.counts.running > 0)
@@ -149,8 +153,8 @@ class Service:
             tiers = ", ".join(tenant.tiers)
             message = f"this key may only use the service tiers {tiers}"
             raise ApiError(403, message, param="service_tier", code="tier_not_allowed")
-        about_to_queue = self.prompts.tokenize_queue.pending
-        self.counts.check(tenant, requested, tokens, choices, requests, about_to_queue, self._slots)
+        about_to_queue, taken = self.prompts.tokenize_queue.pending, self.client.uses.slots_taken
+        self.counts.check(tenant, requested, tokens, choices, requests, about_to_queue, self._slots, taken)
 
     def check_loaded(self) -> None:
         """Raise `ApiError` (503) before the model is loaded, and if no engine will be started."""

@@ -26,6 +26,7 @@ from app.engine_client.served_model import ServedModel
 from app.engine_client.service_state import service_state
 from app.engine_client.snapshots import Snapshots
 from app.engine_client.transport import TransportMaker
+from app.engine_client.use_exchange import UseExchange
 from engine.checks import check_request
 from engine.config import EngineConfig
 from engine.ipc import Adopted, LoadProgress, NotFound, StepResult
@@ -74,6 +75,7 @@ class EngineClient:
         self._vocabulary: Vocabulary | None = None  # since the first request with a constraint
         self._members: dict[int, EngineMember] = {}
         self.snapshots = Snapshots(self._members)
+        self.uses = UseExchange(self._members)
         self._numbers = count()  # of members, each used once
         self.is_single = remote is None and len(shares) == 1  # there is always one engine
         self._in_flight = InFlight(has_several=not self.is_single)
@@ -234,6 +236,7 @@ class EngineClient:
 
     def on_step(self, index: int, events: Iterable[ReceivedEvent], result: StepResult) -> Iterator[None]:
         """Pass on the events of a step; yields after each."""
+        self.uses.on_step(index, result)
         for event in events:
             if self._in_flight.handle(event):
                 self._send_waiting()
@@ -301,6 +304,7 @@ class EngineClient:
         if any(member.is_ready for member in self.members):
             self._served.note_engine()
         self.adoptions.forget_lost_engines()
+        self.uses.on_change()
         self._changed.set()
         self._changed = asyncio.Event()
 
