@@ -21,8 +21,8 @@ IDLE_SECONDS = 120.0  # after which the use of an idle tenant is forgotten; its 
 class TenantUse(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Use of one tenant in one API process.
 
-    Sums only grow, and begin at zero with the post numbered `begun`, so that a post may be received repeatedly, late or
-    not at all.
+    Sums only grow, and begin at zero after the post numbered `begun`, so that a post may be received repeatedly, late
+    or not at all.
     """
 
     tenant: str
@@ -39,6 +39,7 @@ class TenantUse(msgspec.Struct, frozen=True, array_like=True, gc=False):
     tokens_level: float = 0.0
     requests_per_minute: float = 0.0  # limits, at which the levels are replenished; may be infinite
     tokens_per_minute: float = 0.0
+    seconds: float = 0.0  # since the sums began
 
     @property
     def is_idle(self) -> bool:
@@ -47,11 +48,11 @@ class TenantUse(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class RelayedUse(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Use that another API process has posted. age: seconds since then, if that was before the receiver connected."""
+    """Use that another API process has posted. age: seconds since then."""
 
     process: str
     use: TenantUse
-    age: float | None = None
+    age: float
 
 
 class UseReport(msgspec.Struct, frozen=True, array_like=True):
@@ -65,7 +66,7 @@ class UseReport(msgspec.Struct, frozen=True, array_like=True):
 class _Unsent:
     """Changes that one API process has not been sent."""
 
-    uses: OrderedDict[tuple[str, str], bool]  # by process and tenant; whether they were posted before it connected
+    uses: OrderedDict[tuple[str, str], None]  # by process and tenant
     gone: list[str]
 
 
@@ -80,7 +81,7 @@ class UseBoard:
     def join(self, process: str) -> None:
         """Add an API process, which is sent everything that the others have posted."""
         uses = ((other, tenant) for other, posted in self._uses.items() if other != process for tenant in posted)
-        self._unsent[process] = _Unsent(OrderedDict.fromkeys(uses, True), [])
+        self._unsent[process] = _Unsent(OrderedDict.fromkeys(uses), [])
         self._uses.setdefault(process, OrderedDict())
 
     def leave(self, process: str) -> None:
@@ -102,7 +103,7 @@ class UseBoard:
             posted.move_to_end(use.tenant)
             for other, unsent in self._unsent.items():
                 if other != process:
-                    unsent.uses.setdefault((process, use.tenant), False)
+                    unsent.uses[process, use.tenant] = None
         self._forget_idle(process, now)
 
     def has_unsent(self, process: str) -> bool:
@@ -117,9 +118,9 @@ class UseBoard:
             return None
         now, uses = self._clock(), list[RelayedUse]()
         while unsent.uses and len(uses) < MAX_REPORTED_TENANTS:
-            (other, tenant), is_earlier = unsent.uses.popitem(last=False)
+            (other, tenant), _ = unsent.uses.popitem(last=False)
             at, use = self._uses[other][tenant]
-            uses.append(RelayedUse(other, use, now - at if is_earlier else None))
+            uses.append(RelayedUse(other, use, now - at))
         gone, unsent.gone = unsent.gone, []
         return UseReport(tuple(uses), tuple(gone))
 

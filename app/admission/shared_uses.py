@@ -5,8 +5,8 @@ that only grow and the current numbers of requests, so a repeated or late one ch
 process is taken, from whichever engine it comes first, and the growth of its sums is charged to the tenant's buckets
 here. What is admitted within the delay of a post can exceed a limit, nothing else.
 
-When a process begins to post, or connects to another engine, its sums begin anew. A process that knows no former post
-of a tenant raises its own buckets at least to the stated levels: so one that has just started has those of the others.
+A process that knows no former post of a tenant raises its own buckets at least to the stated levels: so one that has
+just started has those of the others.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from app.admission.queues import Admission
 from app.admission.rate_limits import MAX_IDLE_TENANTS, SECONDS_PER_MINUTE, UNLIMITED, Limits, RateLimits, Usage
@@ -38,6 +40,7 @@ class _Sums:
     """Sums of one tenant in this process, since a post with the number `begun`."""
 
     begun: int
+    begun_at: float
     changed_at: float
     requests: int = 0
     tokens: int = 0
@@ -51,7 +54,7 @@ class _Other:
 
     engines: set[int] = field(default_factory=set)  # that have passed on its posts, and are connected to it
     uses: OrderedDict[str, tuple[float, TenantUse]] = field(default_factory=OrderedDict)  # with times; oldest first
-    lost_at: float = 0.0  # time at which the last of `engines` was lost
+    lost_at: float = 0.0  # time at which it left the last of `engines`, or that engine was lost
 
 
 class SharedUses:
@@ -66,6 +69,7 @@ class SharedUses:
         self._sums: OrderedDict[str, _Sums] = OrderedDict()  # the least recently changed first
         self._unsent: dict[int, OrderedDict[str, None]] = {}  # tenants to post, by engine
         self._others: dict[str, _Other] = {}
+        self._joined_at = 0.0  # time since which it has been connected to any engine
 
     # Use in this process --------------------------------------------------------------------------------------------
 
@@ -101,7 +105,7 @@ class SharedUses:
         if sums is None or now - sums.changed_at >= RENEWAL_SECONDS:
             if len(self._sums) >= MAX_IDLE_TENANTS:
                 self._sums.popitem(last=False)
-            sums = self._sums[tenant_id] = _Sums(self._number, now)
+            sums = self._sums[tenant_id] = _Sums(self._number, now, now)
         sums.changed_at = now
         self._sums.move_to_end(tenant_id)
         return sums
@@ -109,8 +113,9 @@ class SharedUses:
     # Posts ----------------------------------------------------------------------------------------------------------
 
     def join(self, engine: int) -> None:
-        """Begin to post to an engine. Everything was sent to the others before, as all sums begin anew."""
-        self._sums.clear()
+        """Begin to post to an engine."""
+        if not self._unsent:
+            self._joined_at = self._clock()
         self._unsent[engine] = OrderedDict.fromkeys(self._limits.in_use())
         if self._unsent[engine]:
             self.on_unsent()
@@ -121,12 +126,12 @@ class SharedUses:
         """
         self._unsent.pop(engine, None)
         now = self._clock()
-        for name, other in list(self._others.items()):
+        for other in self._others.values():
             if engine in other.engines:
-                other.lost_at = now
                 other.engines.discard(engine)
+                other.lost_at = now
             if not other.engines and self._unsent:
-                self._forget(name)
+                self._remove_requests(other)
 
     def take(self, engine: int) -> tuple[TenantUse, ...]:
         """Return what is to be posted to an engine next, at most `MAX_REPORTED_TENANTS`."""
@@ -157,6 +162,7 @@ class SharedUses:
             tokens_level=usage.tokens,
             requests_per_minute=usage.limits.requests_per_minute,
             tokens_per_minute=usage.limits.tokens_per_minute,
+            seconds=self._clock() - sums.begun_at,
         )
 
     # Use in other processes -----------------------------------------------------------------------------------------
@@ -164,7 +170,7 @@ class SharedUses:
     @property
     def num_processes(self) -> int:
         """Return the number of other processes whose use is known."""
-        return len(self._others)
+        return sum(1 for other in self._others.values() if other.engines)
 
     @property
     def num_tenants(self) -> int:
@@ -176,19 +182,24 @@ class SharedUses:
         for name in report.gone:
             if (other := self._others.get(name)) is not None:
                 other.engines.discard(engine)
+                other.lost_at = self._clock()
                 if not other.engines:
-                    self._forget(name)
+                    self._remove_requests(other)
+        if report.gone:
+            self.forget_lost()
         for relayed in report.uses:
             other = self._others.setdefault(relayed.process, _Other())
             other.engines.add(engine)
             self._take_in(other, relayed)
 
     def forget_lost(self) -> None:
-        """Forget the processes that no engine has reported for `LOST_SECONDS`."""
+        """Forget the requests of processes that no engine reports for `LOST_SECONDS`, and later their sums."""
         now = self._clock()
-        for name in [name for name, other in self._others.items() if not other.engines]:
-            if now - self._others[name].lost_at >= LOST_SECONDS:
-                self._forget(name)
+        for name, other in list(self._others.items()):
+            if not other.engines and now - other.lost_at >= LOST_SECONDS:
+                self._remove_requests(other)
+                if now - other.lost_at >= IDLE_SECONDS:
+                    del self._others[name]
 
     def _take_in(self, other: _Other, relayed: RelayedUse) -> None:
         use, now = relayed.use, self._clock()
@@ -196,16 +207,14 @@ class SharedUses:
         if known is not None and use.number <= known.number:
             return
         before = known or TenantUse(use.tenant, use.begun, 0)
-        if before.begun == use.begun and (known is not None or relayed.age is None):
-            sums = before
-        elif relayed.age is None:
-            sums = TenantUse(use.tenant, use.begun, 0)
-        else:  # posted before this process connected, over an unknown time
-            sums = use
-        limits = Limits(use.requests_per_minute, use.tokens_per_minute)
-        least = (0.0, 0.0)
-        if known is None or known.begun != use.begun:
-            minutes = (relayed.age or 0.0) / SECONDS_PER_MINUTE
+        limits, least = Limits(use.requests_per_minute, use.tokens_per_minute), (0.0, 0.0)
+        if known is not None and known.begun == use.begun:
+            sums = known
+        else:
+            # Sums that began before this process was connected may be older than what is replenished.
+            is_new = now - relayed.age - use.seconds >= self._joined_at
+            sums = TenantUse(use.tenant, use.begun, 0) if is_new else use
+            minutes = relayed.age / SECONDS_PER_MINUTE
             least = (
                 _replenished(use.requests_level, minutes, limits.requests_per_minute),
                 _replenished(use.tokens_level, minutes, limits.tokens_per_minute),
@@ -237,22 +246,28 @@ class SharedUses:
                 return
             if use.is_idle or len(other.uses) > MAX_PROCESS_TENANTS:
                 del other.uses[tenant_id]
-                self._remove(use)
+                if not use.is_idle:
+                    self._remove(use)
             else:
                 other.uses.move_to_end(tenant_id)
             if not other.uses:
                 return
 
-    def _forget(self, name: str) -> None:
-        """Forget a process that has ended, or is no longer connected. What it has charged stays charged."""
-        for _, use in self._others.pop(name).uses.values():
-            self._remove(use)
+    def _remove_requests(self, other: _Other) -> None:
+        """Forget the requests of a process that has ended, or is no longer connected. Its sums are kept for a while,
+        because it may connect again, and all that it has charged stays charged.
+        """
+        for tenant_id, (at, use) in other.uses.items():
+            if not use.is_idle:
+                self._remove(use)
+                # An older number: the same post is taken again if an engine reports it again.
+                idle = replace(use, number=use.number - 1, choices=0, waiting=0, waiting_tokens=0)
+                other.uses[tenant_id] = at, idle
 
     def _remove(self, use: TenantUse) -> None:
-        if not use.is_idle:
-            limits = Limits(use.requests_per_minute, use.tokens_per_minute)
-            self._limits.charge_elsewhere(use.tenant, limits, choices=-use.choices)
-            self._queues.count_elsewhere(use.tenant, -use.waiting, -use.waiting_tokens)
+        limits = Limits(use.requests_per_minute, use.tokens_per_minute)
+        self._limits.charge_elsewhere(use.tenant, limits, choices=-use.choices)
+        self._queues.count_elsewhere(use.tenant, -use.waiting, -use.waiting_tokens)
 
 
 def _replenished(level: float, minutes: float, per_minute: float) -> float:

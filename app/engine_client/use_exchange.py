@@ -50,7 +50,6 @@ class UseExchange:
             shared.receive(index, result.uses)
         if result.connections > 1:
             if index not in self._channels and (member := self._members.get(index)) is not None:
-                self._post_all()
                 self._channels[index] = member.engine
                 shared.join(index)
         elif index in self._channels:
@@ -83,21 +82,8 @@ class UseExchange:
         assert self._shared is not None
         loop = asyncio.get_running_loop()
         self._timer, self._posted_at = None, loop.time()
-        self._send_posts()
-        if self._shared.has_unsent:
-            self._timer = loop.call_later(POST_SECONDS, self._post)
-
-    def _post_all(self) -> None:
-        """Send everything to the engines that make progress."""
-        while self._send_posts():
-            pass
-
-    def _send_posts(self) -> bool:
-        """Send a post to each engine that makes progress. Returns whether there was any."""
-        assert self._shared is not None
-        has_sent = False
         for index, channel in self._channels.items():
             if not self._members[index].is_stalled and (uses := self._shared.take(index)):
                 channel.send(PostUse(uses))
-                has_sent = True
-        return has_sent
+        if self._shared.has_unsent:
+            self._timer = loop.call_later(POST_SECONDS, self._post)
