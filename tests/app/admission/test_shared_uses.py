@@ -10,7 +10,7 @@ import pytest
 from app.admission.queues import Admission
 from app.admission.rate_limits import RateLimits
 from app.admission.request_counts import RequestCounts
-from app.admission.shared_uses import LOST_SECONDS, RENEWAL_SECONDS, SharedUses
+from app.admission.shared_uses import LOST_SECONDS, SharedUses
 from app.admission.tenants import Tenant, key_digest
 from app.errors import ApiError
 from engine.tenant_uses import IDLE_SECONDS, MAX_REPORTED_TENANTS, TenantUse, UseBoard, UseReport
@@ -384,22 +384,54 @@ def test_nothing_is_posted_without_limits_or_without_other_connections():
     assert not second.shared.has_unsent and not second.shared._sums
 
 
-def test_sums_begin_anew_after_a_while_before_others_forget_them():
-    """So that a tenant that returns is charged once."""
+def test_a_tenant_that_returns_after_others_have_forgotten_it_is_charged_once():
+    """Its sums begin anew by then. Idle tenants are forgotten when others post."""
     world, tenant = World(2, 1), tenant_with(requests_per_minute=60)
     first, second = world.processes
-    for _ in range(3):
+    for round_number in range(3):
         for _ in range(5):
             first.counts.end(first.begin(tenant), 1, has_started=False)
         world.settle()
         usage = second.limits.usage(tenant.id)
         assert usage is not None and usage.requests == 5
-        world.now += RENEWAL_SECONDS + 30
-    world.now += IDLE_SECONDS
-    other = Tenant(name="bert", digest=key_digest("b"), requests_per_minute=60)
-    first.begin(other)
+        world.now += IDLE_SECONDS
+        other = Tenant(name="bert", digest=key_digest(f"b{round_number}"), requests_per_minute=60)
+        first.counts.end(first.begin(other), 1, has_started=False)
+        world.settle()
+        assert second.shared.num_tenants == len(world.boards[0]._uses[first.name]) == 1
+
+
+def test_a_late_or_repeated_post_changes_nothing():
+    """Whichever engine it comes from."""
+    world, tenant = World(2, 2), tenant_with(requests_per_minute=60)
+    first, second = world.processes
+    first.begin(tenant)
+    world.post(first)
+    late = world.boards[1].take(second.name)
+    first.begin(tenant)
     world.settle()
-    assert second.shared.num_tenants == len(world.boards[0]._uses[first.name]) == 1
+    assert late is not None
+    for report in (late, late):
+        second.shared.receive(1, report)
+        usage = second.limits.usage(tenant.id)
+        assert usage is not None and (usage.requests, usage.elsewhere) == (2, 2)
+        assert second.queues.waiting_of(tenant.id).all_requests == 2
+
+
+def test_a_post_that_is_reported_again_counts_after_its_process_was_forgotten():
+    """As when the only connection to engines was lost for long, and the other process has not changed."""
+    world, tenant = World(2, 1), tenant_with(max_concurrency=2)
+    first, second = world.processes
+    first.begin(tenant, choices=2)
+    world.settle()
+    world.boards[0].leave(second.name)
+    second.shared.leave(0)
+    world.now += LOST_SECONDS
+    second.shared.forget_lost()
+    assert second.refusal(tenant) is None
+    world.join(second, 0)
+    world.settle()
+    assert second.refusal(tenant) is not None
 
 
 def test_a_flood_of_tenants_delays_posts_and_takes_bounded_memory(monkeypatch: pytest.MonkeyPatch):
