@@ -31,8 +31,9 @@ from engine.types import Request
 
 # Sums of a tenant without a change for so long begin anew, before others have forgotten them (`IDLE_SECONDS`).
 RENEWAL_SECONDS = IDLE_SECONDS / 2
-# For which the last known use of the others counts while no engine is connected: their requests wait for one too.
-LOST_SECONDS = 60.0
+# For which the requests of a process count that only a lost engine has reported: until it has posted to another one,
+# and without any engine for longer, as its requests wait for one too.
+UNREPORTED_SECONDS, LOST_SECONDS = 1.0, 60.0
 
 
 @dataclass(slots=True)
@@ -121,8 +122,8 @@ class SharedUses:
             self.on_unsent()
 
     def leave(self, engine: int) -> None:
-        """Post no longer to an engine, which is lost or has no other connection, and forget the processes that no other
-        engine reports; while there is no other engine, they count on.
+        """Post no longer to an engine, which is lost or has no other connection. The caller calls `forget_lost` after
+        `UNREPORTED_SECONDS`, and after `LOST_SECONDS`.
         """
         self._unsent.pop(engine, None)
         now = self._clock()
@@ -130,8 +131,6 @@ class SharedUses:
             if engine in other.engines:
                 other.engines.discard(engine)
                 other.lost_at = now
-            if not other.engines and self._unsent:
-                self._remove_requests(other)
 
     def take(self, engine: int) -> tuple[TenantUse, ...]:
         """Return what is to be posted to an engine next, at most `MAX_REPORTED_TENANTS`."""
@@ -193,10 +192,10 @@ class SharedUses:
             self._take_in(other, relayed)
 
     def forget_lost(self) -> None:
-        """Forget the requests of processes that no engine reports for `LOST_SECONDS`, and later their sums."""
-        now = self._clock()
+        """Forget the requests of processes that no engine has reported for a while, and later their sums."""
+        now, limit = self._clock(), UNREPORTED_SECONDS if self._unsent else LOST_SECONDS
         for name, other in list(self._others.items()):
-            if not other.engines and now - other.lost_at >= LOST_SECONDS:
+            if not other.engines and now - other.lost_at >= limit:
                 self._remove_requests(other)
                 if now - other.lost_at >= IDLE_SECONDS:
                     del self._others[name]

@@ -10,7 +10,7 @@ import asyncio
 import math
 from collections.abc import Mapping
 
-from app.admission.shared_uses import LOST_SECONDS, SharedUses
+from app.admission.shared_uses import LOST_SECONDS, UNREPORTED_SECONDS, SharedUses
 from app.engine_client.member import EngineMember
 from app.engine_client.transport import Transport
 from engine.ipc import PostUse, StepResult
@@ -66,7 +66,8 @@ class UseExchange:
         assert self._shared is not None
         del self._channels[index]
         self._shared.leave(index)
-        asyncio.get_running_loop().call_later(LOST_SECONDS, self._shared.forget_lost)
+        for seconds in (UNREPORTED_SECONDS, LOST_SECONDS):
+            asyncio.get_running_loop().call_later(seconds + POST_SECONDS, self._shared.forget_lost)  # not earlier
 
     def _on_unsent(self) -> None:
         if self._timer is None:

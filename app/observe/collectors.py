@@ -84,6 +84,14 @@ class AdmissionCollector(Collector):
         yield rate
 
 
+SHARED_LIMIT_CODES = (
+    "requests_per_minute_exceeded",
+    "tokens_per_minute_exceeded",
+    "max_concurrency_exceeded",
+    "queue_quota_exceeded",
+)
+
+
 class SharedUseCollector(Collector):
     """Reads what is known of the use of limits in other API processes, and the refusals for which it counted."""
 
@@ -104,8 +112,8 @@ class SharedUseCollector(Collector):
         yield tenants
         text = "Requests refused by a limit that is used in other API processes too, by error code."
         refused = CounterMetricFamily("carousel:requests_refused_by_shared_limits", text, labels=(*labels, "code"))
-        for code, count in (self._refused[0] + self._refused[1]).items():
-            refused.add_metric([self._model, code], count)
+        for code in SHARED_LIMIT_CODES:
+            refused.add_metric([self._model, code], sum(counts[code] for counts in self._refused))
         yield refused
 
 

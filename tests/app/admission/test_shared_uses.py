@@ -10,7 +10,7 @@ import pytest
 from app.admission.queues import Admission
 from app.admission.rate_limits import RateLimits
 from app.admission.request_counts import RequestCounts
-from app.admission.shared_uses import LOST_SECONDS, SharedUses
+from app.admission.shared_uses import LOST_SECONDS, UNREPORTED_SECONDS, SharedUses
 from app.admission.tenants import Tenant, key_digest
 from app.errors import ApiError
 from engine.tenant_uses import IDLE_SECONDS, MAX_REPORTED_TENANTS, TenantUse, UseBoard, UseReport
@@ -360,8 +360,8 @@ def test_requests_of_other_processes_count_on_while_no_engine_is_connected():
     assert second.refusal(tenant) is not None
 
 
-def test_the_requests_of_a_process_that_no_other_engine_reports_end_with_its_engine():
-    """With another engine, the process would have reported there."""
+def test_the_requests_of_a_process_that_no_other_engine_reports_end_soon_after_its_engine():
+    """The process would post to another engine within that time."""
     world, tenant = World(2, 2), tenant_with(max_concurrency=2)
     first, second = world.processes
     world.boards[1].leave(first.name)
@@ -370,6 +370,9 @@ def test_the_requests_of_a_process_that_no_other_engine_reports_end_with_its_eng
     world.settle()
     assert second.refusal(tenant) is not None
     world.kill(0)
+    assert second.refusal(tenant) is not None
+    world.now += UNREPORTED_SECONDS
+    second.shared.forget_lost()
     assert second.refusal(tenant) is None
 
 

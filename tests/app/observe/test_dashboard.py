@@ -44,6 +44,9 @@ NOT_SHOWN: dict[str, str] = {
     "carousel:stored_records_evicted": "it is for an alert: clients continue what is no longer stored",
     "carousel:mask_seconds": "it is for a look at the cost of formats",
     "carousel:rows_without_mask": "it is for an alert: it is near 0 unless formats are hostile",
+    "carousel:limit_sharing_processes": "it is for a look at whether API processes share limits",
+    "carousel:limit_sharing_tenants": "it is for a look at whether API processes share limits",
+    "carousel:requests_refused_by_shared_limits": "these are among the refused requests",
     "carousel:keys_refused": "it is for an alert, not for the picture of the load",
 }
 
