@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import msgspec
 
 MAX_REPORTED_TENANTS = 64  # in one message; the others follow in the next ones
-MAX_PROCESS_TENANTS = 16_384  # of one API process; beyond it the use that was posted first is forgotten
+MAX_PROCESS_TENANTS = 8192  # of one API process; beyond it the use that was posted first is forgotten
+MAX_UNSENT_TENANTS = 65_536  # for one that does not read; beyond it the first ones are sent with their next change
 IDLE_SECONDS = 120.0  # after which the use of an idle tenant is forgotten; its limits are replenished by then
 
 
@@ -104,6 +105,8 @@ class UseBoard:
             for other, unsent in self._unsent.items():
                 if other != process:
                     unsent.uses[process, use.tenant] = None
+                    if len(unsent.uses) > MAX_UNSENT_TENANTS:
+                        unsent.uses.popitem(last=False)
         self._forget_idle(process, now)
 
     def has_unsent(self, process: str) -> bool:

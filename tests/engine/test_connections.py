@@ -162,6 +162,7 @@ def test_uses_of_limits_are_passed_on_to_the_other_connections(worker: TurnedWor
     first, second = worker.connect("a"), worker.connect("b")
     worker.turn()
     first.send(PostUse((TenantUse("t", 0, 1, choices=1),)))
+    worker.now -= 0.25  # no time passes, after which anything would be sent
     worker.turn()
     assert uses_of(first) == [] and uses_of(second) == [("a", 1)]
     worker.turn(2)

@@ -456,8 +456,9 @@ def test_a_flood_of_tenants_delays_posts_and_takes_bounded_memory(monkeypatch: p
     assert len(board._uses[first.name]) == len(first.shared._sums) == 500
 
 
-def test_a_process_that_reads_nothing_is_sent_the_newest_use_only():
-    """However often it changes meanwhile."""
+def test_a_process_that_reads_nothing_is_sent_the_newest_use_only(monkeypatch: pytest.MonkeyPatch):
+    """However often it changes meanwhile, and of a bounded number of tenants."""
+    monkeypatch.setattr("engine.tenant_uses.MAX_UNSENT_TENANTS", 2)
     board = UseBoard(lambda: 0.0)
     for name in ("a", "b"):
         board.join(name)
@@ -466,3 +467,10 @@ def test_a_process_that_reads_nothing_is_sent_the_newest_use_only():
     report = board.take("b")
     assert report is not None and [each.use.requests for each in report.uses] == [999]
     assert board.take("b") is None and board.take("a") is None
+    for number, tenant in enumerate("tuvw", 1000):
+        board.post("a", [TenantUse(tenant, 0, number)])
+    report = board.take("b")
+    assert report is not None and [each.use.tenant for each in report.uses] == ["v", "w"]
+    board.post("a", [TenantUse("t", 0, 2000)])
+    board.leave("a")
+    assert board.take("b") == UseReport((), ("a",))

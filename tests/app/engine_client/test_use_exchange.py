@@ -134,7 +134,7 @@ async def test_posts_follow_each_other_at_intervals(engine: ListeningEngine, mon
         await shares(first, second)
         first.begin()
         assert posts == [1]
-        for number in range(100):
+        for number in range(200):
             first.begin(Tenant(name="t", digest=key_digest(f"{number}"), max_concurrency=1))
         assert posts == [1]
         one.uses._post()
@@ -144,4 +144,4 @@ async def test_posts_follow_each_other_at_intervals(engine: ListeningEngine, mon
         assert posts == [1, 64]
         monkeypatch.undo()
         one.uses._post()
-        await until(lambda: second.shared.num_tenants == 101)
+        await until(lambda: second.shared.num_tenants == 201)
