@@ -80,6 +80,7 @@ def test_a_key_has_its_concurrency_over_both_processes(service: Server):
     with only(service, 0) as first, only(service, 1) as second, ExitStack() as streams:
         for client in (first, second):
             begin(streams, client, "two")
+        wait_until(lambda: not is_admitted(service, "two"))  # a request may cross the reports
         for _ in range(4):  # at either process, by their own connections
             refusal = httpx.post(f"{service.url}{CHAT}", json=SHORT, headers=key("two"), timeout=HANG_SECONDS)
             assert refusal.status_code == 429
