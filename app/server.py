@@ -41,6 +41,7 @@ from app.observe.collectors import (
     MeteringCollector,
     RefusedKeysCollector,
     RequestPaceCollector,
+    SharedUseCollector,
     StoreCollector,
     StoredRecordsCollector,
 )
@@ -302,6 +303,7 @@ def _collect(service: Service, logs: LogWriter | None, connections: ConnectionLi
     """Register the collectors that are read at scrape time."""
     registry, model = service.metrics.registry, service.settings.model_name
     registry.register(AdmissionCollector(service.admission, model))
+    registry.register(SharedUseCollector(service.shared_uses, service.limits, service.admission, model))
     registry.register(BodyCollector(service.bodies, model))
     registry.register(RequestPaceCollector(service.request_pace, model))
     registry.register(EnergyCollector(service.energy, model))

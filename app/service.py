@@ -19,7 +19,9 @@ from app.admission.kept_sessions import KeptSessions
 from app.admission.queues import Admission
 from app.admission.rate_limits import RateLimits
 from app.admission.refused_keys import RefusedKeys
+from app.admission.request_counts import RequestCounts
 from app.admission.request_pace import RequestPace
+from app.admission.shared_uses import SharedUses
 from app.admission.tenants import LIMIT_OPTIONS, TIER_OF_CLASS, Tenant
 from app.admission.thread_queue import Caller
 from app.admission.websocket_limits import WebSocketLimits
@@ -89,6 +91,8 @@ class Service:
     pacer: EventPacer = field(default_factory=EventPacer)
     request_pace: RequestPace = field(init=False)
     limits: RateLimits = field(init=False)
+    shared_uses: SharedUses = field(init=False)
+    counts: RequestCounts = field(init=False)
     websockets: WebSocketLimits = field(init=False)
     sessions: KeptSessions[Any] = field(default_factory=KeptSessions)  # realtime sessions, which routes define
     bodies: BodyBudget = field(init=False)
@@ -97,7 +101,6 @@ class Service:
     # responses that only their connection can continue
     unstored: MemoryStore = field(default_factory=lambda: MemoryStore(Limits(records=10_000)))
     saves: Saves = field(default_factory=Saves)
-    _running: int = 0  # choices of requests that have received a slot and have not ended
 
     def __post_init__(self) -> None:
         self.prompts = Prompts(
@@ -107,9 +110,12 @@ class Service:
         self.idempotent = IdempotentRequests(self.registry)
         defaults = {limit: getattr(self.settings, limit) for limit in LIMIT_OPTIONS}
         self.limits = RateLimits(defaults, time.monotonic)
+        self.shared_uses = SharedUses(self.limits, self.admission, time.monotonic)
+        self.client.uses.attach(self.shared_uses)
+        self.counts = RequestCounts(self.admission, self.limits, self.shared_uses)
         self.websockets = WebSocketLimits(self.settings.max_websockets, time.monotonic)
         self.bodies = BodyBudget(self.settings.max_body_memory, self.settings.max_tenant_body_memory)
-        self.request_pace = RequestPace(lambda: self._running > 0)
+        self.request_pace = RequestPace(lambda: self.counts.running > 0)
         self.live = LiveFeed(self.client, self.metrics.recent, lambda: self.draining)
 
     @property
@@ -147,10 +153,8 @@ class Service:
             tiers = ", ".join(tenant.tiers)
             message = f"this key may only use the service tiers {tiers}"
             raise ApiError(403, message, param="service_tier", code="tier_not_allowed")
-        self.limits.check(tenant, choices)
-        free = max(0, self._slots - self._running)
-        self.admission.check(tenant, requested, tokens, self.prompts.tokenize_queue.pending, free, requests)
-        self.admission.check_wait(tenant, requested, self._slots, free, requests)
+        about_to_queue, taken = self.prompts.tokenize_queue.pending, self.client.uses.slots_taken
+        self.counts.check(tenant, requested, tokens, choices, requests, about_to_queue, self._slots, taken)
 
     def check_loaded(self) -> None:
         """Raise `ApiError` (503) before the model is loaded, and if no engine will be started."""
@@ -300,8 +304,7 @@ class Service:
         request = generation.request
         token_batch = self.metrics.token_batch(request.service_class, tenant.name)
         generation.connect(self._started, partial(self._ended, observer), token_batch.add_token)
-        self.admission.add_waiting(request.tenant, request.service_class, len(request.prompt))
-        self.limits.enter(tenant, request.n, len(request.prompt))
+        self.counts.enter(tenant, request)
         self.registry.add(generation)
         if observer is not None:
             observer.queued(generation)
@@ -366,20 +369,11 @@ class Service:
         return max(1, self.client.slots)
 
     def _started(self, generation: Generation) -> None:
-        self._running += generation.request.n
-        self._leave_queue(generation)
-
-    def _leave_queue(self, generation: Generation) -> None:
-        request = generation.request
-        self.admission.remove_waiting(request.tenant, request.service_class, len(request.prompt))
+        self.counts.start(generation.request)
 
     def _ended(self, observer: Observer | None, generation: Generation) -> None:
-        if generation.timing.started is None:
-            self._leave_queue(generation)
-        else:
-            self._running -= generation.request.n
-        request = generation.request
-        self.limits.leave(request.tenant, request.n, generation.completion_tokens)
+        has_started = generation.timing.started is not None
+        self.counts.end(generation.request, generation.completion_tokens, has_started=has_started)
         self._meter(generation)
         if self.state_file is not None:
             self.state_file.journal.end(generation.log)

@@ -12,6 +12,7 @@ from engine.connection import Connection
 from engine.ipc import ChannelClosed, FromEngine, StepResult, ToEngine
 from engine.listener import Listener
 from engine.prefixes import CachedMarks
+from engine.tenant_uses import UseBoard
 from engine.types import EngineLoad, Snapshot
 
 SELECTOR_TICK_SECONDS = 0.001  # a selector rounds its timeout up to a multiple of this
@@ -29,6 +30,7 @@ class Connections:
         data, such as the numbers of signals.
         """
         self.all: list[Connection] = []
+        self.uses = UseBoard(time.monotonic)  # of limits, by API process
         self._lost: list[Connection] = []
         self._has_newcomers = False  # connections that have not received a load report
         self._selector = selectors.DefaultSelector()
@@ -49,6 +51,7 @@ class Connections:
             if connection.process and other.process == connection.process:
                 other.loss = other.loss or "the API process has connected again"
         self.all.append(connection)
+        self.uses.join(connection.process)
         self._selector.register(connection.socket, selectors.EVENT_READ, connection)
         self._has_newcomers = True
 
@@ -142,6 +145,8 @@ class Connections:
             self._selector.unregister(connection.socket)
             connection.close()
             self._lost.append(connection)
+            if not any(other.process == connection.process for other in self.all):
+                self.uses.leave(connection.process)
 
     # Results of steps -----------------------------------------------------------------------------------------------
 
@@ -152,9 +157,10 @@ class Connections:
 
     @property
     def has_unsent(self) -> bool:
-        """Return whether a connection has events to send, or waits for its first load report or marks."""
+        """Return whether a connection has events or uses to send, or waits for its first load report or marks."""
         return self._has_newcomers or any(
-            connection.events or connection.knows_prefixes is False for connection in self.all
+            connection.events or connection.knows_prefixes is False or self._has_unsent_uses(connection)
+            for connection in self.all
         )
 
     @property
@@ -165,8 +171,8 @@ class Connections:
     def send_step(
         self, load: EngineLoad, heartbeat: int, snapshot: Snapshot | None, marks: CachedMarks, trial: str
     ) -> None:
-        """Send each connection the events of its requests, the load and the trial; the snapshot and the marks of the
-        prefix cache to those that watch.
+        """Send each connection the events of its requests, the load, the trial, and the uses of limits that it lacks;
+        the snapshot and the marks of the prefix cache to those that watch.
         """
         clock = engine_time()
         changes = None
@@ -181,6 +187,11 @@ class Connections:
                 prefixes = changes if connection.knows_prefixes else marks.take_all()
                 connection.knows_prefixes = True
             events = tuple(connection.events)
-            connection.send(StepResult(events, load, clock, heartbeat, view, len(self.all), prefixes, trial))
+            uses = self.uses.take(connection.process) if connection.is_drained else None
+            connection.send(StepResult(events, load, clock, heartbeat, view, len(self.all), prefixes, trial, uses))
             connection.events.clear()
         self._has_newcomers = False
+
+    def _has_unsent_uses(self, connection: Connection) -> bool:
+        """Return whether uses can be sent. They wait, and are replaced by newer ones, while it does not read."""
+        return connection.is_drained and self.uses.has_unsent(connection.process)

@@ -14,6 +14,7 @@ import msgspec
 from engine.clock import EngineTime
 from engine.config import EngineConfig
 from engine.prefixes import PrefixChanges
+from engine.tenant_uses import TenantUse, UseReport
 from engine.types import EngineLoad, Event, ModelInfo, Request, Snapshot, Vocabulary
 
 PROTOCOL_VERSION = 3  # of the messages over TCP; both ends have the same
@@ -67,6 +68,12 @@ class WatchSnapshots(msgspec.Struct, frozen=True, tag="watch"):
 
 class WatchPrefixes(msgspec.Struct, frozen=True, tag="watch_prefixes"):
     """Start to send the marks of the prefix cache: all of them once, then changes with the results of steps."""
+
+
+class PostUse(msgspec.Struct, frozen=True, tag="use"):
+    """Use of limits by tenant in this API process, for the others: at most `MAX_REPORTED_TENANTS`."""
+
+    uses: tuple[TenantUse, ...]
 
 
 class EchoRequest(msgspec.Struct, frozen=True, tag="echo"):
@@ -166,7 +173,8 @@ class StepResult(msgspec.Struct, frozen=True, tag="step"):
 
     Moments in events are on the engine's clock; clock: when it was sent. heartbeat: the engine's progress count.
     connections: of API processes that the engine serves. prefixes: changes of its prefix cache. trial: ID of the
-    request, of any connection, that the engine computes alone from now on; empty: none.
+    request, of any connection, that the engine computes alone from now on; empty: none. uses: of limits in the other
+    API processes.
     """
 
     events: tuple[Event, ...]
@@ -177,6 +185,7 @@ class StepResult(msgspec.Struct, frozen=True, tag="step"):
     connections: int = 1
     prefixes: PrefixChanges | None = None
     trial: str = ""
+    uses: UseReport | None = None
 
 
 ToEngine = (
@@ -187,6 +196,7 @@ ToEngine = (
     | Abort
     | WatchSnapshots
     | WatchPrefixes
+    | PostUse
     | EchoRequest
     | Adopt
     | Forget

@@ -34,6 +34,7 @@ from engine.ipc import (
     Forget,
     Hello,
     LoadProgress,
+    PostUse,
     Ready,
     ReleaseOrphans,
     Start,
@@ -184,6 +185,8 @@ class Worker:
                 self._owners.release(connection.process)
             case UseVocabulary(vocabulary):
                 self._engine.use_vocabulary(vocabulary)
+            case PostUse(uses):
+                self._connections.uses.post(connection.process, uses)
             case EchoRequest():
                 self._sent_at = -math.inf  # this turn of the loop counts a heartbeat, and sends it
             case WatchSnapshots(on):

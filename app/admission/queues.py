@@ -7,7 +7,7 @@ Retry-After is estimated from the observed rate of its queue.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -33,6 +33,8 @@ class Queue:
 
     requests: int = 0
     tokens: int = 0
+    requests_elsewhere: int = 0  # those of a tenant in other API processes
+    tokens_elsewhere: int = 0
     # requests and tokens that left, decayed exponentially
     _drained: list[float] = field(default_factory=lambda: [0.0, 0.0])
     _seen_at: float = 0.0
@@ -47,18 +49,32 @@ class Queue:
         """Count a request that stops waiting."""
         self.requests -= 1
         self.tokens -= tokens
+        self.count_drained(1, tokens, now)
+
+    def count_drained(self, requests: int, tokens: int, now: float) -> None:
+        """Count requests that have stopped waiting."""
         self._fade(now)
-        self._drained[0] += 1
+        self._drained[0] += requests
         self._drained[1] += tokens
         if self._since is None:
             self._since = now
+
+    @property
+    def all_requests(self) -> int:
+        """Return the waiting requests of all API processes."""
+        return self.requests + self.requests_elsewhere
+
+    @property
+    def all_tokens(self) -> int:
+        """Return their prompt tokens."""
+        return self.tokens + self.tokens_elsewhere
 
     def seconds_until(self, requests: float, tokens: float, now: float) -> float:
         """Return the seconds until at most `requests` and `tokens` wait, at the current drain rate; infinity if
         unknown.
         """
         seconds = 0.0
-        over = (self.requests - requests, self.tokens - tokens)
+        over = (self.all_requests - requests, self.all_tokens - tokens)
         for excess, rate in zip(over, self.rates(now), strict=True):
             if excess > 0:
                 seconds = max(seconds, excess / rate if rate > 0 else math.inf)
@@ -115,6 +131,7 @@ class Admission:
         self._rates = {service_class: StartRate() for service_class in ServiceClass}
         self._next_return = dict.fromkeys(ServiceClass, 0.0)  # time at which the next refused client may return
         self._tenants: OrderedDict[str, TenantQueues] = OrderedDict()  # the least recently active first
+        self.refused_shared: Counter[str] = Counter()  # refusals for which use in other API processes counted, by code
 
     def check(
         self,
@@ -193,11 +210,7 @@ class Admission:
 
     def add_waiting(self, tenant_id: str, service_class: ServiceClass, tokens: int) -> None:
         """Count a request that starts to wait."""
-        queues = self._tenants.get(tenant_id)
-        if queues is None:
-            self._forget_idle()
-            queues = self._tenants[tenant_id] = TenantQueues()
-        self._tenants.move_to_end(tenant_id)
+        queues = self._touch(tenant_id)
         if not self._classes[service_class].requests:
             self._rates[service_class].begin_waiting(self._clock())
         for queue in (self._classes[service_class], queues.all, queues.classes[service_class]):
@@ -217,6 +230,32 @@ class Admission:
         """Return the queue of a class."""
         return self._classes[service_class]
 
+    def waiting_of(self, tenant_id: str) -> Queue:
+        """Return the queue of a tenant, with requests of all classes."""
+        return self._tenants.get(tenant_id, EMPTY_QUEUES).all
+
+    def count_elsewhere(
+        self, tenant_id: str, requests: int, tokens: int, started: int = 0, started_tokens: int = 0
+    ) -> None:
+        """Count waiting requests of a tenant in another API process, by which their number there has grown.
+
+        tokens: of their prompts. started, started_tokens: requests that have stopped waiting there.
+        """
+        queue = self._touch(tenant_id).all
+        queue.requests_elsewhere += requests
+        queue.tokens_elsewhere += tokens
+        if started:
+            queue.count_drained(started, started_tokens, self._clock())
+
+    def _touch(self, tenant_id: str) -> TenantQueues:
+        """Return the queues of a tenant, which is now the most recently active one."""
+        queues = self._tenants.get(tenant_id)
+        if queues is None:
+            self._forget_idle()
+            queues = self._tenants[tenant_id] = TenantQueues()
+        self._tenants.move_to_end(tenant_id)
+        return queues
+
     def _forget_idle(self) -> None:
         """Evict idle tenants to make room for another one. At most two tenants are examined, which bounds the cost;
         tenants with waiting requests move to the end.
@@ -225,7 +264,7 @@ class Admission:
             if len(self._tenants) < MAX_IDLE_TENANTS:
                 return
             tenant_id, queues = self._tenants.popitem(last=False)
-            if queues.all.requests:
+            if queues.all.all_requests:
                 self._tenants[tenant_id] = queues
 
     def _check(
@@ -239,9 +278,9 @@ class Admission:
         scope: str,
         code: str,
     ) -> None:
-        requests = max(0, queue.requests + extra)
+        requests = max(0, queue.all_requests + extra)
         # An empty queue accepts anything that the engine can serve; otherwise a long prompt could never enter.
-        too_long = queue.tokens + tokens > max_tokens and queue.requests > 0
+        too_long = queue.all_tokens + tokens > max_tokens and queue.all_requests > 0
         if requests < max_requests and not too_long:
             return
         seconds = queue.seconds_until(
@@ -250,11 +289,15 @@ class Admission:
         retry_seconds = (
             DEFAULT_RETRY_SECONDS if seconds == math.inf else min(MAX_RETRY_SECONDS, max(1, math.ceil(seconds)))
         )
-        waiting = f"{queue.tokens:,}" if too_long else f"{requests:,}"
+        waiting = f"{queue.all_tokens:,}" if too_long else f"{requests:,}"
+        shared = ""
+        if queue.requests_elsewhere:
+            shared = " in all API processes"
+            self.refused_shared[code] += 1
         limit = f"{max_tokens:,} prompt tokens" if too_long else f"{max_requests:,} requests"
         raise ApiError(
             status,
-            f"The queue {scope} is full ({waiting} of {limit} waiting). Retry in {retry_seconds} s.",
+            f"The queue {scope} is full ({waiting} of {limit} waiting{shared}). Retry in {retry_seconds} s.",
             code=code,
             headers={"Retry-After": str(retry_seconds)},
         )

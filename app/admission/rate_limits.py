@@ -4,12 +4,14 @@ Token buckets: a limit's worth may come at once, and is replenished over a minut
 only when it ends, so a bucket may go below zero; its tenant is then refused until it is above zero again. (The library
 `limits` is not used: its memory store starts a thread for expired entries, scans all of them, and is unbounded; and its
 windows accept no charge after the fact.)
+
+Use in other API processes is charged to the same buckets when it becomes known (`app.admission.shared_uses`).
 """
 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -46,7 +48,10 @@ class Usage:
     at: float  # time of the last `refill`
     requests: float = 0.0
     tokens: float = 0.0
-    running: int = 0
+    running: int = 0  # choices of this process
+    elsewhere: int = 0  # choices of other API processes
+    elsewhere_at: float = -math.inf  # time at which use in other API processes was last charged
+    is_limited: bool = False  # has any limit of its own, also of queues
 
     def refill(self, now: float) -> None:
         """Replenish for the time since the last call."""
@@ -69,6 +74,7 @@ class RateLimits:
         self._usages: OrderedDict[str, Usage] = OrderedDict()
         self._restored: dict[str, tuple[float, float, float]] = {}  # time, requests and tokens before a restart
         self.on_change: Callable[[str], None] = lambda _: None  # called with the id of a limited tenant
+        self.refused_shared: Counter[str] = Counter()  # refusals for which use in other API processes counted, by code
 
     def limits_of(self, tenant: Tenant) -> Limits:
         """Return the current limits of a tenant."""
@@ -79,27 +85,26 @@ class RateLimits:
         limits = self.limits_of(tenant)
         usage = self._usages.get(tenant.id) or self._new_usage(tenant.id, limits)
         usage.limits = limits
-        usage.refill(self._clock())
+        usage.refill(now := self._clock())
         # An idle tenant may request more choices than its limit; otherwise such a request could never be served.
-        if usage.running and usage.running + choices > limits.max_concurrency:
-            raise _refusal("max_concurrency", f"{limits.max_concurrency:,} choices at once", RETRY_BUSY_SECONDS)
+        running = usage.running + usage.elsewhere
+        if running and running + choices > limits.max_concurrency:
+            allowed = f"{limits.max_concurrency:,} choices at once"
+            raise self._refusal("max_concurrency", allowed, RETRY_BUSY_SECONDS, is_shared=usage.elsewhere > 0)
         for name, used, limit, unit in (
             ("requests_per_minute", usage.requests + 1, limits.requests_per_minute, "requests"),
             ("tokens_per_minute", usage.tokens + 1, limits.tokens_per_minute, "tokens"),
         ):
             if used > limit:
                 seconds = math.ceil(SECONDS_PER_MINUTE * (used - limit) / limit)
-                raise _refusal(name, f"{limit:,} {unit} a minute", max(1, seconds))
+                is_shared = now - usage.elsewhere_at < SECONDS_PER_MINUTE
+                raise self._refusal(name, f"{limit:,} {unit} a minute", max(1, seconds), is_shared=is_shared)
 
     def enter(self, tenant: Tenant, choices: int, prompt_tokens: int) -> None:
         """Count a request that was admitted."""
-        usage = self._usages.get(tenant.id)
-        if usage is None:
-            self._forget_idle()
-            usage = self._usages[tenant.id] = self._new_usage(tenant.id, self.limits_of(tenant))
-            self._restored.pop(tenant.id, None)
-        self._usages.move_to_end(tenant.id)
-        usage.refill(self._clock())
+        limits = self.limits_of(tenant)
+        usage = self._touch(tenant.id, limits)
+        usage.is_limited = limits != UNLIMITED or tenant.has_queue_limit
         usage.requests += 1
         usage.tokens += prompt_tokens
         usage.running += choices
@@ -111,6 +116,45 @@ class RateLimits:
         usage.refill(self._clock())
         usage.running -= choices
         usage.tokens += generated_tokens
+        self._changed(tenant_id, usage)
+
+    def usage(self, tenant_id: str) -> Usage | None:
+        """Return the current usage of a tenant; None if it is forgotten."""
+        if (usage := self._usages.get(tenant_id)) is not None:
+            usage.refill(self._clock())
+        return usage
+
+    def in_use(self) -> list[str]:
+        """Return the ids of tenants with limits that have choices here, or usage that is not replenished."""
+        return [
+            tenant_id
+            for tenant_id in self._usages
+            if (usage := self.usage(tenant_id)) is not None
+            and usage.is_limited
+            and (usage.running or usage.requests or usage.tokens)
+        ]
+
+    def charge_elsewhere(
+        self,
+        tenant_id: str,
+        limits: Limits,
+        *,
+        requests: float = 0.0,
+        tokens: float = 0.0,
+        choices: int = 0,
+        least: tuple[float, float] = (0.0, 0.0),
+    ) -> None:
+        """Charge use in another API process.
+
+        limits: that it has for the tenant. choices: by which their number there has grown. least: requests and tokens
+        that the usage has at least after that.
+        """
+        usage = self._touch(tenant_id, limits)
+        usage.elsewhere += choices
+        charged = max(usage.requests + requests, least[0]), max(usage.tokens + tokens, least[1])
+        if charged > (usage.requests, usage.tokens):
+            usage.elsewhere_at = usage.at
+        usage.requests, usage.tokens = charged
         self._changed(tenant_id, usage)
 
     def used(self, tenant_id: str) -> tuple[float, tuple[float, float]] | None:
@@ -141,6 +185,17 @@ class RateLimits:
                 )
                 usage.tokens = max(usage.tokens, _bounded(usage.tokens + before.tokens, usage.limits.tokens_per_minute))
 
+    def _touch(self, tenant_id: str, limits: Limits) -> Usage:
+        """Return the current usage of a tenant, which is now the most recently active one. limits: if it has none."""
+        usage = self._usages.get(tenant_id)
+        if usage is None:
+            self._forget_idle()
+            usage = self._usages[tenant_id] = self._new_usage(tenant_id, limits)
+            self._restored.pop(tenant_id, None)
+        self._usages.move_to_end(tenant_id)
+        usage.refill(self._clock())
+        return usage
+
     def _new_usage(self, tenant_id: str, limits: Limits) -> Usage:
         """Return the usage of a tenant that has none, or only of an earlier process."""
         now = self._clock()
@@ -168,21 +223,20 @@ class RateLimits:
             if len(self._usages) < MAX_IDLE_TENANTS:
                 return
             tenant_id, usage = self._usages.popitem(last=False)
-            if usage.running:
+            if usage.running or usage.elsewhere:
                 self._usages[tenant_id] = usage
             else:
                 self._changed(tenant_id, usage)
+
+    def _refusal(self, name: str, allowed: str, seconds: int, *, is_shared: bool) -> ApiError:
+        code = f"{name}_exceeded"
+        if is_shared:
+            allowed += ", over all API processes"
+            self.refused_shared[code] += 1
+        message = f"This client has reached its limit {name} ({allowed}). Retry in {seconds} s."
+        return ApiError(429, message, code=code, headers={"Retry-After": str(seconds)})
 
 
 def _bounded(amount: float, limit: float) -> float:
     """Return restored usage, at most as much as a minute and the bucket replenish."""
     return min(amount, max(0.0, 2 * limit - 1))
-
-
-def _refusal(name: str, allowed: str, seconds: int) -> ApiError:
-    return ApiError(
-        429,
-        f"This client has reached its limit {name} ({allowed}). Retry in {seconds} s.",
-        code=f"{name}_exceeded",
-        headers={"Retry-After": str(seconds)},
-    )

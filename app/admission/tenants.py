@@ -54,6 +54,11 @@ class Tenant(TenantLimits, frozen=True, kw_only=True):
         return self.digest[:ID_DIGITS]
 
     @property
+    def has_queue_limit(self) -> bool:
+        """Return whether the number of its waiting requests, or their prompt tokens, have a limit of its own."""
+        return bool(self.max_queue or self.max_queue_tokens)
+
+    @property
     def owner(self) -> str:
         """Return the owner of its streams and of its pages in the prefix cache, which no other owner can use."""
         return self.id

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import count
 
@@ -24,12 +24,14 @@ from app.engine_client.member_counts import ReadyMember
 from app.engine_client.membership import EngineSource, Membership
 from app.engine_client.served_model import ServedModel
 from app.engine_client.service_state import service_state
+from app.engine_client.snapshots import Snapshots
 from app.engine_client.transport import TransportMaker
+from app.engine_client.use_exchange import UseExchange
 from engine.checks import check_request
 from engine.config import EngineConfig
 from engine.ipc import Adopted, LoadProgress, NotFound, StepResult
 from engine.placement import WHOLE_MACHINE, Share
-from engine.types import EngineLoad, ModelInfo, Request, ServiceClass, Snapshot, Vocabulary
+from engine.types import ModelInfo, Request, ServiceClass, Vocabulary
 from engine.worker import Builder
 
 BALANCE_SECONDS = 0.25  # between looks for waiting requests that another engine has a free slot for
@@ -38,8 +40,6 @@ MODEL_REPLACED = "The model was replaced while this answer was being generated, 
 REMOTE_RETRY_SECONDS = 10.0
 
 log = logging.getLogger("carousel.client")
-
-Watcher = Callable[[int, Snapshot, EngineLoad], None]  # called with an engine's number
 
 
 class EngineUnavailable(Exception):
@@ -64,7 +64,6 @@ class EngineClient:
         engine processes' logs. shares: of the machine, one for each engine. remote: source of engines that other
         processes have started; there are no others then.
         """
-        self._watchers: set[Watcher] = set()
         self._changed = asyncio.Event()
         self._is_stopped = False
         self._balance_at = 0.0  # next look for requests that can move to a free engine
@@ -73,6 +72,8 @@ class EngineClient:
         self._config = config
         self._vocabulary: Vocabulary | None = None  # since the first request with a constraint
         self._members: dict[int, EngineMember] = {}
+        self.snapshots = Snapshots(self._members)
+        self.uses = UseExchange(self._members)
         self._numbers = count()  # of members, each used once
         self.is_single = remote is None and len(shares) == 1  # there is always one engine
         self._in_flight = InFlight(has_several=not self.is_single)
@@ -227,22 +228,11 @@ class EngineClient:
         """Yield the requests that wait for a slot, each with the moment since which it waits."""
         return self._in_flight.slot_waits()
 
-    def watch(self, watcher: Watcher) -> None:
-        """Call `watcher` with the engine's number and each snapshot from now on."""
-        for member in self.members if not self._watchers else ():
-            member.watch(True)
-        self._watchers.add(watcher)
-
-    def unwatch(self, watcher: Watcher) -> None:
-        """Stop calling `watcher`; without watchers the engines make no snapshots."""
-        self._watchers.discard(watcher)
-        for member in self.members if not self._watchers else ():
-            member.watch(False)
-
     # Callbacks of members -------------------------------------------------------------------------------------------
 
     def on_step(self, index: int, events: Iterable[ReceivedEvent], result: StepResult) -> Iterator[None]:
         """Pass on the events of a step; yields after each."""
+        self.uses.on_step(index, result)
         for event in events:
             if self._in_flight.handle(event):
                 self._send_waiting()
@@ -252,9 +242,7 @@ class EngineClient:
             self._send_waiting_to([member.as_ready])
         if len(self._members) > 1:
             self._balance()
-        if result.snapshot is not None:
-            for watcher in list(self._watchers):
-                watcher(index, result.snapshot, result.load)
+        self.snapshots.publish(index, result)
 
     def on_adoption(self, index: int, message: Adopted | NotFound) -> None:
         self.adoptions.handle(index, message)
@@ -312,6 +300,7 @@ class EngineClient:
         if any(member.is_ready for member in self.members):
             self._served.note_engine()
         self.adoptions.forget_lost_engines()
+        self.uses.on_change()
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -327,7 +316,7 @@ class EngineClient:
         member = self._make_member(name, self._config, make_engine)
         if self._vocabulary is not None:
             member.use_vocabulary(self._vocabulary)
-        member.watch(bool(self._watchers))
+        member.watch(self.snapshots.are_watched)
         await member.start()
         self.on_change()
 

@@ -15,8 +15,10 @@ from app.admission.body_budget import BodyBudget
 from app.admission.connection_limits import ConnectionLimits
 from app.admission.kept_sessions import KeptSessions
 from app.admission.queues import Admission
+from app.admission.rate_limits import RateLimits
 from app.admission.refused_keys import RefusedKeys
 from app.admission.request_pace import RequestPace
+from app.admission.shared_uses import SharedUses
 from app.conversations.store import ConversationStore
 from app.generation.idempotency import IdempotentRequests
 from app.observe.energy import Energy
@@ -80,6 +82,39 @@ class AdmissionCollector(Collector):
                 rate.add_metric([self._model, service_class.label, unit], drained)
         yield tokens
         yield rate
+
+
+SHARED_LIMIT_CODES = (
+    "requests_per_minute_exceeded",
+    "tokens_per_minute_exceeded",
+    "max_concurrency_exceeded",
+    "queue_quota_exceeded",
+)
+
+
+class SharedUseCollector(Collector):
+    """Reads what is known of the use of limits in other API processes, and the refusals for which it counted."""
+
+    def __init__(self, shared: SharedUses, limits: RateLimits, queues: Admission, model: str) -> None:
+        self._shared = shared
+        self._refused = limits.refused_shared, queues.refused_shared
+        self._model = model
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ("model_name",)
+        text = "Other API processes that have posted the use of limits."
+        processes = GaugeMetricFamily("carousel:limit_sharing_processes", text, labels=labels)
+        processes.add_metric([self._model], self._shared.num_processes)
+        yield processes
+        text = "Tenants whose use of limits they have posted, each counted for each process."
+        tenants = GaugeMetricFamily("carousel:limit_sharing_tenants", text, labels=labels)
+        tenants.add_metric([self._model], self._shared.num_tenants)
+        yield tenants
+        text = "Requests refused by a limit that is used in other API processes too, by error code."
+        refused = CounterMetricFamily("carousel:requests_refused_by_shared_limits", text, labels=(*labels, "code"))
+        for code in SHARED_LIMIT_CODES:
+            refused.add_metric([self._model, code], sum(counts[code] for counts in self._refused))
+        yield refused
 
 
 class MeteringCollector(Collector):

@@ -69,13 +69,13 @@ class LiveFeed:
         self._watchers += 1
         if self._watchers == 1:
             self._before, self._phases = {}, {}
-            self._client.watch(self._take)
+            self._client.snapshots.watch(self._take)
             self._timer = asyncio.get_running_loop().call_later(0, self._check)  # runs when the watcher waits
 
     def _leave(self) -> None:
         self._watchers -= 1
         if not self._watchers:
-            self._client.unwatch(self._take)
+            self._client.snapshots.unwatch(self._take)
             if self._timer is not None:
                 self._timer.cancel()
 

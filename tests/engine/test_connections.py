@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.ipc import Abort, ChannelClosed, EchoRequest, StepResult, UseVocabulary, WatchSnapshots
+from engine.ipc import Abort, ChannelClosed, EchoRequest, PostUse, StepResult, UseVocabulary, WatchSnapshots
+from engine.tenant_uses import TenantUse, UseReport
 from engine.types import EndEvent, FinishReason, Vocabulary
-from tests.engine.api_ends import TurnedWorker, request
+from tests.engine.api_ends import ApiEnd, TurnedWorker, request
 from tests.fakes import text_alone
 
 
@@ -148,3 +149,62 @@ def test_one_api_process_has_one_connection(worker: TurnedWorker):
     first.read()
     assert first.is_closed
     assert first.tokens("r")[:4] + second.tokens("r") == text_alone([1, 2], 0, 60)
+
+
+def uses_of(end: ApiEnd) -> list[tuple[str, int]]:
+    """Return the processes and numbers of the uses that have arrived since the last call."""
+    reports = [message.uses for message in end.read() if isinstance(message, StepResult) and message.uses is not None]
+    return [(each.process, each.use.number) for report in reports for each in report.uses]
+
+
+def test_uses_of_limits_are_passed_on_to_the_other_connections(worker: TurnedWorker):
+    """By an idle engine too, and to later connections; each is told of processes that are gone."""
+    first, second = worker.connect("a"), worker.connect("b")
+    worker.turn()
+    first.send(PostUse((TenantUse("t", 0, 1, choices=1),)))
+    worker.now -= 0.25  # no time passes, after which anything would be sent
+    worker.turn()
+    assert uses_of(first) == [] and uses_of(second) == [("a", 1)]
+    worker.turn(2)
+    assert uses_of(second) == []
+    third = worker.connect("c")
+    worker.turn()
+    assert uses_of(third) == [("a", 1)]
+    first.socket.close()
+    worker.turn(2)
+    [gone] = [message.uses for message in second.read() if isinstance(message, StepResult) and message.uses is not None]
+    assert gone == UseReport((), ("a",))
+    late = worker.connect("d")
+    worker.turn()
+    assert uses_of(late) == []
+
+
+def test_a_process_that_connects_again_is_not_gone(worker: TurnedWorker):
+    """Its earlier connection, which it replaces, is closed a turn later."""
+    worker.connect("a").send(PostUse((TenantUse("t", 0, 1),)))
+    other = worker.connect("b")
+    worker.turn()
+    again = worker.connect("a")
+    worker.turn(2)
+    again.send(PostUse((TenantUse("t", 0, 2),)))
+    worker.turn()
+    other.read()
+    reports = [message.uses for message in other.messages if isinstance(message, StepResult) and message.uses]
+    assert [(report.gone, [each.use.number for each in report.uses]) for report in reports] == [((), [1]), ((), [2])]
+
+
+def test_uses_wait_for_a_connection_that_does_not_read(worker: TurnedWorker):
+    """It is then sent the newest only; steps go on, and the worker does not turn in vain meanwhile."""
+    first, silent = worker.connect("a"), worker.connect("silent")
+    worker.turn()
+    blocked = worker.connections.all[1]
+    blocked._pending += b"x"  # as if the socket had not taken everything
+    monkeypatched, blocked.flush = blocked.flush, lambda: None  # type: ignore[method-assign]
+    for number in range(1, 50):
+        first.send(PostUse((TenantUse("t", 0, number),)))
+        worker.turn()
+    assert not worker.connections.has_unsent
+    blocked._pending.clear()
+    blocked.flush = monkeypatched  # type: ignore[method-assign]
+    worker.turn()
+    assert uses_of(silent) == [("a", 49)]

@@ -533,7 +533,7 @@ async def test_watchers_see_the_next_engine(immediate_restart):
     """The subscription need not be renewed."""
     crash_injector, seen = CrashInjector(steps=[8]), []
     async with client_with_crashes(crash_injector) as client:
-        client.watch(lambda index, snapshot, load: seen.append(restarts(client)))
+        client.snapshots.watch(lambda index, snapshot, load: seen.append(restarts(client)))
         await follow(client, request("a", 30))
         async with asyncio.timeout(HANG_SECONDS):
             while 1 not in seen:

@@ -46,6 +46,9 @@ NOT_SHOWN: dict[str, str] = {
     "carousel:rows_without_mask": "it is for an alert: it is near 0 unless formats are hostile",
     "carousel:trials": "it is for an alert: it is 0 unless engines die",
     "carousel:trial_pause_seconds": "it is for a look at the cost of trials",
+    "carousel:limit_sharing_processes": "it is for a look at whether API processes share limits",
+    "carousel:limit_sharing_tenants": "it is for a look at whether API processes share limits",
+    "carousel:requests_refused_by_shared_limits": "these are among the refused requests",
     "carousel:keys_refused": "it is for an alert, not for the picture of the load",
 }
 

@@ -20,13 +20,8 @@ class FakeClient:
     def __init__(self, *phases: EngineState) -> None:
         """phases: of its engines, by default a ready one."""
         self.watchers: list = []
+        self.snapshots = SimpleNamespace(watch=self.watchers.append, unwatch=self.watchers.remove)
         self.members = [SimpleNamespace(index=i, phase=phase) for i, phase in enumerate(phases or (EngineState.READY,))]
-
-    def watch(self, watcher) -> None:
-        self.watchers.append(watcher)
-
-    def unwatch(self, watcher) -> None:
-        self.watchers.remove(watcher)
 
 
 async def test_one_snapshot_is_encoded_once_for_all_watchers(monkeypatch):

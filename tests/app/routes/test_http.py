@@ -642,7 +642,7 @@ def test_a_burst_that_fits_the_slots_is_admitted():
                 for _ in range(CONFIG.max_num_seqs)
             ]
             assert [one.result().status_code for one in responses] == CONFIG.max_num_seqs * [200]
-        assert client.app.state.service._running == 0
+        assert client.app.state.service.counts.running == 0
 
 
 def test_a_full_server_responds_with_retry_after():
