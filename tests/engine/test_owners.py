@@ -218,7 +218,7 @@ def test_the_end_of_a_request_can_be_adopted_within_the_grace(worker: TurnedWork
 @pytest.mark.parametrize("ends_first", [False, True])
 @pytest.mark.parametrize("name", ["r", "key"])
 def test_an_ended_request_that_was_adopted_is_held_for_the_grace(worker: TurnedWorker, name: str, ends_first: bool):
-    """So that the process that had it, started again, leaves it to the one that has adopted it. Others learn nothing."""
+    """So that the process that had it, started again, leaves it to the adopter. Others learn nothing."""
     first, one = worker.connect("a"), worker.connect("b")
     first.submit(request("r", 12, note=b"n", alias="key", cache_salt="anna"))
     worker.turn_until(lambda: first.end("r") if ends_first else len(first.tokens("r")) >= 4)
