@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from typing import cast
 
 import msgspec
@@ -29,7 +28,7 @@ from app.store.entries import Entry, Note, Saved, Token
 log = logging.getLogger("carousel.adoption")
 
 # A process that was killed has lost its requests once engines notice its closed connections, within a step.
-HELD_SECONDS, POLL_SECONDS = 1.0, 0.1
+HELD_SECONDS = 1.0
 
 
 class Adopter:
@@ -54,17 +53,12 @@ class Adopter:
         await asyncio.shield(begun[1])  # an answer that was adopted goes on, also if its client has left meanwhile
 
     async def _adopt(self, name: str, owner: str) -> None:
-        client, ends_at = self._service.client, time.monotonic() + HELD_SECONDS
-        if self._service.siblings is not None:
-            ends_at = 0.0  # the sibling that has it is asked at once
-        while True:
-            try:
-                found = await client.adoptions.adopt(name, owner)
-                break
-            except HeldElsewhere:
-                if time.monotonic() >= ends_at:
-                    raise _held_elsewhere() from None
-            await asyncio.sleep(POLL_SECONDS)
+        client = self._service.client
+        seconds = HELD_SECONDS if self._service.siblings is None else 0.0  # the sibling that has it is asked at once
+        try:
+            found = await client.adoptions.adopt(name, owner, seconds)
+        except HeldElsewhere:
+            raise _held_elsewhere() from None
         if found is None:
             return
         try:

@@ -7,6 +7,7 @@ API process whose client asks for it.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 
 from msgspec.structs import replace
@@ -16,6 +17,8 @@ from app.engine_client.in_flight_request import Sink
 from app.engine_client.member import EngineMember, EngineState
 from engine.ipc import Abort, Adopt, Adopted, Forget, NotFound
 from engine.types import Event, Request
+
+POLL_SECONDS = 0.1  # between questions for a request that another process has
 
 
 class HeldElsewhere(Exception):
@@ -72,11 +75,21 @@ class Adoptions:
         self._in_flight = in_flight
         self._questions: dict[str, _Question] = {}
 
-    async def adopt(self, name: str, cache_salt: str) -> AdoptedRequest | None:
+    async def adopt(self, name: str, cache_salt: str, seconds: float = 0.0) -> AdoptedRequest | None:
         """Take over the request with an ID or alias that another API process has lost; None if no engine has it.
 
-        Raises `HeldElsewhere` if the other process has not lost it.
+        seconds: for which it is asked for again. Raises `HeldElsewhere` if the other process has not lost it then.
         """
+        ends_at = time.monotonic() + seconds
+        while True:
+            try:
+                return await self._ask(name, cache_salt)
+            except HeldElsewhere:
+                if time.monotonic() >= ends_at:
+                    raise
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def _ask(self, name: str, cache_salt: str) -> AdoptedRequest | None:
         assert name not in self._questions
         question = self._questions[name] = _Question(self._with_engine)
         try:
