@@ -28,7 +28,7 @@ def open_store(settings: Settings, listener: Listener, index: int = 0) -> StateF
     if settings.store is not None:
         if not settings.store:
             raise SettingsError("store must be the path of a file or none, got an empty text")
-        return _open(process_file(Path(settings.store), index), settings, listener)
+        return _open(Path(settings.store), index, settings, listener)
     if listener.known_port is None:
         return None
     advice = "--store FILE names another file, and --store none keeps nothing without this warning"
@@ -38,18 +38,20 @@ def open_store(settings: Settings, listener: Listener, index: int = 0) -> StateF
     from app.store.database import StoreUnavailable  # imported only if used: SQLite
 
     try:
-        return _open(process_file(path, index), settings, listener)
+        return _open(path, index, settings, listener)
     except StoreUnavailable as error:
         log.warning("nothing is kept over a restart: %s; %s", error, advice)
         return None
 
 
-def _open(path: Path, settings: Settings, listener: Listener) -> StateFile:
+def _open(path: Path, index: int, settings: Settings, listener: Listener) -> StateFile:
     from app.store.state_file import StateFile  # imported only if used: SQLite
 
+    files = [process_file(path, number) for number in range(settings.api_processes)]
     return StateFile(
-        path,
+        files[index],
         waits=listener.accepts_when_loaded,
         max_days=settings.store_days,
         record_bytes=max(1, settings.store_size // settings.api_processes),
+        others=files[:index] + files[index + 1 :],
     )

@@ -7,6 +7,7 @@ API process whose client asks for it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Mapping
 
@@ -74,6 +75,7 @@ class Adoptions:
         self._members = members
         self._in_flight = in_flight
         self._questions: dict[str, _Question] = {}
+        self._changed = asyncio.Event()
 
     async def adopt(self, name: str, cache_salt: str, seconds: float = 0.0) -> AdoptedRequest | None:
         """Take over the request with an ID or alias that another API process has lost; None if no engine has it.
@@ -103,6 +105,20 @@ class Adoptions:
             raise HeldElsewhere
         return found
 
+    async def connected(self, seconds: float) -> None:
+        """Wait until all engines can be asked, for some seconds at most."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self._with_engine != self._members.keys():
+                    await self._changed.wait()
+
+    def give_up(self, request_id: str) -> None:
+        """End a request that was adopted, and let nothing know it: its former process goes on with it from a store."""
+        if (state := self._in_flight.get(request_id)) is not None and state.member is not None:
+            state.abort(None)
+            self._members[state.member].abort(request_id, moves=True)
+        self.forget(request_id)
+
     def forget(self, request_id: str) -> None:
         """Let no API process adopt a request that has ended."""
         for index in self._with_engine:
@@ -125,8 +141,10 @@ class Adoptions:
             self._in_flight.adopt(adopted.request, adopted, index)
             question.answer.set_result(adopted)
 
-    def forget_lost_engines(self) -> None:
-        """Expect no answer from engines that are lost."""
+    def on_change(self) -> None:
+        """Expect no answer from engines that are lost, and note those that have come."""
+        self._changed.set()
+        self._changed = asyncio.Event()
         for question in self._questions.values():
             question.members &= self._with_engine
             question.settle()
