@@ -259,8 +259,9 @@ async def test_an_answer_is_not_adopted_by_the_process_that_restores_it(machine:
         stream = await process.begin()
     async with machine.process() as process:
         process.service.registry.awaited.add(stream)
-        answer = await process.http.get(f"/v1/streams/{stream}")
-        assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
+        for path in ("streams", "requests"):
+            answer = await process.http.get(f"/v1/{path}/{stream}")
+            assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
         assert await (await process.restored()).text(stream) == alone
     assert machine.computed == LENGTH
 
