@@ -29,7 +29,11 @@ from app.store.entries import Entry, Note, Saved, Token
 log = logging.getLogger("carousel.adoption")
 
 # A process that was killed has lost its requests once engines notice its closed connections, within a step.
-HELD_SECONDS, POLL_SECONDS = 1.0, 0.1
+HELD_SECONDS = 1.0
+
+
+class _LacksContext(Exception):
+    """Only the process that has lost an answer can store it, as only its store has what the answer continues."""
 
 
 class Adopter:
@@ -44,8 +48,8 @@ class Adopter:
 
         Raises `ApiError` (503) if another API process has it.
         """
-        if not self._service.client.adoptions.is_possible:
-            return
+        if not self._service.client.adoptions.is_possible or name in self._service.registry.awaited:
+            return  # `recovery` asks for an answer of this process itself
         while (begun := self._tasks.get(name)) is not None and begun[0] != owner:
             await asyncio.wait((begun[1],))
         if begun is None:
@@ -54,21 +58,19 @@ class Adopter:
         await asyncio.shield(begun[1])  # an answer that was adopted goes on, also if its client has left meanwhile
 
     async def _adopt(self, name: str, owner: str) -> None:
-        client, ends_at = self._service.client, time.monotonic() + HELD_SECONDS
-        if self._service.siblings is not None:
-            ends_at = 0.0  # the sibling that has it is asked at once
-        while True:
-            try:
-                found = await client.adoptions.adopt(name, owner)
-                break
-            except HeldElsewhere:
-                if time.monotonic() >= ends_at:
-                    raise _held_elsewhere() from None
-            await asyncio.sleep(POLL_SECONDS)
+        client = self._service.client
+        seconds = HELD_SECONDS if self._service.siblings is None else 0.0  # the sibling that has it is asked at once
+        try:
+            found = await client.adoptions.adopt(name, owner, seconds)
+        except HeldElsewhere:
+            raise _held_elsewhere() from None
         if found is None:
             return
         try:
             is_continued = await self._continue(found)
+        except _LacksContext:
+            client.adoptions.give_up(found.request.id)
+            raise _held_elsewhere() from None
         except Exception:
             log.exception("the answer %s of another API process could not be continued", found.request.id)
             is_continued = False
@@ -82,10 +84,13 @@ class Adopter:
         tenant = note.tenant(service.settings)
         if tenant is None or note.vocabulary != service.text.digest:  # its key was revoked, or it is another text here
             return False
-        entry = Entry.of(msgspec.structs.replace(request, output_so_far={}), note)
+        entry = Entry.of(msgspec.structs.replace(request, output_so_far={}), note, adopted_at=time.time())
         saved = Saved(entry, None, 1, [Token(0, token, None) for token in found.output])
         restored = await restore(service, saved, tenant, _complete)
         generation = restored.generation
+        has_stores = service.siblings is not None and service.state_file is not None
+        if restored.missing is not None and restored.parsed.is_stored and has_stores:
+            raise _LacksContext
         if service.registry.get_any_owner(request.id) is not None:  # adopted by its other name meanwhile
             return False
         sink: Sink = generation.handle_event

@@ -1,55 +1,144 @@
 """Recovery: continues the answers of an earlier process from the journal (`app.restoring`).
 
-An unfinished answer goes to the engine with its output so far, as after the death of an engine, and is stored at its
-end like any other.
+An unfinished answer that an engine still computes goes on there. One that no engine knows goes to an engine with its
+output so far, as after the death of an engine. Both are stored at their end like any other. One that another API
+process has adopted meanwhile is dropped here (docs/decisions/0062).
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import cast
 
 import msgspec
 
 from app.admission.tenants import Tenant
+from app.engine_client.adoption import AdoptedRequest, HeldElsewhere
+from app.engine_client.in_flight_request import Sink
 from app.generation.generation import Generation
 from app.generation.request import Observer
 from app.protocols.common import TextRequest
 from app.protocols.responses import ResponsesRequest
-from app.restoring import replay, restore
+from app.restoring import TOKENS_PER_TURN, replay, restore
 from app.routes.stored_context import complete_prompt
-from app.routes.stored_restore import restored_observer
+from app.routes.stored_restore import drop_elsewhere, restored_observer
 from app.routes.text import Arrived
 from app.service import Service
 from app.store.entries import Saved
 from app.store.journal import MAX_STARTS, Journal
 from app.streams.stream_log import Failure
+from engine.orphans import has_known_order
+from engine.types import TokenEvent
 
 log = logging.getLogger("carousel.recovery")
 
 RESTARTED = "server_restarted"
+CONNECT_SECONDS = 2.0  # for the connections to all engines, one of which may compute an answer
+# An engine may not have noticed yet that the earlier process has gone, and a process that has just adopted an answer
+# may give it up.
+HELD_SECONDS = 1.0
+MAX_QUESTIONS = 16  # at once: an engine answers each with up to a MiB
 
 
-async def recover(service: Service, journal: Journal, found: Sequence[Saved]) -> None:
+async def recover(service: Service, journal: Journal, found: Sequence[Saved], elsewhere: Collection[str] = ()) -> None:
     """Restore the answers of an earlier process, the oldest first. Until each is restored, its readers are told to
     retry, and new requests wait.
+
+    elsewhere: IDs of answers that other API processes have adopted, according to their stores.
     """
-    continued = 0
-    for saved in found:
-        stream_id = saved.entry.request.id
+    mine = [saved for saved in found if saved.entry.request.id not in elsewhere]
+    reclaimed = await _reclaim(service, mine)
+    continued = dropped = 0
+    for saved in sorted(found, key=lambda saved: saved.entry.request.id in reclaimed.held):  # asked for again, last
+        stream_id, given = saved.entry.request.id, reclaimed.given.pop(saved.entry.request.id, None)
+        is_continued, is_elsewhere = False, stream_id in elsewhere
         try:
-            continued += await _restore(service, journal, saved)
+            if stream_id in reclaimed.held:
+                given, is_elsewhere = await _ask(service, saved, reclaimed.seconds_left)
+            if is_elsewhere:
+                dropped += 1
+                await _drop(service, journal, saved)
+            else:
+                is_continued = await _restore(service, journal, saved, given)
         except Exception:
             log.exception("the answer %s of an earlier process could not be restored", stream_id)
             journal.keep(saved)
             journal.forget(stream_id)
         finally:
+            if given is not None and not is_continued:
+                service.client.abort(stream_id)
             service.registry.awaited.discard(stream_id)
+        continued += is_continued
     if found:
-        log.warning("%d answers of an earlier process are kept, and %d continue", len(found) - continued, continued)
+        kept = len(found) - continued - dropped
+        log.warning("%d answers of an earlier process are kept, and %d continue", kept, continued)
+    if dropped:
+        log.warning("%d answers of an earlier process go on in other API processes", dropped)
+
+
+class _Reclaimed:
+    """Answers of engines to the questions for unfinished answers."""
+
+    def __init__(self) -> None:
+        self.given: dict[str, AdoptedRequest] = {}  # by ID; their events wait
+        self.held: set[str] = set()  # IDs of those that another process has
+        self._ends_at = time.monotonic() + HELD_SECONDS
+
+    @property
+    def seconds_left(self) -> float:
+        """Return the seconds for which a held answer is asked for again."""
+        return self._ends_at - time.monotonic()
+
+
+async def _reclaim(service: Service, found: Sequence[Saved]) -> _Reclaimed:
+    """Ask the engines for the unfinished answers, before anything is sent to them."""
+    reclaimed = _Reclaimed()
+    asked = [saved for saved in found if _is_computed_on(service, saved)]
+    if not (asked and service.client.adoptions.is_possible):
+        return reclaimed
+    await service.client.adoptions.connected(CONNECT_SECONDS)
+    places = asyncio.Semaphore(MAX_QUESTIONS)
+
+    async def ask(saved: Saved) -> None:
+        async with places:
+            given, is_held = await _ask(service, saved)
+        if is_held:
+            reclaimed.held.add(saved.entry.request.id)
+        elif given is not None:
+            reclaimed.given[saved.entry.request.id] = given
+
+    await asyncio.gather(*map(ask, asked))
+    return reclaimed
+
+
+async def _ask(service: Service, saved: Saved, seconds: float = 0.0) -> tuple[AdoptedRequest | None, bool]:
+    """Return an unfinished answer that an engine has gone on with, and whether another process has it, after some
+    seconds at most.
+    """
+    try:
+        return await service.client.adoptions.adopt(saved.entry.request.id, saved.entry.note.owner, seconds), False
+    except HeldElsewhere:
+        return None, True
+
+
+def _is_computed_on(service: Service, saved: Saved) -> bool:
+    """Return whether an engine may have gone on with an answer, for this process or another one."""
+    note = saved.entry.note
+    if saved.end is not None or note.tenant(service.settings) is None or note.vocabulary != service.text.digest:
+        return False
+    return has_known_order(saved.entry.request) and not any(token.finish for token in saved.tokens)
+
+
+async def _drop(service: Service, journal: Journal, saved: Saved) -> None:
+    """Forget an answer that another process has, with its stored record: requests for it are forwarded there."""
+    journal.keep(saved)
+    journal.forget(saved.entry.request.id)
+    await drop_elsewhere(service, saved.entry.request.id, saved.entry.note.owner)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +152,8 @@ class _Recovered:
     failure: Failure | None
 
 
-async def _restore(service: Service, journal: Journal, saved: Saved) -> bool:
-    """Restore one answer. Returns whether it continues."""
+async def _restore(service: Service, journal: Journal, saved: Saved, given: AdoptedRequest | None) -> bool:
+    """Restore one answer. given: by an engine that has gone on with it. Returns whether it continues."""
     entry = saved.entry
     tenant = entry.note.tenant(service.settings)
     is_other_text = entry.note.vocabulary != service.text.digest
@@ -75,7 +164,7 @@ async def _restore(service: Service, journal: Journal, saved: Saved) -> bool:
     recovered = await _recovered(service, saved, tenant)
     await replay(recovered.generation, saved)
     if not (_is_whole(saved, recovered.generation) or recovered.generation.log.is_closed):
-        return _continue(service, journal, recovered)
+        return await _continue(service, journal, recovered, given)
     _finish(service, journal, recovered)
     return False
 
@@ -108,27 +197,43 @@ def _is_whole(saved: Saved, generation: Generation) -> bool:
     return usage is None or usage.completion_tokens == generation.completion_tokens
 
 
-def _continue(service: Service, journal: Journal, recovered: _Recovered) -> bool:
-    """Send an unfinished answer to the engine. Returns whether it was sent."""
+async def _continue(service: Service, journal: Journal, recovered: _Recovered, given: AdoptedRequest | None) -> bool:
+    """Go on with an unfinished answer where an engine has it, or send it to one. Returns whether it continues."""
     saved, generation = recovered.saved, recovered.generation
-    failure = recovered.failure or _reason_against(service, saved)
+    failure = recovered.failure or _reason_against(service, saved, given)
     if failure is not None:
         generation.end_as(failure)
         _finish(service, journal, recovered)
         journal.end(generation.log)
         return False
-    output = {choice: saved.output(choice) for choice in generation.unfinished}
-    has_output = len(output) < generation.num_choices or any(output.values())
-    request = msgspec.structs.replace(generation.request, output_so_far=output if has_output else {})
-    generation.request = service.noted(request, saved.entry.note)
     sink = journal.take_up(saved, generation.handle_event, is_exact=service.info.is_exact)
-    service.submit(generation, sink, recovered.tenant, recovered.observer)
+    if given is not None:
+        service.register(generation, recovered.tenant, recovered.observer)
+        await _catch_up(saved, given, sink)
+    else:
+        output = {choice: saved.output(choice) for choice in generation.unfinished}
+        has_output = len(output) < generation.num_choices or any(output.values())
+        request = msgspec.structs.replace(generation.request, output_so_far=output if has_output else {})
+        generation.request = service.noted(request, saved.entry.note)
+        service.submit(generation, sink, recovered.tenant, recovered.observer)
     generation.on_reader_left()  # starts the time for which it continues without a reader
     return True
 
 
-def _reason_against(service: Service, saved: Saved) -> Failure | None:
+async def _catch_up(saved: Saved, given: AdoptedRequest, sink: Sink) -> None:
+    """Pass the tokens on that the store lacks, and then the events that have arrived since, and later ones."""
+    tokens = iter(given.output[len(saved.tokens) :])
+    while batch := list(islice(tokens, TOKENS_PER_TURN)):
+        for token in batch:
+            sink(TokenEvent(given.request.id, 0, token))
+        await asyncio.sleep(0)
+    given.release(sink)
+
+
+def _reason_against(service: Service, saved: Saved, given: AdoptedRequest | None) -> Failure | None:
     """Return why an answer cannot be continued; None if it can."""
+    if given is not None and given.output[: len(saved.tokens)] != saved.output(0):
+        return Failure("The engine has other tokens of the answer than the restarted server.", RESTARTED, None)
     if saved.entry.note.fingerprint != service.info.fingerprint:
         return Failure("The server was restarted with another model before the answer was complete.", RESTARTED, None)
     if saved.starts >= MAX_STARTS:

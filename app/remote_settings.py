@@ -61,7 +61,7 @@ class RemoteSettings(msgspec.Struct, frozen=True, kw_only=True):
         Option(
             "Network",
             "processes on this machine that serve the port together and share the engines, where one is busy with "
-            "connections and texts; above 1 nothing is kept over a restart, as with --store none",
+            "connections and texts; each has a store of its own",
             bounds=(between(1, MAX_API_PROCESSES),),
         ),
     ] = 1
@@ -149,10 +149,5 @@ def is_service_name(text: str) -> bool:
 def check_api_processes(values: Mapping[str, Any]) -> None:
     """Raise `ConfigError` for options that several API processes cannot honour together. values: of given options."""
     count = values.get("api_processes") or 1
-    if count > 1 and values.get("store") not in (None, "none"):
-        raise ConfigError(
-            f"store cannot be combined with api_processes ({count}): a store belongs to one API process; leave it out, "
-            "or serve with one process"
-        )
     if count > 1 and values.get("reuse_port"):
         raise ConfigError(f"reuse_port cannot be combined with api_processes ({count}), which share one socket")

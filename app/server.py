@@ -262,7 +262,7 @@ async def _recover(service: Service, found: Found | None) -> None:
             log.error("the answers of the server before are lost, and nothing is kept over a restart: %s", error)
         service.registry.has_predecessor = service.sessions.has_predecessor = False
     if found is not None:
-        await recover(service, state_file.journal, found.answers)
+        await recover(service, state_file.journal, found.answers, found.elsewhere)
         await end_lost(service, found.records)
         await restore_sessions(service, found.sessions)
 

@@ -289,8 +289,8 @@ class Settings(RemoteSettings, frozen=True, kw_only=True, dict=True):  # dict: f
         str | None,
         Option(
             RECOVERY,
-            "SQLite file from which a server that is started again continues; it has texts of users; none: nothing is "
-            "kept",
+            "SQLite file from which a server that is started again continues; it has texts of users; further API "
+            "processes have files beside it, with -api1, -api2, ... in their names; none: nothing is kept",
             "store-PORT.db in $STATE_DIRECTORY, $XDG_STATE_HOME/carousel or ~/.local/state/carousel; none with --port "
             "0, as no later server would find it",
         ),
@@ -307,8 +307,9 @@ class Settings(RemoteSettings, frozen=True, kw_only=True, dict=True):  # dict: f
         int,
         Option(
             RECOVERY,
-            "maximum bytes of the responses, conversations and chat completions in the store; beyond it the "
-            "key, or without keys the address, with the most loses its oldest",
+            "maximum bytes of the responses, conversations and chat completions in the store, or in those of all API "
+            "processes, which get equal parts; beyond it the key, or without keys the address, with the most loses its "
+            "oldest",
             bounds=(at_least(1),),
         ),
     ] = 1 << 30

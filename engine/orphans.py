@@ -12,11 +12,16 @@ def has_logprobs(request: Request) -> bool:
     return request.sampling.logprobs is not None or request.sampling.prompt_logprobs is not None
 
 
-def can_be_adopted(request: Request) -> bool:
-    """Return whether another API process can make a request's stream from its note and tokens. Of several choices, the
-    order of tokens and those that had ended are not kept.
+def has_known_order(request: Request) -> bool:
+    """Return whether a request's stream follows from its tokens. Of several choices, the order of tokens and those that
+    had ended are not kept, and neither are log-probabilities.
     """
-    return bool(request.note) and request.n == 1 and not has_logprobs(request)
+    return request.n == 1 and not has_logprobs(request)
+
+
+def can_be_adopted(request: Request) -> bool:
+    """Return whether another API process can make a request's stream from its note and tokens."""
+    return bool(request.note) and has_known_order(request)
 
 
 class Orphan:

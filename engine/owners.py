@@ -116,6 +116,7 @@ class Owners:
             self._continue(orphan, connection, events)
         else:
             connection.events += events
+            self._give_ended(orphan, connection.process)
 
     def forget(self, request_id: str) -> None:
         """Let no process adopt a request that has ended."""
@@ -211,4 +212,12 @@ class Owners:
         ended = Orphan(choice.request, output, process, self._clock() + self._grace_seconds)
         ended.events.append(end)
         ended.is_held = True
+        self._ended.add(ended)
+
+    def _give_ended(self, ended: Orphan, process: str) -> None:
+        """Keep an ended request for the process that has adopted it, as if that one had computed it."""
+        if self._orphans.pop(ended.request.id, None) is not None:
+            self._forget_alias(ended.request.id)
+        ended.process, ended.is_held = process, True
+        ended.expires_at = self._clock() + self._grace_seconds
         self._ended.add(ended)

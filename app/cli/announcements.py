@@ -9,6 +9,7 @@ from pathlib import Path
 from app.admission.keys_file import is_exposed
 from app.http.security import is_loopback
 from app.settings import Settings
+from app.store.location import NO_STORE, default_file, files_of_processes
 
 log = logging.getLogger("carousel")
 
@@ -29,8 +30,9 @@ def ready_line(url: str, description: str) -> str:
     return f"Ready: {url}  ({description})"
 
 
-def warn(settings: Settings) -> None:
-    """Log the dangers of settings."""
+def warn(settings: Settings, known_port: int | None) -> None:
+    """Log the dangers of settings. known_port: see `Listener`."""
+    _warn_of_unused_stores(settings, known_port)
     if settings.model_warning:
         log.warning("%s", settings.model_warning)
     if not (settings.requires_keys or is_loopback(settings.host)):
@@ -39,3 +41,15 @@ def warn(settings: Settings) -> None:
         log.warning("other users may read or write the keys file %s; run chmod 600 on it", settings.keys_file)
     if "*" in settings.allowed_origins and not settings.requires_keys:
         log.warning("any web page in a browser that can reach this server may use it; --allowed-origins restricts that")
+
+
+def _warn_of_unused_stores(settings: Settings, known_port: int | None) -> None:
+    """Name the stores of API processes that this service does not have, as it had more of them before."""
+    if settings.store is not None:
+        path = Path(settings.store) if settings.store not in ("", NO_STORE) else None
+    else:
+        path = default_file(known_port) if known_port is not None else None
+    if path is None or not (unused := files_of_processes(path, settings.api_processes)):
+        return
+    message = "answers in %s cannot be reached, as this service had more API processes before; use --api-processes %d"
+    log.warning(message, ", ".join(map(str, unused.values())), max(unused) + 1)

@@ -63,9 +63,9 @@ class Listener:
         return cls(_bind(host, port, reuse_port=reuse_port), origin, is_port_chosen=port != 0)
 
     @classmethod
-    def of_several(cls, sock: socket.socket, *, replaces: bool) -> Listener:
+    def of_several(cls, sock: socket.socket, *, replaces: bool, is_port_chosen: bool) -> Listener:
         """Return the listening socket of several API processes. replaces: this process replaces another one."""
-        return cls(sock, Origin.REJOINED if replaces else Origin.COMMON, is_port_chosen=False)
+        return cls(sock, Origin.REJOINED if replaces else Origin.COMMON, is_port_chosen=is_port_chosen)
 
     @property
     def accepts_when_loaded(self) -> bool:

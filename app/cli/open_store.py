@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from app.cli.listener import Listener
 from app.settings import Settings, SettingsError
-from app.store.location import NO_STORE, default_file
+from app.store.location import NO_STORE, default_file, process_file
 
 if TYPE_CHECKING:
     from app.store.state_file import StateFile
@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("carousel.store")
 
 
-def open_store(settings: Settings, listener: Listener) -> StateFile | None:
-    """Return the store; None if nothing is to be kept. Raises `SettingsError` for a file that cannot be used, unless it
-    is the default one and there is no place for it: then nothing is kept, and the log has a warning.
+def open_store(settings: Settings, listener: Listener, index: int = 0) -> StateFile | None:
+    """Return the store of an API process by its number; None if nothing is to be kept. Raises `SettingsError` for a
+    file that cannot be used, unless it is the default one and there is no place for it: then nothing is kept, and the
+    log has a warning.
 
     A server that takes over from another one waits for the other's store.
     """
@@ -27,7 +28,7 @@ def open_store(settings: Settings, listener: Listener) -> StateFile | None:
     if settings.store is not None:
         if not settings.store:
             raise SettingsError("store must be the path of a file or none, got an empty text")
-        return _open(Path(settings.store), settings, listener)
+        return _open(Path(settings.store), index, settings, listener)
     if listener.known_port is None:
         return None
     advice = "--store FILE names another file, and --store none keeps nothing without this warning"
@@ -37,18 +38,20 @@ def open_store(settings: Settings, listener: Listener) -> StateFile | None:
     from app.store.database import StoreUnavailable  # imported only if used: SQLite
 
     try:
-        return _open(path, settings, listener)
+        return _open(path, index, settings, listener)
     except StoreUnavailable as error:
         log.warning("nothing is kept over a restart: %s; %s", error, advice)
         return None
 
 
-def _open(path: Path, settings: Settings, listener: Listener) -> StateFile:
+def _open(path: Path, index: int, settings: Settings, listener: Listener) -> StateFile:
     from app.store.state_file import StateFile  # imported only if used: SQLite
 
+    files = [process_file(path, number) for number in range(settings.api_processes)]
     return StateFile(
-        path,
+        files[index],
         waits=listener.accepts_when_loaded,
         max_days=settings.store_days,
-        record_bytes=settings.store_size,
+        record_bytes=max(1, settings.store_size // settings.api_processes),
+        others=files[:index] + files[index + 1 :],
     )

@@ -79,7 +79,7 @@ def run(
     except (TokenizerError, InvalidTemplate, OSError) as error:
         logs.write_plain(f"carousel: {error}")
         return 1
-    state_file = open_store(settings, listener) if child is None else None
+    state_file = open_store(settings, listener, child.index if child is not None else 0)
     start_tokenizer_threads(text)
     sys.setswitchinterval(SWITCH_SECONDS)
     limit_malloc_cache()
@@ -135,7 +135,8 @@ def spare_loaded_objects() -> None:
 def _listener(settings: Settings, child: ApiChild | None) -> Listener:
     """Return the listening socket, or the one of all API processes. Raises `OSError`."""
     if child is not None:
-        return Listener.of_several(socket.socket(fileno=child.listen), replaces=child.replaces)
+        sock = socket.socket(fileno=child.listen)
+        return Listener.of_several(sock, replaces=child.replaces, is_port_chosen=child.is_port_chosen)
     return Listener.create(settings.host, settings.port, reuse_port=settings.reuse_port, environment=os.environ)
 
 
@@ -146,7 +147,7 @@ async def _run(
     url = url_of(server.listener.sock, settings)
     if child is None:
         logs.write_plain(starting_line(url, settings))
-        warn(settings)
+        warn(settings, server.listener.known_port)
     serving = asyncio.create_task(server.serve(sockets=[server.listener.sock]))
     server.service.grammars.start()
     loading = asyncio.create_task(_show_loading(server, manager, url, logs, child))

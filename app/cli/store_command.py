@@ -16,7 +16,7 @@ from pathlib import Path
 
 from app.settings import Settings
 from app.store.database import BUSY_SECONDS, SCHEMA_VERSION, StoreError, check, read_only
-from app.store.location import default_file
+from app.store.location import default_file, files_of_processes
 from app.store.part import OwnerUsage
 from app.store.parts import PARTS
 from app.store.pruning import DAY_SECONDS, remove_batch
@@ -37,15 +37,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     export = commands.add_parser("export", help="print all records, one JSON object a line, with texts of users")
     port = next(option.default for option in declared_options(Settings) if option.key == "port")
     for command in (show, prune, export):
-        command.add_argument("file", type=Path, nargs="?", help="default: the store of the server at --port")
+        stores = "default: the store of the server at --port, or those of its API processes"
+        command.add_argument("file", type=Path, nargs="?", help=stores)
         command.add_argument("--port", type=int, default=int(port), help="port of a server; default: %(default)s")
 
 
 def run(options: argparse.Namespace) -> Iterator[str]:
     """Execute the subcommand, and yield the lines that it prints. Raises `StoreError`."""
-    path: Path | None = options.file or default_file(options.port)
-    if path is None:
+    if options.file is not None:
+        yield from _run_on(options.file, options)
+        return
+    if (path := default_file(options.port)) is None:
         raise StoreError("there is no home folder; name the file")
+    for each in files_of_processes(path).values() or (path,):
+        yield from _run_on(each, options)
+
+
+def _run_on(path: Path, options: argparse.Namespace) -> Iterator[str]:
     if not path.is_file():
         raise StoreError(f"store: {path}: there is no such file")
     try:

@@ -33,7 +33,8 @@ class ApiChild(msgspec.Struct, frozen=True, kw_only=True):
 
     flags: of the command line. index: its number; ports: of the loopback sockets of all of them, on which they forward
     requests to each other. engines: ports of engines on this machine; none if `--engines` names others. listen,
-    internal, status: descriptors. replaces: whether another process with this number has ended.
+    internal, status: descriptors. is_port_chosen: see `Listener`. replaces: whether another process with this number
+    has ended.
     """
 
     flags: dict[str, Any]
@@ -45,6 +46,7 @@ class ApiChild(msgspec.Struct, frozen=True, kw_only=True):
     internal: int
     status: int
     parent: int
+    is_port_chosen: bool
     replaces: bool
 
 

@@ -9,11 +9,13 @@ from app.cli.serve import run
 from app.cli.supervised import ApiChild, read_child
 from app.cli.thread_limits import check_threads
 from app.options import reread_tenants, resolve
+from app.settings import SettingsError
 from app.text.model_folder import download_model
 from engine.log_queue import start_logging
 from engine.parent_death import end_with_parent
 
 LAST_LINES_SECONDS = 1.0  # for queued log lines at the end
+SETTINGS_STATUS = 2  # exit status for options that cannot be honoured
 
 
 def main() -> int:
@@ -25,6 +27,9 @@ def main() -> int:
     logs = start_logging(settings.log_level, settings.log_format)
     try:
         status = run(settings, logs, lambda: reread_tenants(child.flags), child=child)
+    except SettingsError as error:  # of a file, such as a store that another server has
+        logs.write_plain(f"carousel: {error}")
+        status = SETTINGS_STATUS
     finally:
         logs.writer.close(LAST_LINES_SECONDS)
     if status < 0:

@@ -72,7 +72,7 @@ class Supervisor:
         """Serve until a signal, or until no process can be started. Returns the exit status, negative for a signal."""
         url = url_of(self._listener.sock, self._settings)
         self._logs.write_plain(starting_line(url, self._settings))
-        warn(self._settings)
+        warn(self._settings, self._listener.known_port)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
@@ -246,6 +246,7 @@ class Supervisor:
                 internal=internal,
                 status=status,
                 parent=os.getpid(),
+                is_port_chosen=self._listener.known_port is not None,
                 replaces=replaces,
             )
 

@@ -7,6 +7,8 @@ API process whose client asks for it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from collections.abc import Mapping
 
 from msgspec.structs import replace
@@ -16,6 +18,8 @@ from app.engine_client.in_flight_request import Sink
 from app.engine_client.member import EngineMember, EngineState
 from engine.ipc import Abort, Adopt, Adopted, Forget, NotFound
 from engine.types import Event, Request
+
+POLL_SECONDS = 0.1  # between questions for a request that another process has
 
 
 class HeldElsewhere(Exception):
@@ -71,12 +75,23 @@ class Adoptions:
         self._members = members
         self._in_flight = in_flight
         self._questions: dict[str, _Question] = {}
+        self._changed = asyncio.Event()
 
-    async def adopt(self, name: str, cache_salt: str) -> AdoptedRequest | None:
+    async def adopt(self, name: str, cache_salt: str, seconds: float = 0.0) -> AdoptedRequest | None:
         """Take over the request with an ID or alias that another API process has lost; None if no engine has it.
 
-        Raises `HeldElsewhere` if the other process has not lost it.
+        seconds: for which it is asked for again. Raises `HeldElsewhere` if the other process has not lost it then.
         """
+        ends_at = time.monotonic() + seconds
+        while True:
+            try:
+                return await self._ask(name, cache_salt)
+            except HeldElsewhere:
+                if time.monotonic() >= ends_at:
+                    raise
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def _ask(self, name: str, cache_salt: str) -> AdoptedRequest | None:
         assert name not in self._questions
         question = self._questions[name] = _Question(self._with_engine)
         try:
@@ -89,6 +104,20 @@ class Adoptions:
         if found is None and question.is_held:
             raise HeldElsewhere
         return found
+
+    async def connected(self, seconds: float) -> None:
+        """Wait until all engines can be asked, for some seconds at most."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self._with_engine != self._members.keys():
+                    await self._changed.wait()
+
+    def give_up(self, request_id: str) -> None:
+        """End a request that was adopted, and let nothing know it: its former process goes on with it from a store."""
+        if (state := self._in_flight.get(request_id)) is not None and state.member is not None:
+            state.abort(None)
+            self._members[state.member].abort(request_id, moves=True)
+        self.forget(request_id)
 
     def forget(self, request_id: str) -> None:
         """Let no API process adopt a request that has ended."""
@@ -112,8 +141,10 @@ class Adoptions:
             self._in_flight.adopt(adopted.request, adopted, index)
             question.answer.set_result(adopted)
 
-    def forget_lost_engines(self) -> None:
-        """Expect no answer from engines that are lost."""
+    def on_change(self) -> None:
+        """Expect no answer from engines that are lost, and note those that have come."""
+        self._changed.set()
+        self._changed = asyncio.Event()
         for question in self._questions.values():
             question.members &= self._with_engine
             question.settle()

@@ -299,7 +299,7 @@ class EngineClient:
         """Wake callers that wait for a state."""
         if any(member.is_ready for member in self.members):
             self._served.note_engine()
-        self.adoptions.forget_lost_engines()
+        self.adoptions.on_change()
         self.uses.on_change()
         self._changed.set()
         self._changed = asyncio.Event()

@@ -8,7 +8,6 @@ process, and its answer is passed on as it arrives.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import logging
 import re
@@ -17,9 +16,10 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
 import httptools
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.errors import ApiError
 from app.http.disconnect import cancel_on_disconnect
 
 LOOPBACK = "127.0.0.1"
@@ -27,9 +27,9 @@ CLIENT_HEADER = b"x-carousel-client"  # address of the client, in requests of si
 HELD_CODE = b'"held_elsewhere"'  # error code of an answer that another process computes
 # Error codes of requests whose bodies name what another process may have.
 UNKNOWN_CODES = ("previous_response_not_found", "conversation_not_found", "item_not_found")
-HELD_SECONDS, POLL_SECONDS = 2.0, 0.1  # until a process that was killed has lost its requests
-# for a process that is being started again
-CONNECT_SECONDS = 5.0
+# until a process that was killed has lost its requests, or is started again
+HELD_SECONDS, POLL_SECONDS = 2.0, 0.1
+CONNECT_SECONDS = 5.0  # for a process that is being started again
 READ_BYTES = 1 << 16
 MAX_BODY_BYTES = 256 << 10  # of a request by ID that may be forwarded; a longer one is answered here
 # Requests by the ID of something that one process has. The routes of an input's tokens have no ID.
@@ -121,6 +121,16 @@ class Forwarded(Response):
             raise ConnectionResetError(f"its answer cannot be read: {error}") from None
 
 
+class SiblingAbsent(Exception):
+    """A process that may know an ID cannot be asked, as it is being started again."""
+
+
+def sibling_absent() -> ApiError:
+    """Return the error (503) for an ID that no process knows, if one of them cannot be asked."""
+    message = "an API process that may have what the request names is being started again; retry in a few seconds"
+    return ApiError(503, message, code="engine_unavailable", headers={"Retry-After": "1"})
+
+
 class Siblings:
     """API processes that share a port with this one."""
 
@@ -160,13 +170,21 @@ class Siblings:
         return forwarded
 
     async def find(self, scope: Scope, body: bytes = b"") -> Forwarded | None:
-        """Return the answer of the first process that knows the ID of a request; None if none does."""
+        """Return the answer of the first process that knows the ID of a request; None if none does.
+
+        Raises `SiblingAbsent` if none of those that can be asked does, and another one cannot.
+        """
+        is_absent = False
         for number in self.others:
-            with contextlib.suppress(OSError):
+            try:
                 forwarded = await self.forward(number, scope, body)
                 if not await _is_missing(forwarded):
                     return forwarded
                 forwarded.close()
+            except OSError:
+                is_absent = True
+        if is_absent:
+            raise SiblingAbsent
         return None
 
     async def _connect(self, number: int, wait_seconds: float) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -207,12 +225,22 @@ class SiblingMiddleware:
             await self._app(dict(scope), _replayed(body, receive), held)
             if not held.messages:
                 return
-            if (forwarded := await self._siblings.find(scope, body)) is not None:
-                await forwarded(scope, receive, send)
-                return
-            if not held.is_elsewhere or time.monotonic() >= ends_at:
+            is_absent = False
+            try:
+                forwarded = await self._siblings.find(scope, body)
+            except SiblingAbsent:
+                is_absent = True
+            else:
+                if forwarded is not None:
+                    await forwarded(scope, receive, send)
+                    return
+            if not (held.is_elsewhere or is_absent) or time.monotonic() >= ends_at:
                 break
             await asyncio.sleep(POLL_SECONDS)  # its process has died, and the engine is about to notice
+        if is_absent and not held.is_elsewhere:
+            error = sibling_absent()
+            await JSONResponse(error.body, error.status, error.headers)(scope, receive, send)
+            return
         for message in held.messages:
             await send(message)
 

@@ -23,6 +23,7 @@ from app.streams.stream_log import ChoiceFinished, Failure
 SCHEMA_VERSION = 1  # of the file's schema, in PRAGMA user_version
 APPLICATION_ID = 0x4361726F  # PRAGMA application_id of these files
 COMMIT_SECONDS = 0.2  # rows within this time share a commit; a killed process loses no more
+POLL_SECONDS = 0.01
 BUSY_SECONDS = 2.0  # time for which another process may lock the file before a write fails
 MAX_WAITING_ROWS = 100_000  # rows in memory, about 50 MB
 
@@ -76,6 +77,8 @@ class Row(NamedTuple):
         """
         request, timeline = generation.request, generation.timeline
         assert timeline.closed_at is not None, f"request {request.id} has not ended"
+        # One that was adopted after its end has tokens only.
+        had_slot = generation.timing.started is not None or generation.completion_tokens > 0
         return cls(
             request.id,
             round(time.time(), 6),  # deliberately the wall clock: bills go by the calendar
@@ -83,7 +86,7 @@ class Row(NamedTuple):
             TIER_OF_CLASS[request.service_class],
             model,
             _outcome(generation),
-            len(request.prompt) if generation.timing.started is not None else 0,
+            len(request.prompt) if had_slot else 0,
             generation.cached_tokens,
             generation.completion_tokens,
             round(timeline.slot_seconds, 6),
@@ -108,9 +111,15 @@ def check(connection: sqlite3.Connection) -> bool:
     """Return whether the file already has the table. Raises `MeteringError` for another program's file or a newer
     version, and `sqlite3.Error` for a file that cannot be read.
     """
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
-        if version or connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+    connection.execute("BEGIN")  # another process may be creating it between two statements
+    try:
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        application = connection.execute("PRAGMA application_id").fetchone()[0]
+        is_empty = not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    finally:
+        connection.rollback()
+    if application != APPLICATION_ID:
+        if version or not is_empty:
             raise MeteringError("it is a database of another application")
         return False
     if version != SCHEMA_VERSION:
@@ -124,7 +133,7 @@ def connect(path: Path, busy_seconds: float) -> sqlite3.Connection:
     connection = sqlite3.connect(path.absolute(), timeout=busy_seconds)
     try:
         if not check(connection):
-            connection.execute("PRAGMA journal_mode = WAL")  # readers and the writer do not wait for each other
+            _use_wal(connection, busy_seconds)
             connection.executescript(SCHEMA)
         connection.execute("PRAGMA synchronous = NORMAL")
         # Every commit is copied to the main file at once: a moved or copied file is complete, and a loss of power costs
@@ -134,6 +143,21 @@ def connect(path: Path, busy_seconds: float) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def _use_wal(connection: sqlite3.Connection, busy_seconds: float) -> None:
+    """Change to the mode in which readers and the writer do not wait for each other. SQLite does not wait by itself for
+    another process that does the same.
+    """
+    ends_at = time.monotonic() + busy_seconds
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError:
+            if time.monotonic() >= ends_at:
+                raise
+        time.sleep(POLL_SECONDS)
 
 
 class Metering:

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from app.errors import ApiError
 from app.generation.generation import Generation
-from app.routes import adopt_missing, authenticate_request, get_service, parse_stream_id
+from app.routes import adopt_missing, authenticate_request, get_service, parse_stream_id, restoring
 from app.streams.stream_log import CursorError
 
 
@@ -23,7 +23,9 @@ async def get_request_timeline(request: Request) -> Response:
     await adopt_missing(service, stream_id, owner)
     try:
         generation = service.registry.get(stream_id, owner)
-    except CursorError:
+    except CursorError as error:
+        if error.status == 503:
+            raise restoring(error) from None
         given = request.path_params["request_id"][:80]
         raise ApiError(
             404, f"request {given!r} does not exist or has expired", param="request_id", code="request_not_found"

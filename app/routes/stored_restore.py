@@ -51,6 +51,19 @@ async def end_lost(service: Service, unfinished: Sequence[Unfinished]) -> None:
             service.registry.awaited.discard(stream_id)
 
 
+async def drop_elsewhere(service: Service, stream_id: str, owner: str) -> None:
+    """Drop the record of an answer that another API process has adopted and stores, with or without its end."""
+    for record_id, delete in (
+        (f"resp_{stream_id}", service.store.delete_response),
+        (f"chatcmpl-{stream_id}", service.store.delete_completion),
+    ):
+        try:
+            await delete(record_id, owner)
+        except ApiError as error:
+            log.error("the record %s, which another API process stores, could not be dropped: %s", record_id, error)
+    service.store.end_completion(f"chatcmpl-{stream_id}", b"")  # one without an end is not found above
+
+
 async def _end(service: Service, record_id: str, owner: str) -> None:
     record = await service.store.response(record_id, owner)
     if record is None:

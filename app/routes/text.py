@@ -23,7 +23,7 @@ from app.generation.notes import alias_of
 from app.generation.prompt_batch import PromptBatch
 from app.http.disconnect import run_unless_disconnected
 from app.http.security import read_json_body
-from app.http.siblings import CONNECT_SECONDS, UNKNOWN_CODES
+from app.http.siblings import CONNECT_SECONDS, UNKNOWN_CODES, SiblingAbsent, sibling_absent
 from app.observe.request_log import client_request_id
 from app.protocols.common import TextRequest
 from app.protocols.completions import CompletionRequest
@@ -139,6 +139,7 @@ async def _start(
         generation = await run_unless_disconnected(request.receive, service.generate(requests[0], tenant, intake))
     else:
         if service.adopt is not None and not service.idempotent.has(tenant.id, key):
+            service.check_restored()  # its answer may be one of those that this process had before
             await service.adopt(alias_of(tenant.id, key), tenant.owner)
         start = partial(service.generate, requests[0], tenant, intake)
         generation, was_repeated = await run_unless_disconnected(
@@ -170,7 +171,10 @@ async def _answer_elsewhere(request: Request, service: Service, error: ApiError,
     siblings = service.siblings
     if error.code not in UNKNOWN_CODES or siblings is None or siblings.has_sent(request.scope):
         return None
-    return await siblings.find(request.scope, body)
+    try:
+        return await siblings.find(request.scope, body)
+    except SiblingAbsent:
+        raise sibling_absent() from None
 
 
 async def _respond(request: Request, started: _Started) -> Response:

@@ -68,15 +68,18 @@ class Note(msgspec.Struct, frozen=True):
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """Resumable request. request: as the engine received it, with its drawn seed; without its deadline."""
+    """Resumable request. request: as the engine received it, with its drawn seed; without its deadline. adopted_at:
+    when this process adopted it from another one, in Unix seconds; 0 if its client sent it here.
+    """
 
     request: Request
     note: Note
+    adopted_at: float = 0.0
 
     @classmethod
-    def of(cls, request: Request, note: Note) -> Entry:
+    def of(cls, request: Request, note: Note, adopted_at: float = 0.0) -> Entry:
         """Return the entry of a request that an engine has, or that is about to be queued."""
-        return cls(msgspec.structs.replace(request, deadline=None, note=b"", alias=""), note)
+        return cls(msgspec.structs.replace(request, deadline=None, note=b"", alias=""), note, adopted_at)
 
     @property
     def has_logprobs(self) -> bool:

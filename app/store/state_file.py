@@ -8,6 +8,7 @@ import math
 import secrets
 import sqlite3
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +28,7 @@ from app.store.database import (
 from app.store.entries import Saved
 from app.store.journal import Journal
 from app.store.limit_tables import RATES, REFUSED_KEYS
+from app.store.other_files import adopted_elsewhere
 from app.store.pruning import DAY_SECONDS, AgeLimit
 from app.store.record_changes import FileLimits
 from app.store.record_file import RecordFile
@@ -40,9 +42,12 @@ ADVICE = "move the file away, name another one with --store FILE, or keep nothin
 
 
 class Found(NamedTuple):
-    """State that an earlier process has left. records: those without an end."""
+    """State that an earlier process has left. elsewhere: IDs of those answers that another process has adopted.
+    records: those without an end.
+    """
 
     answers: list[Saved]
+    elsewhere: set[str]
     records: list[Unfinished]
     sessions: list[tuple[SavedSession, SessionRecorder]]
     usage_rows: list[UsageRow]
@@ -58,13 +63,20 @@ class StateFile:
     """
 
     def __init__(
-        self, path: Path, *, waits: bool = False, max_days: float = math.inf, record_bytes: int = 1 << 30
+        self,
+        path: Path,
+        *,
+        waits: bool = False,
+        max_days: float = math.inf,
+        record_bytes: int = 1 << 30,
+        others: Sequence[Path] = (),
     ) -> None:
         """waits: a file that another server has is waited for. max_days: age after which records are removed.
-        record_bytes: maximum size of all responses, conversations and chat completions. Raises `StoreError` if the file
-        cannot be used.
+        record_bytes: maximum size of all responses, conversations and chat completions. others: files of the other API
+        processes. Raises `StoreError` if the file cannot be used.
         """
         self._path = path
+        self._others = others
         self._lock: StoreLock | None = None
         self.epoch = secrets.token_hex(3)
         self.is_waiting = self.took_over = False
@@ -106,8 +118,10 @@ class StateFile:
         try:
             while self._age_limit.remove_batch(self.writer.connection):
                 pass
+            answers = self.journal.read()
             return Found(
-                self.journal.read(),
+                answers,
+                adopted_elsewhere(answers, self._others),
                 self.records.read_unfinished(),
                 self.sessions.read(),
                 self.usage_rows.read(),

@@ -146,10 +146,9 @@ def test_a_token_that_others_can_read_ends_the_command(model: str, tmp_path: Pat
     assert f"run chmod 600 {token}" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("given", "named"), [({"store": "a.db"}, "store"), ({"reuse_port": True}, "reuse_port")])
-def test_options_that_several_api_processes_cannot_honour_are_refused(model: str, given: dict[str, Any], named: str):
-    """By name; one process takes them."""
-    with pytest.raises(ConfigError, match=rf"^{named} cannot be combined with api_processes \(2\)"):
-        resolve({"model": model, "api_processes": 2, **given}, {})
-    assert resolve({"model": model, "api_processes": 1, **given}, {}).api_processes == 1
-    assert resolve({"model": model, "api_processes": 2, "store": "none"}, {}).api_processes == 2
+def test_an_option_that_several_api_processes_cannot_honour_is_refused(model: str):
+    """By name; one process takes it."""
+    with pytest.raises(ConfigError, match=r"^reuse_port cannot be combined with api_processes \(2\)"):
+        resolve({"model": model, "api_processes": 2, "reuse_port": True}, {})
+    assert resolve({"model": model, "api_processes": 1, "reuse_port": True}, {}).api_processes == 1
+    assert resolve({"model": model, "api_processes": 2, "store": "a.db"}, {}).store == "a.db"

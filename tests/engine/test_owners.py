@@ -198,7 +198,7 @@ def test_one_of_two_api_processes_adopts_an_orphan(worker: TurnedWorker):
 @pytest.mark.parametrize("ends_first", [False, True])
 def test_the_end_of_a_request_can_be_adopted_within_the_grace(worker: TurnedWorker, ends_first: bool):
     """Whether it ended before the loss of its connection, with tokens that its API process may not have sent, or as an
-    orphan; by more than one process.
+    orphan; by another process once the first that adopts it is lost too.
     """
     first, one, two = worker.connect("a"), worker.connect("b"), worker.connect("c")
     first.submit(request("r", 12, note=b"n"))
@@ -210,8 +210,26 @@ def test_the_end_of_a_request_can_be_adopted_within_the_grace(worker: TurnedWork
         worker.turn_until(lambda end=end: end.end("r"))
         assert [*adopted.output, *end.tokens("r")] == text_alone([1, 2], 0, 12)
         assert end.end("r") == TokenEvent("r", 0, text_alone([1, 2], 0, 12)[-1], FinishReason.LENGTH)
+        lose(worker, end)
     worker.now += GRACE
-    assert not not_found(worker, one, "r").is_held
+    assert not not_found(worker, worker.connect("d"), "r").is_held
+
+
+@pytest.mark.parametrize("ends_first", [False, True])
+@pytest.mark.parametrize("name", ["r", "key"])
+def test_an_ended_request_that_was_adopted_is_held_for_the_grace(worker: TurnedWorker, name: str, ends_first: bool):
+    """So that the process that had it, started again, leaves it to the adopter. Others learn nothing."""
+    first, one = worker.connect("a"), worker.connect("b")
+    first.submit(request("r", 12, note=b"n", alias="key", cache_salt="anna"))
+    worker.turn_until(lambda: first.end("r") if ends_first else len(first.tokens("r")) >= 4)
+    lose(worker, first)
+    worker.turn_until(lambda: not worker.engine.has_work)
+    adopt(worker, one, name, "anna")
+    again = worker.connect("a again")
+    worker.now += GRACE - 1
+    assert not_found(worker, again, name, "anna").is_held and not not_found(worker, again, name, "bert").is_held
+    worker.now += 1
+    assert not not_found(worker, again, name, "anna").is_held
 
 
 def test_an_ended_request_that_was_deleted_is_not_adopted(worker: TurnedWorker):

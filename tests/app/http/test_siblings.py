@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 
 import pytest
+from starlette.responses import JSONResponse
 
-from app.http.siblings import BY_ID, CLIENT_HEADER, LOOPBACK, Siblings
+from app.http import siblings as siblings_module
+from app.http.siblings import BY_ID, CLIENT_HEADER, LOOPBACK, SiblingAbsent, SiblingMiddleware, Siblings
 from tests.limits import HANG_SECONDS
 
 
@@ -105,7 +108,54 @@ async def test_a_process_that_ends_before_its_answer_has_none(sibling: tuple[Sib
     process.answer = answer
     with pytest.raises(OSError, match=r"ended|cannot be read"):
         await siblings.forward(0, scope_of("/v1/streams/ab"))
-    assert await siblings.find(scope_of("/v1/streams/ab")) is None
+    with pytest.raises(SiblingAbsent):
+        await siblings.find(scope_of("/v1/streams/ab"))
+
+
+async def test_a_process_that_cannot_be_asked_may_know_an_id(sibling: tuple[Sibling, Siblings]):
+    """Unless another one knows it."""
+    process, siblings = sibling
+    with socket.create_server((LOOPBACK, 0)) as closed:
+        port = closed.getsockname()[1]
+    three = Siblings(2, [siblings._ports[0], port, 1])
+    process.answer = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
+    with pytest.raises(SiblingAbsent):
+        await three.find(scope_of("/v1/streams/ab"))
+    process.answer = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
+    found = await three.find(scope_of("/v1/streams/ab"))
+    assert found is not None
+    found.close()
+
+
+@pytest.mark.parametrize("returns", [False, True])
+async def test_an_unknown_id_is_retried_while_a_process_is_started_again(monkeypatch, returns: bool):
+    """It gets the answer of that process, or 503 with Retry-After, and never 404 before the process was asked."""
+    monkeypatch.setattr(siblings_module, "HELD_SECONDS", HANG_SECONDS if returns else 0.0)
+    with socket.create_server((LOOPBACK, 0)) as closed:
+        port = closed.getsockname()[1]
+    asked, process = asyncio.Event(), Sibling()
+    process.answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
+
+    async def application(scope, receive, send) -> None:
+        asked.set()
+        await JSONResponse({}, 404)(scope, receive, send)
+
+    sent: list = []
+
+    async def send(message) -> None:
+        sent.append(message)
+
+    messages: asyncio.Queue = asyncio.Queue()
+    messages.put_nowait({"type": "http.request", "body": b"", "more_body": False})
+    middleware = SiblingMiddleware(application, Siblings(1, [port, 1]))
+    answering = asyncio.create_task(middleware(scope_of("/v1/responses/resp_ab"), messages.get, send))
+    await asyncio.wait_for(asked.wait(), HANG_SECONDS)
+    server = await asyncio.start_server(process.serve, LOOPBACK, port) if returns else None
+    await asyncio.wait_for(answering, HANG_SECONDS)
+    assert sent[0]["status"] == (200 if returns else 503)
+    assert returns or (b"retry-after", b"1") in sent[0]["headers"]
+    if server is not None:
+        server.close()
 
 
 def test_each_key_has_one_home():
