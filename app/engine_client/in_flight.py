@@ -164,7 +164,7 @@ class InFlight:
             cached = self.prefixes.cached_tokens(request) if len(takers) > 1 else NOTHING
 
             def get_own(index: int, request: Request = request) -> int:
-                return self._counts.own(index, request.tenant, request.service_class)
+                return self._counts.own(by_index[index], request.tenant, request.service_class)
 
             index = choose_member(takers, get_load, request.service_class, self._draw, cached, get_own)
             sent[index].append(self._place(request_state, index))
