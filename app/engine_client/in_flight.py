@@ -123,7 +123,7 @@ class InFlight:
         choices = request_state.num_choices
         is_delivered = request_state.update(event)
         if member is not None and request_state.num_choices < choices:
-            self._counts.end(member, request_state.request.service_class)
+            self._counts.end(member, request_state.request.tenant, request_state.request.service_class)
             self._waiting.release(request_state, 1)
         if not request_state.output:
             del self._requests[event.request_id]
@@ -162,7 +162,11 @@ class InFlight:
         while takers and (request_state := self._next_waiting(takers, get_load)) is not None:
             request = request_state.request
             cached = self.prefixes.cached_tokens(request) if len(takers) > 1 else NOTHING
-            index = choose_member(takers, get_load, request.service_class, self._draw, cached)
+
+            def get_own(index: int, request: Request = request) -> int:
+                return self._counts.own(by_index[index], request.tenant, request.service_class)
+
+            index = choose_member(takers, get_load, request.service_class, self._draw, cached, get_own)
             sent[index].append(self._place(request_state, index))
         if takers and self._waiting.late and (sent or self._waiting.has_unranked):
             self._waiting.report_positions(self._counts.waiting_in_members)
@@ -191,7 +195,8 @@ class InFlight:
         """Give a request to a member. Returns it for its engine."""
         self._waiting.remove(request_state)
         self._waiting.hold(request_state)
-        self._counts.add(member, request_state.request.service_class, len(request_state.output))
+        request = request_state.request
+        self._counts.add(member, request.tenant, request.service_class, len(request_state.output))
         return request_state.resume_request(member)
 
     def drop_aborted(self, request_id: str) -> None:

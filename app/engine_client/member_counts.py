@@ -20,11 +20,14 @@ class ReadyMember:
 
 
 class MemberCounts:
-    """Two counts for each member and class: all choices that it has, and those that no load report counts yet."""
+    """Counts for each member and class: all choices that it has, those of each tenant, and those that no load report
+    counts yet.
+    """
 
     def __init__(self) -> None:
         self._all: defaultdict[int, list[int]] = defaultdict(_no_choices)
         self._unreported: defaultdict[int, list[int]] = defaultdict(_no_choices)
+        self._of_tenants: defaultdict[int, dict[str, list[int]]] = defaultdict(dict)  # without tenants that have none
         self._waiting: dict[int, int] = {}  # choices beyond the slots of each member, as last computed
 
     @property
@@ -32,27 +35,40 @@ class MemberCounts:
         """Return the number of choices beyond the members' slots, as known from their last loads."""
         return sum(self._waiting.values())
 
-    def add(self, member: int, service_class: ServiceClass, choices: int) -> None:
+    def add(self, member: int, tenant: str, service_class: ServiceClass, choices: int) -> None:
         """Count choices that were sent to a member."""
         self._all[member][service_class] += choices
+        self._of_tenants[member].setdefault(tenant, _no_choices())[service_class] += choices
         self._unreported[member][service_class] += choices
 
     def report(self, member: int, service_class: ServiceClass, choices: int) -> None:
         """Count choices that the member's load reports contain from now on."""
         self._unreported[member][service_class] -= choices
 
-    def end(self, member: int, service_class: ServiceClass) -> None:
+    def end(self, member: int, tenant: str, service_class: ServiceClass) -> None:
         """Count a choice that has ended and was reported."""
         self._all[member][service_class] -= 1
+        counts = self._of_tenants[member][tenant]
+        counts[service_class] -= 1
+        if not any(counts):
+            del self._of_tenants[member][tenant]
 
     def clear(self, member: int) -> None:
         """Forget the choices of a member that has lost its engine."""
-        for counts in (self._all, self._unreported, self._waiting):
+        for counts in (self._all, self._unreported, self._of_tenants, self._waiting):
             counts.pop(member, None)
 
     def total(self, member: int) -> int:
         """Return the number of choices that a member has."""
         return sum(self._all[member]) if member in self._all else 0
+
+    def own(self, member: ReadyMember, tenant: str, service_class: ServiceClass) -> int:
+        """Return the choices of a tenant in a member that a request of `service_class` cannot preempt.
+
+        Each other process has probably as many of them as this one.
+        """
+        counts = self._of_tenants[member.index].get(tenant) if member.index in self._of_tenants else None
+        return member.connections * sum(counts[: service_class + 1]) if counts else 0
 
     def load(self, member: ReadyMember) -> MemberLoad:
         """Return the load of a member: its choices, or those of its last report and later ones if these are more.

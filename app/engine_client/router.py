@@ -3,6 +3,9 @@
 A request gets any free slot, or else joins the shortest queue of its class, as an engine lets people preempt batch work
 within a step. Without a free slot, it is the better of two random members (Mitzenmacher, "The Power of Two Choices in
 Randomized Load Balancing", 2001): loads are a step old, and the least loaded of all would get every request meanwhile.
+
+The queue that counts is that of the request's tenant, as tenants take turns in an engine: beside a tenant with a
+hundred requests, another one waits for its own requests, and for as many of the first.
 """
 
 from __future__ import annotations
@@ -47,7 +50,13 @@ class MemberLoad:
 
 
 GetLoad = Callable[[int], MemberLoad]
+GetOwn = Callable[[int], int]
 NOTHING: Mapping[int, int] = {}
+TENANTS = 2  # that take turns in an engine, at least, if it has choices of others
+
+
+def _no_own(member: int) -> int:
+    return 0
 
 
 def choose_member(
@@ -56,12 +65,14 @@ def choose_member(
     service_class: ServiceClass,
     draw: random.Random,
     cached: Mapping[int, int] = NOTHING,
+    get_own: GetOwn = _no_own,
 ) -> int:
     """Return the member that gets a request.
 
     members: that take requests, at least one; a batch request that is bound late goes to one of those that take it, if
     any does. cached: tokens of the prompt in the caches of members that have any. The member with the longest prefix is
-    a candidate too. It is chosen if the request gets a slot there at once, or if it is the least occupied one.
+    a candidate too. It is chosen if the request gets a slot there at once, or if it is the least occupied one. get_own:
+    returns the choices of the request's tenant in a member, without those that it can preempt.
     """
     chosen = list(members) if len(members) <= CANDIDATES else draw.sample(members, CANDIDATES)
     preferred, gain = None, 0
@@ -85,12 +96,13 @@ def choose_member(
                 first_load(members, get_load, draw, lambda load: load.takes_batch) or candidates[0]
             ]
 
-    def rank(load: MemberLoad) -> tuple[bool, float, float, bool, float]:
+    def rank(load: MemberLoad) -> tuple[float, ...]:
         total = load.occupation(ServiceClass.BATCH)
         is_other = load.index != preferred
         if load.has_free_slot:
             return False, is_other, total, is_other, draw.random()
-        return True, load.occupation(service_class), total, is_other, draw.random()
+        before = min(load.occupation(service_class), TENANTS * get_own(load.index) / load.slots)
+        return True, before, load.occupation(service_class), total, is_other, draw.random()
 
     return min(candidates, key=rank).index
 

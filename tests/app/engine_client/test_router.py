@@ -49,6 +49,36 @@ def test_of_two_full_members_the_one_with_less_work_of_the_class_is_chosen(pair,
     )
 
 
+@given(st.tuples(demands, demands), st.integers(0, 9), st.integers(0, 9), people, st.integers(0, 2**32))
+def test_of_two_full_members_the_one_with_fewer_turns_before_the_request_is_chosen(pair, here, there, tier, seed):
+    """Those are its tenant's own choices and as many of others, or all if these are fewer."""
+    members = [
+        MemberLoad(index, 4, (4 + first + own, *rest))
+        for index, ((first, *rest), own) in enumerate(zip(pair, (here, there), strict=True))
+    ]
+    own = [here, there]
+    chosen = choose_member([0, 1], members.__getitem__, tier, random.Random(seed), NOTHING, own.__getitem__)
+    turns = [min(4 * load.occupation(tier), 2 * own[load.index]) for load in members]
+    assert turns[chosen] == min(turns)
+
+
+def test_the_own_choices_of_a_tenant_are_counted_by_member_and_class():
+    """Those of lower classes would be preempted, and those of a lost engine wait again."""
+    counts = MemberCounts()
+    counts.add(0, "a", ServiceClass.STANDARD, 2)
+    counts.add(0, "a", ServiceClass.BATCH, 1)
+    counts.add(0, "b", ServiceClass.STANDARD, 4)
+    counts.add(1, "a", ServiceClass.INTERACTIVE, 1)
+    first, *others = (ReadyMember(index, 4, None) for index in range(3))
+    assert [counts.own(member, "a", ServiceClass.STANDARD) for member in (first, *others)] == [2, 1, 0]
+    assert [counts.own(first, "a", each) for each in ServiceClass] == [0, 2, 3]
+    assert counts.own(ReadyMember(0, 4, None, connections=3), "a", ServiceClass.BATCH) == 9
+    counts.end(0, "a", ServiceClass.STANDARD)
+    assert counts.own(first, "a", ServiceClass.STANDARD) == 1
+    counts.clear(0)
+    assert counts.own(first, "a", ServiceClass.BATCH) == 0
+
+
 @given(loads, st.sampled_from(ServiceClass), st.integers(0, 2**32), caches)
 def test_a_request_goes_to_the_longest_prefix_if_that_has_a_free_slot(members, service_class, seed, cached):
     """What it saves is more than another member's shorter queue is worth."""
@@ -112,12 +142,12 @@ def report_of(running: int) -> EngineLoad:
 def test_loads_count_requests_that_no_report_contains_yet():
     """Choices of this process are exact, and those of other processes come from the report."""
     counts = MemberCounts()
-    counts.add(1, ServiceClass.STANDARD, 3)
+    counts.add(1, "a", ServiceClass.STANDARD, 3)
     assert counts.load(ReadyMember(1, 4, None)).demand == (0, 3, 0)
     assert counts.load(ReadyMember(1, 4, report_of(running=2))).demand == (0, 3 + 3, 1)
     counts.report(1, ServiceClass.STANDARD, 3)
     assert counts.load(ReadyMember(1, 4, report_of(running=2))).demand == (0, 3, 1)
-    counts.end(1, ServiceClass.STANDARD)
+    counts.end(1, "a", ServiceClass.STANDARD)
     assert counts.load(ReadyMember(1, 4, report_of(running=1))).demand == (0, 2, 1)
     assert counts.total(1) == 2 and counts.total(0) == 0
     counts.clear(1)
@@ -127,7 +157,7 @@ def test_loads_count_requests_that_no_report_contains_yet():
 def test_other_api_processes_are_expected_to_have_sent_as_much_since_the_report():
     """Otherwise all of them would send their requests to the engine that was idle when it reported."""
     counts, member = MemberCounts(), ReadyMember(0, 4, report_of(running=2), connections=3)
-    counts.add(0, ServiceClass.STANDARD, 2)
+    counts.add(0, "a", ServiceClass.STANDARD, 2)
     assert counts.load(member).demand == (0, 3 + 3 * 2, 1)
     assert counts.waiting_in_members == 10 - 4
     counts.report(0, ServiceClass.STANDARD, 2)
