@@ -55,8 +55,8 @@ def test_a_race_between_warps_is_reported(without: None):
 @pytest.mark.parametrize("without", ["cp.async.wait_group"], indirect=True)
 def test_a_copy_arrives_only_when_it_is_waited_for(without: None):
     """Copies to shared memory that no thread waits for never arrive."""
-    layer, x = DenseLinear(torch.ones(16, 512).bfloat16(), None), torch.ones(1, 512).bfloat16()
-    assert not torch.equal(layer(x), torch.full((1, 16), 512.0).bfloat16())
+    layer, x = DenseLinear(torch.ones(16, 2048).bfloat16(), None), torch.ones(1, 2048).bfloat16()
+    assert not torch.equal(layer(x), torch.full((1, 16), 2048.0).bfloat16())
 
 
 @pytest.mark.parametrize("without", ["griddepcontrol.wait"], indirect=True)
