@@ -84,10 +84,13 @@ class Service:
                 await asyncio.sleep(0.5)
 
     async def texts(self, urls: list[str], during: Callable[[], Awaitable[None]] | None = None) -> list[str]:
-        """Return the texts of some sampled streams. during: called once each stream has text."""
+        """Return the texts of some sampled streams, which are resumed at the next URL if their connection breaks.
+
+        during: called once each stream has text.
+        """
         began = [asyncio.Event() for _ in range(STREAMS)]
         streams = [
-            asyncio.create_task(self._text(urls[number % len(urls)], number, began[number]))
+            asyncio.create_task(self._text(urls[number % len(urls) :] + urls, number, began[number]))
             for number in range(STREAMS)
         ]
         if during is not None:
@@ -96,7 +99,7 @@ class Service:
             await during()
         return await asyncio.gather(*streams)
 
-    async def _text(self, url: str, number: int, began: asyncio.Event) -> str:
+    async def _text(self, urls: list[str], number: int, began: asyncio.Event) -> str:
         body = {
             "model": "carousel-demo",
             "prompt": f"Story {number}:",
@@ -106,14 +109,28 @@ class Service:
             "temperature": 0.8,
             "stream": True,
         }
-        text = ""
-        async with self._client.stream("POST", f"{url}/v1/completions", json=body) as response:
-            assert response.status_code == 200
-            async for line in response.aiter_lines():
-                if line.startswith("data: {"):
-                    text += json.loads(line[6:])["choices"][0]["text"]
-                    began.set()
-        return text
+        texts: dict[str, str] = {}  # by the ids of events
+        stream, resumable = "", {"X-Carousel-Resume": "120"}
+        for url in urls:
+            request = self._client.stream("POST", f"{url}/v1/completions", json=body, headers=resumable)
+            if stream:
+                cursor = {"Last-Event-ID": list(texts)[-1]}
+                request = self._client.stream("GET", f"{url}/v1/streams/{stream}", headers=cursor)
+            try:
+                async with request as response:
+                    assert response.status_code == 200, await response.aread()
+                    stream, event = response.headers.get("X-Carousel-Stream", stream), ""
+                    async for line in response.aiter_lines():
+                        if line.startswith("id: "):
+                            event = line[4:]
+                        elif line.startswith("data: {"):
+                            texts[event] = json.loads(line[6:])["choices"][0]["text"]
+                            began.set()
+                        elif line == "data: [DONE]":
+                            return "".join(texts.values())
+            except httpx.TransportError:
+                continue
+        raise AssertionError(f"stream {number} has no end at any of {urls}")
 
 
 def all_serve(status: dict[str, Any]) -> bool:
@@ -139,12 +156,12 @@ async def test_texts_are_whole_when_an_engine_is_killed(status_url: str):
         await service.status(lambda status: all_serve(status) and status["engines"][victim] != address)
 
 
-async def test_an_api_process_that_is_killed_comes_back_at_its_port(status_url: str):
-    """The streams of the other one go on."""
+async def test_no_text_is_lost_when_an_api_process_is_killed(status_url: str):
+    """Its clients resume their streams at the other one, and it comes back at its port."""
     async with Service(status_url) as service:
         status = await service.status(all_serve)
-        victim, survivor = status["apis"]
-        urls = [status["apis"][survivor]]
+        victim, _ = status["apis"]
+        urls = list(status["apis"].values())
         expected = await service.texts(urls)
         assert await service.texts(urls, lambda: kill_actor(victim)) == expected
         await service.is_ready(status["apis"][victim])
