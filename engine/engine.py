@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from msgspec.structs import replace
 
@@ -56,6 +56,15 @@ class Runner(Protocol):
         """
 
 
+class _LaunchedStep(NamedTuple):
+    """Step that was launched, and is not committed."""
+
+    batch: Batch
+    began: float
+    host_seconds: float  # for scheduling and launching; a device may have computed the previous step meanwhile
+    outcome: Callable[[], StepOutcome]
+
+
 class Engine:
     """Scheduler and runner, stepped by the caller."""
 
@@ -77,8 +86,7 @@ class Engine:
         self._clock = clock
         self._positions_reported_at = 0.0
         self._last_step = (0, 0, 0.0)  # decode rows, prefill tokens, seconds
-        # Batch, launch time and outcome of each step, oldest first.
-        self._in_flight: deque[tuple[Batch, float, float, Callable[[], StepOutcome]]] = deque()
+        self._in_flight: deque[_LaunchedStep] = deque()  # the oldest first
         self._committed_at = 0.0
         self._launch_lead = LaunchLead()
         self._busy_seconds = 0.0
@@ -130,18 +138,18 @@ class Engine:
             outcome = self._runner.launch(batch)
             host_seconds += self._clock() - launching
             if self._in_flight:
-                previous = self._in_flight[-1][0]
+                previous = self._in_flight[-1].batch
                 self._launch_lead.observe(
                     is_recorded=self.scheduler.estimates.is_recorded(previous),
                     estimated=self.scheduler.estimates.seconds(previous),
                     device_was_idle=self._runner.device_was_idle,
                 )
-            self._in_flight.append((batch, began, host_seconds, outcome))
+            self._in_flight.append(_LaunchedStep(batch, began, host_seconds, outcome))
         elif not self._in_flight and self.scheduler.waits_for_masks and self.constraints is not None:
             self.constraints.wait_for_any_mask(IDLE_MASK_WAIT_SECONDS)
         max_in_flight = 1 if self._runner.runs_ahead and not batch.is_empty else 0
         while len(self._in_flight) > max_in_flight:
-            self._commit(*self._in_flight.popleft())
+            self._commit(self._in_flight.popleft())
         if began - self._positions_reported_at >= POSITION_REPORT_SECONDS:
             self._positions_reported_at = began
             self.scheduler.waiting.report_positions(began)
@@ -164,10 +172,9 @@ class Engine:
         """
         now = self._clock()
         if self._in_flight:
-            batch, launched, *_ = self._in_flight[-1]
-            estimates = self.scheduler.estimates
-            ends_at = max(launched, self._committed_at) + estimates.seconds(batch)
-            return max(0.0, ends_at - self._launch_lead.seconds(is_recorded=estimates.is_recorded(batch)) - now)
+            step, estimates = self._in_flight[-1], self.scheduler.estimates
+            ends_at = max(step.began, self._committed_at) + estimates.seconds(step.batch)
+            return max(0.0, ends_at - self._launch_lead.seconds(is_recorded=estimates.is_recorded(step.batch)) - now)
         return max(0.0, self.scheduler.next_step_at(now) - now) if self.scheduler.has_work else None
 
     def load(self) -> EngineLoad:
@@ -182,17 +189,16 @@ class Engine:
             busy_seconds=self._busy_seconds,
         )
 
-    def _commit(self, batch: Batch, launched: float, host_seconds: float, outcome: Callable[[], StepOutcome]) -> None:
-        """host_seconds: for scheduling and launching, during which a device may have computed the previous step."""
-        result = outcome()
+    def _commit(self, step: _LaunchedStep) -> None:
+        batch, result = step.batch, step.outcome()
         now = self._clock()
         self.scheduler.commit(result, now)
         # Steps on a device are committed when the next one is scheduled, at the time that the estimates of their
         # durations say. Durations measured here would therefore confirm estimates that are too long.
         if result.seconds is None:
-            seconds = now - max(launched, self._committed_at)
+            seconds = now - max(step.began, self._committed_at)
         else:
-            seconds = max(result.seconds, host_seconds)
+            seconds = max(result.seconds, step.host_seconds)
         self._last_step = (len(batch.decodes), batch.prompt_tokens, seconds)
         self._committed_at = now
         self.scheduler.estimates.observe(batch, seconds)
