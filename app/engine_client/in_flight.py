@@ -16,6 +16,7 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import count
 
 from app.engine_client.balancing import requests_to_move
@@ -162,10 +163,7 @@ class InFlight:
         while takers and (request_state := self._next_waiting(takers, get_load)) is not None:
             request = request_state.request
             cached = self.prefixes.cached_tokens(request) if len(takers) > 1 else NOTHING
-
-            def get_own(index: int, request: Request = request) -> int:
-                return self._counts.own(by_index[index], request.tenant, request.service_class)
-
+            get_own = partial(self._counts.of_tenant, by_index, request.tenant, request.service_class)
             index = choose_member(takers, get_load, request.service_class, self._draw, cached, get_own)
             sent[index].append(self._place(request_state, index))
         if takers and self._waiting.late and (sent or self._waiting.has_unranked):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from app.engine_client.router import MemberLoad
@@ -62,13 +63,15 @@ class MemberCounts:
         """Return the number of choices that a member has."""
         return sum(self._all[member]) if member in self._all else 0
 
-    def own(self, member: ReadyMember, tenant: str, service_class: ServiceClass) -> int:
+    def of_tenant(
+        self, members: Mapping[int, ReadyMember], tenant: str, service_class: ServiceClass, index: int
+    ) -> int:
         """Return the choices of a tenant in a member that a request of `service_class` cannot preempt.
 
         Each other process has probably as many of them as this one.
         """
-        counts = self._of_tenants[member.index].get(tenant) if member.index in self._of_tenants else None
-        return member.connections * sum(counts[: service_class + 1]) if counts else 0
+        counts = self._of_tenants[index].get(tenant)
+        return members[index].connections * sum(counts[: service_class + 1]) if counts else 0
 
     def load(self, member: ReadyMember) -> MemberLoad:
         """Return the load of a member: its choices, or those of its last report and later ones if these are more.

@@ -52,7 +52,7 @@ class MemberLoad:
 GetLoad = Callable[[int], MemberLoad]
 GetOwn = Callable[[int], int]
 NOTHING: Mapping[int, int] = {}
-TENANTS = 2  # that take turns in an engine, at least, if it has choices of others
+MIN_TENANTS = 2  # that take turns in an engine with choices of others
 
 
 def _no_own(member: int) -> int:
@@ -101,8 +101,8 @@ def choose_member(
         is_other = load.index != preferred
         if load.has_free_slot:
             return False, is_other, total, is_other, draw.random()
-        before = min(load.occupation(service_class), TENANTS * get_own(load.index) / load.slots)
-        return True, before, load.occupation(service_class), total, is_other, draw.random()
+        turns = min(load.occupation(service_class), MIN_TENANTS * get_own(load.index) / load.slots)  # before it
+        return True, turns, load.occupation(service_class), total, is_other, draw.random()
 
     return min(candidates, key=rank).index
 

@@ -69,14 +69,14 @@ def test_the_own_choices_of_a_tenant_are_counted_by_member_and_class():
     counts.add(0, "a", ServiceClass.BATCH, 1)
     counts.add(0, "b", ServiceClass.STANDARD, 4)
     counts.add(1, "a", ServiceClass.INTERACTIVE, 1)
-    first, *others = (ReadyMember(index, 4, None) for index in range(3))
-    assert [counts.own(member, "a", ServiceClass.STANDARD) for member in (first, *others)] == [2, 1, 0]
-    assert [counts.own(first, "a", each) for each in ServiceClass] == [0, 2, 3]
-    assert counts.own(ReadyMember(0, 4, None, connections=3), "a", ServiceClass.BATCH) == 9
+    members = {index: ReadyMember(index, 4, None) for index in range(3)}
+    assert [counts.of_tenant(members, "a", ServiceClass.STANDARD, index) for index in members] == [2, 1, 0]
+    assert [counts.of_tenant(members, "a", each, 0) for each in ServiceClass] == [0, 2, 3]
+    assert counts.of_tenant({0: ReadyMember(0, 4, None, connections=3)}, "a", ServiceClass.BATCH, 0) == 9
     counts.end(0, "a", ServiceClass.STANDARD)
-    assert counts.own(first, "a", ServiceClass.STANDARD) == 1
+    assert counts.of_tenant(members, "a", ServiceClass.STANDARD, 0) == 1
     counts.clear(0)
-    assert counts.own(first, "a", ServiceClass.BATCH) == 0
+    assert counts.of_tenant(members, "a", ServiceClass.BATCH, 0) == 0
 
 
 @given(loads, st.sampled_from(ServiceClass), st.integers(0, 2**32), caches)
