@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from engine.config import EngineConfig
@@ -76,9 +77,7 @@ def main() -> None:
         sock=bind(Address.parse(address, "address")), token=read_token(Path(token_file)), tls=None, orphan_grace=0.0,
         drain_seconds=0.0,
     )  # fmt: skip
-    server = EngineServer(
-        config, options, lambda *_: None, lambda given, progress: build(float(seconds), given, progress), Heartbeat()
-    )
+    server = EngineServer(config, options, lambda *_: None, partial(build, float(seconds)), Heartbeat())
     logs.write_plain(f"ready on {server.address}")
     server.serve()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import signal
 import socket
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -14,6 +13,7 @@ from pathlib import Path
 import httpx
 
 from tests.conftest import Server
+from tests.e2e.test_api_processes import wait_until
 from tests.e2e.test_remote_engine import SLOW, Engine
 from tests.limits import HANG_SECONDS
 
@@ -32,13 +32,6 @@ def free_port(hosts: tuple[str, ...]) -> int:
             except OSError:
                 continue
             return port
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    ends_at = time.monotonic() + HANG_SECONDS
-    while not condition():
-        assert time.monotonic() < ends_at
-        time.sleep(0.05)
 
 
 def texts_of(server: Server, count: int, meanwhile: Callable[[], None] = lambda: None) -> list[str]:
