@@ -307,9 +307,8 @@ class Settings(RemoteSettings, frozen=True, kw_only=True, dict=True):  # dict: f
         int,
         Option(
             RECOVERY,
-            "maximum bytes of the responses, conversations and chat completions in the store, or in those of all API "
-            "processes, which get equal parts; beyond it the key, or without keys the address, with the most loses its "
-            "oldest",
+            "maximum bytes of the responses, conversations and chat completions in the store, in equal parts in those "
+            "of several API processes; beyond it the key, or without keys the address, with most loses its oldest",
             bounds=(at_least(1),),
         ),
     ] = 1 << 30
