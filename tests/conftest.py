@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
@@ -165,6 +166,11 @@ class Server:
                     self.url = match.group(1)
                     self._ready.set()
         self._ready.set()
+
+    def assert_no_traceback(self) -> None:
+        """Fail with the log from its first traceback on, if it has one."""
+        lines = itertools.dropwhile(lambda line: "Traceback" not in line, self.log)
+        assert not (found := list(lines)), "\n".join(found)
 
     def stop(self) -> int:
         """Terminate the server, wait for it and return its exit status."""

@@ -74,8 +74,11 @@ Child = TypeVar("Child", EngineChild, ApiChild)
 
 
 def read_child(kind: type[Child]) -> Child:
-    """Return the description of this process."""
-    return msgspec.msgpack.decode(sys.stdin.buffer.read(), type=kind)
+    """Return the description of this process. Ends it if the supervisor has died before it had written all of it."""
+    try:
+        return msgspec.msgpack.decode(sys.stdin.buffer.read(), type=kind)
+    except msgspec.DecodeError:
+        sys.exit("carousel: the supervisor of this process has ended")
 
 
 def report(descriptor: int, message: Report) -> None:

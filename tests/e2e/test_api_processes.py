@@ -30,7 +30,7 @@ def service() -> Iterator[Server]:
     server = Server.start(*OPTIONS)
     yield server
     assert server.stop() == -signal.SIGTERM
-    assert not any("Traceback" in line for line in server.log)
+    server.assert_no_traceback()
 
 
 def processes(service: Server, module: str) -> list[psutil.Process]:

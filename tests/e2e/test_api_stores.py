@@ -38,7 +38,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Server]]:
     yield begin
     for server in servers:
         server.stop()
-        assert not any("Traceback" in line for line in server.log)
+        server.assert_no_traceback()
 
 
 def kill_all(service: Server) -> None:

@@ -44,7 +44,7 @@ def service(tmp_path_factory) -> Iterator[Server]:
     server = Server.start(*OPTIONS, "--keys-file", str(keys), "--max-num-seqs", "4", "--public-metrics")
     yield server
     assert server.stop() == -signal.SIGTERM
-    assert not any("Traceback" in line for line in server.log)
+    server.assert_no_traceback()
 
 
 def key(name: str) -> dict[str, str]:
