@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -19,22 +19,34 @@ SET_FOR_APIS = frozenset({"engines", "token_file", "engines_ca", "host", "port",
 MAX_PROCESSES = 1000
 Count = Annotated[int, msgspec.Meta(ge=1, le=MAX_PROCESSES)]
 Amount = Annotated[float, msgspec.Meta(ge=0)]
+Placement = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 
 
 class EngineArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Engines: `min` to `max` of them, the resources of each, and options of `carousel engine` by their keys."""
+    """Engines: `min` to `max` of them, the resources of each, and options of `carousel engine` by their keys.
+
+    placement: strategy of a placement group with room for `max` engines, which is reserved for them. None: each engine
+    is placed by itself, and they are spread.
+    """
 
     min: Count = 1
     max: Count | None = None  # None: `min`
     num_cpus: Amount = 1
     num_gpus: Amount = 0
     resources: dict[str, Amount] = msgspec.field(default_factory=dict)
+    placement: Placement | None = None
     options: dict[str, Any] = msgspec.field(default_factory=dict)
 
     @property
     def limit(self) -> int:
         """Return the largest number of engines."""
         return self.min if self.max is None else self.max
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        """Return the resources of each engine by Ray's names for them, without those of which it needs none."""
+        amounts = {"CPU": self.num_cpus, "GPU": self.num_gpus, **self.resources}
+        return {name: amount for name, amount in amounts.items() if amount}
 
 
 class ApiArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,7 +85,8 @@ class Arguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     @property
     def generation(self) -> str:
         """Return a name of all that processes are started with; a change of it replaces them."""
-        fixed = msgspec.structs.replace(self.engines, min=1, max=None)
+        reserved = self.engines.limit if self.engines.placement else None
+        fixed = msgspec.structs.replace(self.engines, min=1, max=reserved)
         parts = [self.model, fixed, msgspec.structs.replace(self.api, num=1)]
         return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()[:8]
 
@@ -88,6 +101,8 @@ def parse_arguments(args: dict[str, Any]) -> Arguments:
         raise ConfigError(f"name must be letters, digits, _ and -, at most 63, got {arguments.name!r}")
     if arguments.engines.limit < arguments.engines.min:
         raise ConfigError(f"engines.max must be at least engines.min, got {arguments.engines.limit}")
+    if arguments.engines.placement and not arguments.engines.bundle:
+        raise ConfigError("engines.placement needs engines with resources, such as engines.num_cpus")
     if (last := arguments.api.port + arguments.api.num - 1) > 65535:
         raise ConfigError(f"apis.port must leave room for {arguments.api.num} ports, but the last one would be {last}")
     _check("engines", arguments.engines.options, ENGINE_OPTIONS, SET_FOR_ENGINES)

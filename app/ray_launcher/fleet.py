@@ -30,6 +30,9 @@ class Cluster(Protocol):
     async def stop(self, name: str) -> None:
         """Let a process end with its requests, and wait for its end."""
 
+    async def release(self, generation: str) -> None:
+        """Return the resources that are reserved for processes of other generations, once they have ended."""
+
     async def addresses(self, kind: str) -> Mapping[str, str]:
         """Return the addresses of the processes that serve, by name."""
 
@@ -78,6 +81,7 @@ class Fleet:
             log.info("%s is started", name)
             kind, number = desired[name]
             await cluster.start(kind, name, number, arguments)
+        await cluster.release(arguments.generation)
 
     async def close(self) -> None:
         """End all processes unless the fleet was replaced: those of the API first, as their answers need engines."""

@@ -15,6 +15,7 @@ from ray.util import list_named_actors
 
 from app.ray_launcher.arguments import Arguments
 from app.ray_launcher.directory import ENGINE, NAMESPACE, Directory
+from app.ray_launcher.placement_groups import PlacementGroups
 from app.ray_launcher.process_actor import STOP_SECONDS, ProcessActor
 from app.ray_launcher.scaling import read_wanted
 
@@ -31,6 +32,7 @@ class RayCluster:
 
     def __init__(self, service: str) -> None:
         self._service = service
+        self._groups = PlacementGroups(service)
         self._fleet = secrets.token_hex(8)  # name of this process's fleet in the directory
         self._directory = (
             ray.remote(Directory)
@@ -47,15 +49,14 @@ class RayCluster:
     async def start(self, kind: str, name: str, number: int, arguments: Arguments) -> None:
         """Do as `Cluster.start`. Ray finds a machine with the resources, or waits for one."""
         api, engines = arguments.api, arguments.engines
-        options: dict[str, Any] = {"num_cpus": api.num_cpus}
+        options: dict[str, Any] = {"num_cpus": api.num_cpus, "scheduling_strategy": "SPREAD"}
         command, values = ["serve", arguments.model], api.options | {"host": api.host, "port": api.port + number}
         if kind == ENGINE:
             command, values = ["engine", arguments.model], arguments.engine_values
             options = {"num_cpus": engines.num_cpus, "num_gpus": engines.num_gpus, "resources": engines.resources}
+            options["scheduling_strategy"] = await asyncio.to_thread(self._groups.strategy, arguments, number)
         # `stop` waits on a thread of its own, while others are answered
-        actor = ray.remote(ProcessActor).options(
-            name=name, max_concurrency=4, scheduling_strategy="SPREAD", **options, **LASTING
-        )
+        actor = ray.remote(ProcessActor).options(name=name, max_concurrency=4, **options, **LASTING)
         actor.remote(kind, self._service, name, command, values)
 
     async def stop(self, name: str) -> None:
@@ -69,6 +70,11 @@ class RayCluster:
         except (TimeoutError, ray.exceptions.RayError) as error:  # it still waits for resources, or has died
             log.warning("%s is killed: %s", name, type(error).__name__)
         ray.kill(actor, no_restart=True)
+
+    async def release(self, generation: str) -> None:
+        """Do as `Cluster.release`."""
+        names = await self.names()
+        await asyncio.to_thread(self._groups.release, {generation} | {name.rpartition("-")[2] for name in names})
 
     async def addresses(self, kind: str) -> Mapping[str, str]:
         """Do as `Cluster.addresses`."""
@@ -92,6 +98,7 @@ class RayCluster:
 
     async def close(self) -> None:
         """Do as `Cluster.close`."""
+        await asyncio.to_thread(self._groups.release, set())
         ray.kill(self._directory, no_restart=True)
 
 

@@ -37,11 +37,20 @@ def status_url() -> Iterator[str]:
     port = free_port()
     serve.start(http_options={"host": "127.0.0.1", "port": port})
     apis = {"num": 2, "port": free_port(), "host": "127.0.0.1"}
-    args = {"model": "demo", "name": NAME, "engines": {"min": 2, "max": 3}, "apis": apis}
+    args = {"model": "demo", "name": NAME, "engines": {"min": 2, "max": 3, "placement": "PACK"}, "apis": apis}
     serve.run(app(args), name="carousel", route_prefix="/")
     yield f"http://127.0.0.1:{port}/"
+    serve.delete("carousel")
+    assert not [each for each in groups() if each["state"] != "REMOVED"]
     serve.shutdown()
     ray.shutdown()
+
+
+def groups() -> list[dict[str, Any]]:
+    """Return the placement groups of the service."""
+    from ray.util import placement_group_table
+
+    return [each for each in placement_group_table().values() if each["name"].startswith(f"{NAME}-")]
 
 
 def free_port() -> int:
@@ -154,6 +163,14 @@ async def test_texts_are_whole_when_an_engine_is_killed(status_url: str):
         assert await service.texts(urls, lambda: kill_actor(victim)) == expected
         address = status["engines"][victim]
         await service.status(lambda status: all_serve(status) and status["engines"][victim] != address)
+
+
+async def test_a_placement_group_has_room_for_all_engines_that_there_may_be(status_url: str):
+    async with Service(status_url) as service:
+        await service.status(all_serve)
+    [group] = groups()
+    assert (group["strategy"], group["state"]) == ("PACK", "CREATED")
+    assert list(group["bundles"].values()) == [{"CPU": 1.0}] * 3
 
 
 async def test_no_text_is_lost_when_an_api_process_is_killed(status_url: str):

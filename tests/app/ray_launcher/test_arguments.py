@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from app.options import SettingsError
-from app.ray_launcher.arguments import ApiArguments, parse_arguments
+from app.ray_launcher.arguments import ApiArguments, Arguments, parse_arguments
 from engine.errors import ConfigError
 
 FILE = Path(__file__).resolve().parents[3] / "deploy" / "ray" / "carousel.yaml"
@@ -42,6 +42,21 @@ def test_an_engine_on_a_cpu_has_as_many_threads_as_cores():
 
     assert (threads(), threads(num_cpus=4), threads(num_cpus=0.5)) == (1, 4, 1)
     assert (threads(num_gpus=1, num_cpus=4), threads(num_cpus=4, options={"threads": 2})) == (None, 2)
+
+
+def test_a_placement_reserves_the_resources_of_each_engine():
+    """It needs some, and its size belongs to what the engines are started with."""
+
+    def placed(**engines: Any) -> Arguments:
+        return parse_arguments({"model": "m", "engines": {"placement": "STRICT_SPREAD"} | engines})
+
+    bundle = placed(num_gpus=0.5, resources={"rack": 1}).engines.bundle
+    assert bundle == {"CPU": 1, "GPU": 0.5, "rack": 1}
+    assert placed(max=2).generation != placed(max=3).generation
+    with pytest.raises(ConfigError, match=r"engines\.placement needs engines with resources"):
+        placed(num_cpus=0)
+    with pytest.raises(ConfigError, match=r"Invalid enum value 'NEAR' - at `\$\.engines\.placement`"):
+        placed(placement="NEAR")
 
 
 def test_processes_are_replaced_only_by_arguments_that_concern_them():

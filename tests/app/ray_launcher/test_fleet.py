@@ -25,6 +25,7 @@ class FakeCluster:
         self.may_end = asyncio.Event()
         self.may_end.set()
         self.stopped: list[str] = []
+        self.reserved: set[str] = set()  # generations
         self.is_owned = True
         self.is_closed = False
 
@@ -34,11 +35,15 @@ class FakeCluster:
     async def start(self, kind: str, name: str, number: int, arguments: Arguments) -> None:
         assert name not in self.processes
         self.processes[name] = kind
+        self.reserved.add(arguments.generation)
 
     async def stop(self, name: str) -> None:
         self.stopped.append(name)
         await self.may_end.wait()
         del self.processes[name]
+
+    async def release(self, generation: str) -> None:
+        self.reserved &= {generation} | {name.split("-")[-1] for name in self.processes}
 
     async def addresses(self, kind: str) -> Mapping[str, str]:
         return {name: name for name, each in self.processes.items() if each == kind}
@@ -134,6 +139,21 @@ async def test_other_options_replace_the_processes(cluster: FakeCluster):
     changed = Fleet(cluster, arguments(model="n"))
     await settled(changed)
     assert not first & set(cluster.processes) and len(cluster.processes) == 3
+
+
+async def test_reserved_resources_are_returned_once_their_processes_have_ended(cluster: FakeCluster):
+    """Engines of other options get a group of their own before that."""
+    first, second = arguments(), arguments(model="n")
+    fleet = Fleet(cluster, first)
+    await fleet.step()
+    cluster.may_end.clear()
+    fleet.arguments = second
+    await fleet.step()
+    assert cluster.reserved == {first.generation, second.generation}
+    cluster.may_end.set()
+    await settled(fleet)
+    await fleet.step()
+    assert cluster.reserved == {second.generation}
 
 
 async def test_a_fleet_that_was_replaced_neither_starts_nor_ends_processes(cluster: FakeCluster):
