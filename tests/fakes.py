@@ -316,6 +316,7 @@ class FakeTransport:
 
     def __init__(self, on_message: Callable[[FromEngine], Iterator[None]], *, shares_clock: bool = True) -> None:
         self.shares_clock = shares_clock
+        self.replacement = "another one is started"
         self.sent: list[ToEngine] = []
         self._on_message = on_message
 

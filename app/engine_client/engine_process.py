@@ -31,6 +31,7 @@ KILL_WAIT_SECONDS = 10.0  # to wait for a killed process
 class EngineProcess:
     """`Transport` to an engine in its own process; with `build`, on a thread of this process (for tests)."""
 
+    replacement = "another one is started"
     shares_clock = True  # all processes of a machine have one monotonic clock
 
     def __init__(

@@ -290,7 +290,7 @@ class EngineMember:
         self.loading = LoadProgress("start", 0, 1)
         if not self._restart_policy.is_exhausted:
             level = logging.INFO if self.is_draining else logging.ERROR
-            log.log(level, "%s; another one is started; requests in flight: %d", why, len(self._in_flight))
+            log.log(level, "%s; %s; requests in flight: %d", why, self._engine.replacement, len(self._in_flight))
             self._begin_restart(self._restart_policy.backoff_seconds)
             self._owner.on_lost()
         elif self._restart_interval is None:

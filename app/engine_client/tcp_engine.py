@@ -70,6 +70,7 @@ class TcpEngine:
     Requests that were sent over an earlier connection, and that the member sends again, continue where they are.
     """
 
+    replacement = "it is connected to again"
     shares_clock = False  # not even on the same machine, so that there is one way
     exit_description = ""
 

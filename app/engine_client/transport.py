@@ -25,6 +25,10 @@ class Transport(Protocol):
         """Return whether the engine has the monotonic clock of this process, as on the same machine."""
 
     @property
+    def replacement(self) -> str:
+        """Return what a successor does after the loss of the engine, for the log."""
+
+    @property
     def heartbeat_count(self) -> int:
         """Return the engine's progress, a number that grows only while its main thread goes on."""
 
