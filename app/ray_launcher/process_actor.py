@@ -80,7 +80,8 @@ class ProcessActor:
             return
         if self._kind == ENGINE and (found := ENGINE_READY.search(line)):
             self._address = found[1]
-            shutil.rmtree(self._folder, ignore_errors=True)  # it has read them
+            # It has read its files. An API process reads its options again when its keys change.
+            shutil.rmtree(self._folder, ignore_errors=True)
         elif self._kind == API and API_READY.search(line):
             self._address = str(Address(self._host, self._port))
 
