@@ -6,19 +6,18 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from app.conversations.store import CompletionWindow, Page, StoredCompletion, StoredItem
+from app.conversations.store import Page, StoredCompletion, StoredItem
 from app.errors import ApiError
 from app.http.json_body import MAX_INLINE_BYTES
 from app.protocols.chat import ChatRequest
 from app.protocols.chat_stored import CompletionObserver, completion_body, stored_messages
 from app.protocols.conversations import MetadataRequest
 from app.routes import authenticate_request, get_service
+from app.routes.completion_list import parse_window, window_after
 from app.routes.conversations import read_body
-from app.routes.listing import list_response, page, parameters, unknown_entry
+from app.routes.listing import list_response, page, unknown_entry
 from app.routes.paced_route import PacedRoute
 from app.routes.text import Arrived, answer
-
-METADATA_QUERY = "metadata["  # beginning of a query parameter that selects by metadata
 
 
 async def chat_completions(request: Request) -> Response:
@@ -66,16 +65,10 @@ async def _list(request: Request) -> Response:
             "one by its id"
         )
         raise ApiError(403, message, code="api_key_required")
-    wanted = {
-        name[len(METADATA_QUERY) : -1]: value
-        for name, value in request.query_params.items()
-        if name.startswith(METADATA_QUERY) and name.endswith("]")
-    }
-    model = request.query_params.get("model")
-    window = CompletionWindow(**parameters(request, "asc"), model=model, metadata=wanted)
+    window, after = parse_window(request)
+    if after is not None and (window := await window_after(service.store, tenant.owner, window, after)) is None:
+        raise unknown_entry(after)
     found = await service.store.completions(tenant.owner, window)
-    if found is None:
-        raise unknown_entry(window)
     return list_response(
         Page([StoredItem(record.id, completion_body(record)) for record in found.records], found.has_more)
     )
