@@ -29,7 +29,8 @@ from app.generation.registry import StreamRegistry
 from app.http.assets import Assets
 from app.http.root_path import RootPathMiddleware
 from app.http.security import HostMiddleware, cross_origin, machine_names
-from app.http.siblings import SiblingMiddleware, Siblings
+from app.http.sibling_middleware import SiblingMiddleware
+from app.http.siblings import Siblings
 from app.observe.collectors import (
     AdmissionCollector,
     BodyCollector,
