@@ -66,6 +66,7 @@ from app.routes import (
     realtime,
     requests,
     responses_socket,
+    sibling_answers,
     streams,
 )
 from app.routes import text as text_routes
@@ -191,6 +192,7 @@ def create_app(
             Route("/livez", ops.livez),
             Route("/drain", ops.drain, methods=["POST"]),
             Route("/metrics", ops.metrics),
+            *(sibling_answers.ROUTES if siblings is not None else ()),
         ],
         middleware=[
             Middleware(RequestLog, registry=service.registry),

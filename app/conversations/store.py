@@ -178,6 +178,18 @@ class CompletionWindow:
             size += len(record.body)
         return Page(found, has_more=False)
 
+    def merge(self, pages: Sequence[Page[StoredCompletion]]) -> Page[StoredCompletion]:
+        """Return the part of a list whose entries are in several stores, from the same part of the list of each."""
+        records = {record.id: record for page in pages for record in page.records}
+        listed = sorted(records.values(), key=_position, reverse=not self.is_ascending)
+        # A page with more after it says nothing of the entries after its last one.
+        ends = [_position(page.records[-1]) for page in pages if page.has_more]
+        if not ends:
+            return self.cut(listed)
+        end = min(ends) if self.is_ascending else max(ends)
+        page = self.cut(record for record in listed if not self._precedes(end, record))
+        return Page(page.records, has_more=True)
+
     def _precedes(self, position: Position, record: StoredCompletion) -> bool:
         """Return whether a position is before a record in the order of the list."""
         return position < _position(record) if self.is_ascending else position > _position(record)

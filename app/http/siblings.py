@@ -11,9 +11,11 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from urllib.parse import urlencode
 
 import httptools
+import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -27,6 +29,7 @@ HELD_CODE = b'"held_elsewhere"'  # error code of an answer that another process 
 UNKNOWN_CODES = ("previous_response_not_found", "conversation_not_found", "item_not_found")
 POLL_SECONDS = 0.1
 CONNECT_SECONDS = 5.0  # for a process that is being started again
+ANSWER_SECONDS = 5.0  # for the answer to a question, which needs no text from the model
 READ_BYTES = 1 << 16
 HOP_BY_HOP = {b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"expect"}
 
@@ -115,6 +118,20 @@ class Forwarded(Response):
             raise ConnectionResetError(f"its answer cannot be read: {error}") from None
 
 
+class _RefusalFields(msgspec.Struct, frozen=True):
+    """Fields of an error."""
+
+    message: str
+    param: str | None = None
+    code: str | None = None
+
+
+class _Refusal(msgspec.Struct, frozen=True):
+    """Body of an error."""
+
+    error: _RefusalFields
+
+
 class SiblingAbsent(Exception):
     """A process that may know an ID cannot be asked, as it is being started again."""
 
@@ -181,6 +198,31 @@ class Siblings:
             raise SiblingAbsent
         return None
 
+    async def ask(self, number: int, scope: Scope, path: str, query: Mapping[str, str] | None = None) -> bytes | None:
+        """Return the answer of a process to a question of the client of `scope`, None if it does not know what the
+        path names. Raises `SiblingAbsent`, and the `ApiError` that it answers with.
+        """
+        target = {
+            "type": "http",
+            "method": "GET",
+            "raw_path": path.encode(),
+            "query_string": urlencode(query or {}).encode(),
+        }
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                forwarded = await self.forward(number, {**scope, **target})
+                try:
+                    body = await forwarded.read_body()
+                finally:
+                    forwarded.close()
+        except OSError:  # a timeout is one
+            raise SiblingAbsent from None
+        if forwarded.status_code == 200:
+            return body
+        if forwarded.status_code == 404:
+            return None
+        raise _error_of(forwarded, body)
+
     async def _connect(self, number: int, wait_seconds: float) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         ends_at = time.monotonic() + wait_seconds
         while True:
@@ -200,6 +242,17 @@ async def _is_missing(forwarded: Forwarded) -> bool:
         return False
     body = await forwarded.read_body()
     return HELD_CODE in body or any(f'"{code}"'.encode() in body for code in UNKNOWN_CODES)
+
+
+def _error_of(answer: Forwarded, body: bytes) -> ApiError:
+    """Return the error that a process answers with."""
+    try:
+        error = msgspec.json.decode(body, type=_Refusal).error
+    except msgspec.MsgspecError:
+        error = _RefusalFields(message="another API process cannot answer")
+    retry = dict(answer.raw_headers).get(b"retry-after")
+    headers = {} if retry is None else {"Retry-After": retry.decode("latin-1")}
+    return ApiError(answer.status_code, error.message, param=error.param, code=error.code, headers=headers)
 
 
 def _request(scope: Scope, body: bytes) -> Iterable[bytes]:

@@ -13,9 +13,9 @@ from app.protocols.chat import ChatRequest
 from app.protocols.chat_stored import CompletionObserver, completion_body, stored_messages
 from app.protocols.conversations import MetadataRequest
 from app.routes import authenticate_request, get_service
-from app.routes.completion_list import parse_window, window_after
+from app.routes.completion_list import list_completions
 from app.routes.conversations import read_body
-from app.routes.listing import list_response, page, unknown_entry
+from app.routes.listing import list_response, page
 from app.routes.paced_route import PacedRoute
 from app.routes.text import Arrived, answer
 
@@ -52,12 +52,6 @@ async def complete_chat(arrived: Arrived[ChatRequest]) -> ChatRequest:
 async def _list(request: Request) -> Response:
     """Return the stored chat completions of the key."""
     tenant, service = authenticate_request(request), get_service(request)
-    if service.siblings is not None:
-        message = (
-            "stored chat completions cannot be listed with --api-processes above 1, as each process has its own; read "
-            "one by its id"
-        )
-        raise ApiError(501, message, code="unsupported_operation")
     await service.request_pace.wait_turn(tenant.id)
     if not service.settings.requires_keys:
         message = (
@@ -65,10 +59,7 @@ async def _list(request: Request) -> Response:
             "one by its id"
         )
         raise ApiError(403, message, code="api_key_required")
-    window, after = parse_window(request)
-    if after is not None and (window := await window_after(service.store, tenant.owner, window, after)) is None:
-        raise unknown_entry(after)
-    found = await service.store.completions(tenant.owner, window)
+    found = await list_completions(request, tenant.owner)
     return list_response(
         Page([StoredItem(record.id, completion_body(record)) for record in found.records], found.has_more)
     )

@@ -115,12 +115,6 @@ def test_one_scrape_has_the_metrics_of_all_processes(service: Server):
     assert text.count("# TYPE vllm:prompt_tokens_total") == 1
 
 
-def test_stored_chat_completions_are_not_listed(service: Server):
-    """Each process has its own, so that a list of some would be wrong."""
-    answer = httpx.get(f"{service.url}{CHAT}", timeout=HANG_SECONDS)
-    assert answer.status_code == 501 and "--api-processes" in answer.json()["error"]["message"]
-
-
 @pytest.mark.parametrize("kind", ["chat", "format"])
 def test_an_answer_continues_when_its_process_is_killed(service: Server, kind: str):
     """At any process; the killed one is started again."""

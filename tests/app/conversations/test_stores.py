@@ -25,7 +25,7 @@ from app.conversations.store import (
     StoredResponse,
 )
 from app.errors import ApiError
-from app.routes.completion_list import window_after
+from app.routes.completion_list import list_part
 from app.store import record_file as record_file_module
 from app.store import writer as writer_module
 from app.store.conversations import FileStore
@@ -119,11 +119,8 @@ async def history(store: ConversationStore, name: str, owner: str = "a") -> list
 async def listed(
     store: ConversationStore, owner: str = "a", limit: int = 100, after: str | None = None, **fields: object
 ) -> list[str] | None:
-    window: CompletionWindow | None = CompletionWindow(limit=limit, **fields)
-    assert window is not None
-    if after is not None and (window := await window_after(store, owner, window, after)) is None:
-        return None
-    return [record.id for record in (await store.completions(owner, window)).records]
+    part = await list_part(store, owner, CompletionWindow(limit=limit, **fields), after)
+    return None if part is None else [record.id for record in part.records]
 
 
 async def test_a_chain_has_the_items_of_all_its_responses(store: ConversationStore):
