@@ -227,6 +227,7 @@ def _open(service: Service) -> Found | None:
     service.limits.on_change = state_file.rates.changed
     service.refused_keys.on_change = state_file.refused_keys.changed
     _ = service.text.digest  # computed before requests arrive, as it takes some time
+    service.sessions.is_stored = True
     registry.has_predecessor = service.sessions.has_predecessor = state_file.is_waiting
     return None if state_file.is_waiting else _restore(service, state_file, state_file.read())
 

@@ -1,5 +1,5 @@
-"""Middleware of API processes that share a port: a request for an ID that is not known here is answered by the process
-that knows it.
+"""Middleware of API processes that share a port: a request for an ID that is not known here, or a WebSocket that takes
+up a session, is answered by the process that knows it.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import asyncio
 import re
 import time
 from collections.abc import Iterable
-from typing import Any
+from urllib.parse import parse_qs
 
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -19,6 +19,7 @@ HELD_SECONDS = 2.0  # until a process that was killed has lost its requests, or 
 MAX_BODY_BYTES = 256 << 10  # of a request by ID that may be forwarded; a longer one is answered here
 # Requests by the ID of something that one process has. The routes of an input's tokens have no ID.
 BY_ID = re.compile(r"/v1/(streams|requests|responses(?!/input_tokens)|conversations|chat/completions)/[^/]")
+SESSION_HEADER = b"x-carousel-session"  # as ?session= has it: the id of a realtime session
 
 
 class SiblingMiddleware:
@@ -29,23 +30,24 @@ class SiblingMiddleware:
         self._siblings = siblings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._siblings.has_sent(scope):
+        if scope["type"] in ("http", "websocket") and self._siblings.has_sent(scope):
             scope["client"] = _client_of(scope["headers"])
             await self._app(scope, receive, send)
-        elif scope["type"] == "http" and BY_ID.match(scope["path"]) and _may_forward(scope):
+        elif _may_forward(scope):
             await self._answer(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer here, or pass on the answer of the sibling that knows the ID."""
-        body = await _read_body(receive)
-        if body is None:
+        first = await _first_message(scope, receive)
+        if first is None:
             return  # the client has left
+        body = first.get("body", b"")
         ends_at = time.monotonic() + HELD_SECONDS
         while True:
             held = _HeldBack(send)
-            await self._app(dict(scope), _replayed(body, receive), held)
+            await self._app(dict(scope), _replayed(first, receive), held)
             if not held.messages:
                 return
             is_absent = False
@@ -68,6 +70,14 @@ class SiblingMiddleware:
             await send(message)
 
 
+def takes_up_session(scope: Scope) -> bool:
+    """Return whether a WebSocket names the realtime session that it takes up."""
+    if scope["path"].rstrip("/") != "/v1/realtime":
+        return False
+    has_header = any(name == SESSION_HEADER for name, _ in scope["headers"])
+    return has_header or b"session" in parse_qs(scope["query_string"], keep_blank_values=True)
+
+
 class _HeldBack:
     """`send` of an application that holds back an answer about an unknown ID."""
 
@@ -76,7 +86,10 @@ class _HeldBack:
         self._send = send
 
     async def __call__(self, message: Message) -> None:
-        if self.messages or (message["type"] == "http.response.start" and message["status"] in (404, 410, 503)):
+        if self.messages or (
+            message["type"] in ("http.response.start", "websocket.http.response.start")
+            and message["status"] in (404, 410, 503)
+        ):
             self.messages.append(message)
         else:
             await self._send(message)
@@ -88,14 +101,21 @@ class _HeldBack:
 
 
 def _may_forward(scope: Scope) -> bool:
-    """Return whether the body of a request is short enough to be kept."""
+    """Return whether a request names what another process may have, and its body is short enough to be kept."""
+    if scope["type"] == "websocket":
+        return takes_up_session(scope)
+    if scope["type"] != "http" or not BY_ID.match(scope["path"]):
+        return False
     headers = dict(scope["headers"])
     length = headers.get(b"content-length", b"0")
     return b"transfer-encoding" not in headers and length.isdigit() and int(length) <= MAX_BODY_BYTES
 
 
-async def _read_body(receive: Receive) -> bytes | None:
-    """Return the body of a request; None if the client has left."""
+async def _first_message(scope: Scope, receive: Receive) -> Message | None:
+    """Return the message that begins a WebSocket, or the whole body of a request; None if the client has left."""
+    if scope["type"] == "websocket":
+        message = await receive()
+        return message if message["type"] == "websocket.connect" else None
     pieces: list[bytes] = []
     while True:
         message = await receive()
@@ -103,12 +123,12 @@ async def _read_body(receive: Receive) -> bytes | None:
             return None
         pieces.append(message.get("body", b""))
         if not message.get("more_body", False):
-            return b"".join(pieces)
+            return {"type": "http.request", "body": b"".join(pieces), "more_body": False}
 
 
-def _replayed(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` with a body that was read."""
-    messages: list[Any] = [{"type": "http.request", "body": body, "more_body": False}]
+def _replayed(first: Message, receive: Receive) -> Receive:
+    """Return a `receive` with a message that was received."""
+    messages = [first]
 
     async def replay() -> Message:
         return messages.pop() if messages else await receive()

@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from app.errors import ApiError
 from app.http.disconnect import cancel_on_disconnect
+from app.http.tunnel import RAW_CONNECTION, RawConnection, tunnel
 
 LOOPBACK = "127.0.0.1"
 CLIENT_HEADER = b"x-carousel-client"  # address of the client, in requests of siblings
@@ -65,7 +66,13 @@ class Forwarded(Response):
         self._writer = writer
         self._parsed = _Parsed()
         self._parser = httptools.HttpResponseParser(self._parsed)
+        self._rest = b""  # of a WebSocket, after the head
         self.background = None
+
+    @property
+    def is_upgraded(self) -> bool:
+        """Return whether the sibling has accepted a WebSocket."""
+        return self.status_code == 101
 
     async def read_head(self) -> None:
         """Read the head. Raises `OSError` if the sibling has gone."""
@@ -97,6 +104,9 @@ class Forwarded(Response):
         self._writer.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await self._answer_handshake(scope, receive, send)
+            return
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             async with cancel_on_disconnect(receive):
@@ -108,12 +118,30 @@ class Forwarded(Response):
         finally:
             self.close()
 
+    async def _answer_handshake(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on the refusal of a WebSocket, or its acceptance and then all bytes, as they come."""
+        try:
+            if not self.is_upgraded:
+                headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in self.raw_headers}
+                await Response(await self.read_body(), self.status_code, headers)(scope, receive, send)
+                return
+            raw: RawConnection = scope["extensions"][RAW_CONNECTION]["take"]()
+            subprotocol = dict(self.raw_headers).get(b"sec-websocket-protocol")
+            await send({"type": "websocket.accept", "subprotocol": subprotocol and subprotocol.decode("latin-1")})
+            await tunnel(raw, self._reader, self._writer, self._rest)
+        except OSError as error:  # the connection ends without a close frame, so that the client takes the session up
+            log.warning("a WebSocket to another API process was cut off: %s", error)
+        finally:
+            self.close()
+
     async def _read(self) -> None:
         data = await self._reader.read(READ_BYTES)
         if not data:
             raise ConnectionResetError("the API process that has the answer has ended")
         try:
             self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._rest = data[upgrade.args[0] :]
         except httptools.HttpParserError as error:
             raise ConnectionResetError(f"its answer cannot be read: {error}") from None
 
@@ -174,7 +202,9 @@ class Siblings:
         try:
             writer.write(b"".join(_request(scope, body)))
             await writer.drain()
-            await forwarded.read_head()
+            # A handshake is answered at once.
+            async with asyncio.timeout(ANSWER_SECONDS if scope["type"] == "websocket" else None):
+                await forwarded.read_head()
         except BaseException:
             forwarded.close()
             raise
@@ -258,12 +288,14 @@ def _error_of(answer: Forwarded, body: bytes) -> ApiError:
 def _request(scope: Scope, body: bytes) -> Iterable[bytes]:
     """Yield the parts of a request for a sibling."""
     target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
-    yield b"%s %s HTTP/1.1\r\n" % (scope["method"].encode(), target)
+    is_socket = scope["type"] == "websocket"
+    yield b"%s %s HTTP/1.1\r\n" % (b"GET" if is_socket else scope["method"].encode(), target)
     for name, value in scope["headers"]:
         if name not in HOP_BY_HOP and name not in (b"content-length", CLIENT_HEADER):
             yield b"%s: %s\r\n" % (name, value)
     host = scope["client"][0] if scope.get("client") else ""
-    yield b"connection: close\r\n%s: %s\r\n" % (CLIENT_HEADER, host.encode("latin-1"))
+    yield b"connection: upgrade\r\nupgrade: websocket\r\n" if is_socket else b"connection: close\r\n"
+    yield b"%s: %s\r\n" % (CLIENT_HEADER, host.encode("latin-1"))
     if body:
         yield b"content-length: %d\r\n" % len(body)
     yield b"\r\n"
