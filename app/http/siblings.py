@@ -232,15 +232,10 @@ class Siblings:
         """Return the answer of a process to a question of the client of `scope`, None if it does not know what the
         path names. Raises `SiblingAbsent`, and the `ApiError` that it answers with.
         """
-        target = {
-            "type": "http",
-            "method": "GET",
-            "raw_path": path.encode(),
-            "query_string": urlencode(query or {}).encode(),
-        }
+        question = {"type": "http", "raw_path": path.encode(), "query_string": urlencode(query or {}).encode()}
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                forwarded = await self.forward(number, {**scope, **target})
+                forwarded = await self.forward(number, {**scope, **question})
                 try:
                     body = await forwarded.read_body()
                 finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -34,11 +35,9 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Server]]:
         assert not any("Traceback" in line for line in server.log)
 
 
-@asynccontextmanager
-async def opened_at(service: Server, index: int, session: str = "") -> AsyncIterator[Raw]:
-    """Yield a connection that reaches a process, to a new session or to one that is taken up."""
+async def connection_to(service: Server, index: int) -> socket.socket:
+    """Return a connection that a process has accepted."""
     other = processes(service, "supervised_api")[1 - index]
-    url = f"{service.url.replace('http', 'ws')}/v1/realtime" + (f"?session={session}" if session else "")
     host, port = service.url.removeprefix("http://").split(":")
     other.suspend()
     try:
@@ -47,10 +46,17 @@ async def opened_at(service: Server, index: int, session: str = "") -> AsyncIter
         await asyncio.wait_for(reader.readuntil(b"}"), HANG_SECONDS)
     finally:
         other.resume()
-    connection = writer.get_extra_info("socket").dup()
+    connection: socket.socket = writer.get_extra_info("socket").dup()
     writer.transport.abort()
-    async with connect(url, sock=connection) as socket:
-        yield Raw(socket)
+    return connection
+
+
+@asynccontextmanager
+async def opened_at(service: Server, index: int, session: str = "") -> AsyncIterator[Raw]:
+    """Yield a connection that reaches a process, to a new session or to one that is taken up."""
+    url = f"{service.url.replace('http', 'ws')}/v1/realtime" + (f"?session={session}" if session else "")
+    async with connect(url, sock=await connection_to(service, index)) as client:
+        yield Raw(client)
 
 
 async def test_a_session_is_taken_up_at_the_other_process(start: Callable[..., Server]):
