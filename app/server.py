@@ -43,6 +43,7 @@ from app.observe.collectors import (
     RefusedKeysCollector,
     RequestPaceCollector,
     SharedUseCollector,
+    SiblingCollector,
     StoreCollector,
     StoredRecordsCollector,
 )
@@ -317,6 +318,8 @@ def _collect(service: Service, logs: LogWriter | None, connections: ConnectionLi
     registry.register(StoredRecordsCollector(service.store, service.unstored, model))
     registry.register(ConnectionCollector(connections, model))
     registry.register(RefusedKeysCollector(service.refused_keys, model))
+    if (siblings := service.siblings) is not None:
+        registry.register(SiblingCollector(lambda: siblings.websockets, model))
     if service.metering is not None:
         registry.register(MeteringCollector(service.metering, model))
     if service.state_file is not None:

@@ -57,7 +57,11 @@ class SiblingMiddleware:
                 is_absent = True
             else:
                 if forwarded is not None:
-                    await forwarded(scope, receive, send)
+                    self._siblings.websockets += forwarded.is_upgraded
+                    try:
+                        await forwarded(scope, receive, send)
+                    finally:
+                        self._siblings.websockets -= forwarded.is_upgraded
                     return
             if not (held.is_elsewhere or is_absent) or time.monotonic() >= ends_at:
                 break

@@ -176,6 +176,7 @@ class Siblings:
     def __init__(self, index: int, ports: Sequence[int]) -> None:
         """index: of this process. ports: of all of them."""
         self.index = index
+        self.websockets = 0  # open ones whose bytes are passed on
         self._ports = ports
 
     @property

@@ -108,7 +108,8 @@ async def opened(url: str, session: str, **options) -> AsyncIterator[ClientConne
 async def test_messages_pass_in_both_directions():
     """Of any size and in fragments, with the client's address and subprotocol."""
     chance = random.Random(5)
-    async with service() as (_, other, url), opened(url, "echo", subprotocols=["realtime"]) as client:
+    async with service() as (first, other, url), opened(url, "echo", subprotocols=["realtime"]) as client:
+        assert (first.siblings.websockets, other.siblings.websockets) == (1, 0)
         assert client.subprotocol == "realtime" and other.clients == [LOOPBACK]
         for size in (0, 1, 125, 126, 70_000, 900_000):
             text = "".join(chance.choices("abcdé\n", k=size))
@@ -135,7 +136,7 @@ async def test_a_client_that_does_not_wait_for_the_answer_is_understood():
 
 async def test_closes_and_losses_are_passed_on():
     """A session is kept if the client has lost its connection, and not if it has closed it."""
-    async with service() as (_, other, url):
+    async with service() as (first, other, url):
         async with opened(url, "echo") as client:
             await client.send("close")
             with pytest.raises(ConnectionClosed) as closed:
@@ -153,6 +154,8 @@ async def test_closes_and_losses_are_passed_on():
             with pytest.raises(ConnectionClosed) as closed:
                 await client.recv()
             assert closed.value.rcvd is None
+        while first.siblings.websockets:
+            await asyncio.sleep(0.01)
 
 
 async def stop_connections(process: Process) -> None:
