@@ -77,6 +77,7 @@ async def test_a_chain_goes_on_at_the_other_process(service: Server, first: http
     back = await post(first, RESPONSES, input="Thanks.", previous_response_id=continued[0]["id"], **FIELDS)
     same = await post(first, RESPONSES, input="Thanks.", previous_response_id=wanted["id"], **FIELDS)
     assert text_of(third) == text_of(back) == text_of(same)
+    assert {each["usage"]["input_tokens"] for each in (third, back)} == {same["usage"]["input_tokens"]}
 
 
 async def test_a_response_of_the_other_process_is_cancelled(service: Server, first: httpx.Client):
