@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import httpx
 import psutil
@@ -35,8 +35,12 @@ def service() -> Iterator[Server]:
 
 def processes(service: Server, module: str) -> list[psutil.Process]:
     """Return the child processes that run a module, in order of their start."""
-    children = psutil.Process(service.process.pid).children()
-    return [child for child in children if f"app.cli.{module}" in child.cmdline()]
+    found: list[psutil.Process] = []
+    for child in psutil.Process(service.process.pid).children():
+        with suppress(psutil.NoSuchProcess):  # it was killed, and its parent has not noticed that yet
+            if f"app.cli.{module}" in child.cmdline():
+                found.append(child)
+    return found
 
 
 @contextmanager
