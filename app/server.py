@@ -29,7 +29,8 @@ from app.generation.registry import StreamRegistry
 from app.http.assets import Assets
 from app.http.root_path import RootPathMiddleware
 from app.http.security import HostMiddleware, cross_origin, machine_names
-from app.http.siblings import SiblingMiddleware, Siblings
+from app.http.sibling_middleware import SiblingMiddleware
+from app.http.siblings import Siblings
 from app.observe.collectors import (
     AdmissionCollector,
     BodyCollector,
@@ -42,6 +43,7 @@ from app.observe.collectors import (
     RefusedKeysCollector,
     RequestPaceCollector,
     SharedUseCollector,
+    SiblingCollector,
     StoreCollector,
     StoredRecordsCollector,
 )
@@ -65,6 +67,7 @@ from app.routes import (
     realtime,
     requests,
     responses_socket,
+    sibling_answers,
     streams,
 )
 from app.routes import text as text_routes
@@ -190,6 +193,7 @@ def create_app(
             Route("/livez", ops.livez),
             Route("/drain", ops.drain, methods=["POST"]),
             Route("/metrics", ops.metrics),
+            *(sibling_answers.ROUTES if siblings is not None else ()),
         ],
         middleware=[
             Middleware(RequestLog, registry=service.registry),
@@ -224,6 +228,7 @@ def _open(service: Service) -> Found | None:
     service.limits.on_change = state_file.rates.changed
     service.refused_keys.on_change = state_file.refused_keys.changed
     _ = service.text.digest  # computed before requests arrive, as it takes some time
+    service.sessions.is_stored = True
     registry.has_predecessor = service.sessions.has_predecessor = state_file.is_waiting
     return None if state_file.is_waiting else _restore(service, state_file, state_file.read())
 
@@ -313,6 +318,8 @@ def _collect(service: Service, logs: LogWriter | None, connections: ConnectionLi
     registry.register(StoredRecordsCollector(service.store, service.unstored, model))
     registry.register(ConnectionCollector(connections, model))
     registry.register(RefusedKeysCollector(service.refused_keys, model))
+    if (siblings := service.siblings) is not None:
+        registry.register(SiblingCollector(lambda: siblings.websockets, model))
     if service.metering is not None:
         registry.register(MeteringCollector(service.metering, model))
     if service.state_file is not None:

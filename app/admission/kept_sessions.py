@@ -65,6 +65,7 @@ class KeptSessions(Generic[S]):
         self.ended = dict.fromkeys((RESUMED, EXPIRED, EVICTED), 0)  # number of kept sessions, by what ended the time
         self.bytes = 0
         self.awaited: set[str] = set()  # ids of sessions of an earlier process that are not restored yet
+        self.is_stored = False  # sessions outlive the process, which is started again
         self.has_predecessor = False  # another process still has the store, with sessions that are not known here
         self._connected: dict[str, S] = {}
         self._kept: OrderedDict[str, _Kept[S]] = OrderedDict()
@@ -110,10 +111,11 @@ class KeptSessions(Generic[S]):
         kept = self._kept.get(session_id)
         session = self._connected.get(session_id) if kept is None else kept.session
         if session is None or session.owner != owner:
+            end = "" if self.is_stored else ", and without --store it ends with its server process"
             raise ApiError(
                 404,
                 f"there is no session {session_id[:80]!r}; a session is kept for {KEEP_SECONDS:g} s after its "
-                "connection was lost; open a new one without the parameter session",
+                f"connection was lost{end}; open a new one without the parameter session",
                 param="session",
                 code="session_not_found",
             )

@@ -167,10 +167,8 @@ class MemoryStore:
         record = self._completions.get(completion_id, owner)
         return record if record is not None and record.body else None
 
-    async def completions(self, owner: str, window: CompletionWindow) -> Page[StoredCompletion] | None:
-        own = [record for record in self._completions if record.owner == owner and record.body]
-        listed = sorted(filter(window.includes, own), key=lambda record: (record.created, record.id))
-        return window.select(listed)
+    async def completions(self, owner: str, window: CompletionWindow) -> Page[StoredCompletion]:
+        return window.select(record for record in self._completions if record.owner == owner and record.body)
 
     async def delete_completion(self, completion_id: str, owner: str) -> bool:
         return await self.completion(completion_id, owner) is not None and self._completions.remove(completion_id)

@@ -5,7 +5,7 @@ Items and answers are the JSON that clients see. A store knows nothing about pro
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
@@ -13,6 +13,7 @@ import msgspec
 
 RECORD_BYTES = 1024  # counted for each record beside its contents
 ITEM_BYTES = 512  # counted for each item beside its JSON
+MAX_PAGE_BYTES = 16 << 20  # of chat completions in one page, which has fewer entries then
 
 
 class StoredItem(msgspec.Struct, frozen=True):
@@ -139,16 +140,63 @@ class Window:
         return Page(listed[start : start + self.limit], start + self.limit < len(listed))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompletionWindow(Window):
-    """Part of the list of an owner's chat completions of a model, if one is given, with all of some metadata."""
+# Place of a chat completion in a list: the time of its creation, and its id.
+Position = tuple[float, str]
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionWindow:
+    """Part of the list of an owner's chat completions of a model, if one is given, with all of some metadata.
+
+    The list is in the order of positions, or in the reverse order. after: position of the entry before the part; None:
+    it begins with the first entry.
+    """
+
+    limit: int
+    is_ascending: bool = True
+    after: Position | None = None
     model: str | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
 
     def includes(self, record: StoredCompletion) -> bool:
         """Return whether a record is in the list."""
         return self.model in (None, record.model) and self.metadata.items() <= record.metadata.items()
+
+    def select(self, records: Iterable[StoredCompletion]) -> Page[StoredCompletion]:
+        """Return the part of a list with some records, in any order."""
+        listed = sorted(filter(self.includes, records), key=_position, reverse=not self.is_ascending)
+        return self.cut(record for record in listed if self.after is None or self._precedes(self.after, record))
+
+    def cut(self, records: Iterable[StoredCompletion]) -> Page[StoredCompletion]:
+        """Return the first records of the rest of a list, as many as a page has."""
+        found: list[StoredCompletion] = []
+        size = 0
+        for record in records:
+            if len(found) == self.limit or size > MAX_PAGE_BYTES:
+                return Page(found, has_more=True)
+            found.append(record)
+            size += len(record.body)
+        return Page(found, has_more=False)
+
+    def merge(self, pages: Sequence[Page[StoredCompletion]]) -> Page[StoredCompletion]:
+        """Return the part of a list whose entries are in several stores, from the same part of the list of each."""
+        records = {record.id: record for page in pages for record in page.records}
+        listed = sorted(records.values(), key=_position, reverse=not self.is_ascending)
+        # A page with more after it says nothing of the entries after its last one.
+        ends = [_position(page.records[-1]) for page in pages if page.has_more]
+        if not ends:
+            return self.cut(listed)
+        end = min(ends) if self.is_ascending else max(ends)
+        page = self.cut(record for record in listed if not self._precedes(end, record))
+        return Page(page.records, has_more=True)
+
+    def _precedes(self, position: Position, record: StoredCompletion) -> bool:
+        """Return whether a position is before a record in the order of the list."""
+        return position < _position(record) if self.is_ascending else position > _position(record)
+
+
+def _position(record: StoredCompletion) -> Position:
+    return record.created, record.id
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,9 +287,9 @@ class ConversationStore(Protocol):
         """Return a chat completion that has ended."""
         ...
 
-    async def completions(self, owner: str, window: CompletionWindow) -> Page[StoredCompletion] | None:
-        """Return part of the list of an owner's chat completions that have ended, the oldest first, whose messages may
-        be left out; None if it has no entry with the id `after`.
+    async def completions(self, owner: str, window: CompletionWindow) -> Page[StoredCompletion]:
+        """Return part of the list of an owner's chat completions that have ended. Their messages may be left out. A
+        page with more entries after it is not empty.
         """
         ...
 

@@ -1,8 +1,8 @@
 """Siblings: the API processes that share a port, and the forwarding of requests among them.
 
 A connection reaches any of the processes, but streams, stored responses and idempotency keys are in the memory of one.
-A request for an ID that is not known here is forwarded to the process that knows it, over a loopback socket of that
-process, and its answer is passed on as it arrives.
+Requests are forwarded over a loopback socket of each process, and answers are passed on as they arrive.
+`sibling_middleware.py` decides which requests.
 """
 
 from __future__ import annotations
@@ -10,30 +10,28 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import re
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from urllib.parse import urlencode
 
 import httptools
-from starlette.responses import JSONResponse, Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from app.errors import ApiError
 from app.http.disconnect import cancel_on_disconnect
+from app.http.tunnel import RAW_CONNECTION, RawConnection, tunnel
 
 LOOPBACK = "127.0.0.1"
 CLIENT_HEADER = b"x-carousel-client"  # address of the client, in requests of siblings
 HELD_CODE = b'"held_elsewhere"'  # error code of an answer that another process computes
 # Error codes of requests whose bodies name what another process may have.
 UNKNOWN_CODES = ("previous_response_not_found", "conversation_not_found", "item_not_found")
-# until a process that was killed has lost its requests, or is started again
-HELD_SECONDS, POLL_SECONDS = 2.0, 0.1
+POLL_SECONDS = 0.1
 CONNECT_SECONDS = 5.0  # for a process that is being started again
+ANSWER_SECONDS = 5.0  # for the answer to a question, which needs no text from the model
 READ_BYTES = 1 << 16
-MAX_BODY_BYTES = 256 << 10  # of a request by ID that may be forwarded; a longer one is answered here
-# Requests by the ID of something that one process has. The routes of an input's tokens have no ID.
-BY_ID = re.compile(r"/v1/(streams|requests|responses(?!/input_tokens)|conversations|chat/completions)/[^/]")
 HOP_BY_HOP = {b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"expect"}
 
 log = logging.getLogger("carousel.siblings")
@@ -68,7 +66,13 @@ class Forwarded(Response):
         self._writer = writer
         self._parsed = _Parsed()
         self._parser = httptools.HttpResponseParser(self._parsed)
+        self._rest = b""  # of a WebSocket, after the head
         self.background = None
+
+    @property
+    def is_upgraded(self) -> bool:
+        """Return whether the sibling has accepted a WebSocket."""
+        return self.status_code == 101
 
     async def read_head(self) -> None:
         """Read the head. Raises `OSError` if the sibling has gone."""
@@ -100,6 +104,9 @@ class Forwarded(Response):
         self._writer.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await self._answer_handshake(scope, receive, send)
+            return
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             async with cancel_on_disconnect(receive):
@@ -111,14 +118,46 @@ class Forwarded(Response):
         finally:
             self.close()
 
+    async def _answer_handshake(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on the refusal of a WebSocket, or its acceptance and then all bytes, as they come."""
+        try:
+            if not self.is_upgraded:
+                headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in self.raw_headers}
+                await Response(await self.read_body(), self.status_code, headers)(scope, receive, send)
+                return
+            raw: RawConnection = scope["extensions"][RAW_CONNECTION]["take"]()
+            subprotocol = dict(self.raw_headers).get(b"sec-websocket-protocol")
+            await send({"type": "websocket.accept", "subprotocol": subprotocol and subprotocol.decode("latin-1")})
+            await tunnel(raw, self._reader, self._writer, self._rest)
+        except OSError as error:  # the connection ends without a close frame, so that the client takes the session up
+            log.warning("a WebSocket to another API process was cut off: %s", error)
+        finally:
+            self.close()
+
     async def _read(self) -> None:
         data = await self._reader.read(READ_BYTES)
         if not data:
             raise ConnectionResetError("the API process that has the answer has ended")
         try:
             self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._rest = data[upgrade.args[0] :]
         except httptools.HttpParserError as error:
             raise ConnectionResetError(f"its answer cannot be read: {error}") from None
+
+
+class _RefusalFields(msgspec.Struct, frozen=True):
+    """Fields of an error."""
+
+    message: str
+    param: str | None = None
+    code: str | None = None
+
+
+class _Refusal(msgspec.Struct, frozen=True):
+    """Body of an error."""
+
+    error: _RefusalFields
 
 
 class SiblingAbsent(Exception):
@@ -137,6 +176,7 @@ class Siblings:
     def __init__(self, index: int, ports: Sequence[int]) -> None:
         """index: of this process. ports: of all of them."""
         self.index = index
+        self.websockets = 0  # open ones whose bytes are passed on
         self._ports = ports
 
     @property
@@ -163,7 +203,9 @@ class Siblings:
         try:
             writer.write(b"".join(_request(scope, body)))
             await writer.drain()
-            await forwarded.read_head()
+            # A handshake is answered at once.
+            async with asyncio.timeout(ANSWER_SECONDS if scope["type"] == "websocket" else None):
+                await forwarded.read_head()
         except BaseException:
             forwarded.close()
             raise
@@ -187,6 +229,26 @@ class Siblings:
             raise SiblingAbsent
         return None
 
+    async def ask(self, number: int, scope: Scope, path: str, query: Mapping[str, str] | None = None) -> bytes | None:
+        """Return the answer of a process to a question of the client of `scope`, None if it does not know what the
+        path names. Raises `SiblingAbsent`, and the `ApiError` that it answers with.
+        """
+        question = {"type": "http", "raw_path": path.encode(), "query_string": urlencode(query or {}).encode()}
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                forwarded = await self.forward(number, {**scope, **question})
+                try:
+                    body = await forwarded.read_body()
+                finally:
+                    forwarded.close()
+        except OSError:  # a timeout is one
+            raise SiblingAbsent from None
+        if forwarded.status_code == 200:
+            return body
+        if forwarded.status_code == 404:
+            return None
+        raise _error_of(forwarded, body)
+
     async def _connect(self, number: int, wait_seconds: float) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         ends_at = time.monotonic() + wait_seconds
         while True:
@@ -196,72 +258,6 @@ class Siblings:
                 if time.monotonic() >= ends_at:
                     raise
             await asyncio.sleep(POLL_SECONDS)
-
-
-class SiblingMiddleware:
-    """Middleware that answers a request by ID with the answer of the process that knows the ID. Pure ASGI."""
-
-    def __init__(self, app: ASGIApp, siblings: Siblings) -> None:
-        self._app = app
-        self._siblings = siblings
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._siblings.has_sent(scope):
-            scope["client"] = _client_of(scope["headers"])
-            await self._app(scope, receive, send)
-        elif scope["type"] == "http" and BY_ID.match(scope["path"]) and _may_forward(scope):
-            await self._answer(scope, receive, send)
-        else:
-            await self._app(scope, receive, send)
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer here, or pass on the answer of the sibling that knows the ID."""
-        body = await _read_body(receive)
-        if body is None:
-            return  # the client has left
-        ends_at = time.monotonic() + HELD_SECONDS
-        while True:
-            held = _HeldBack(send)
-            await self._app(dict(scope), _replayed(body, receive), held)
-            if not held.messages:
-                return
-            is_absent = False
-            try:
-                forwarded = await self._siblings.find(scope, body)
-            except SiblingAbsent:
-                is_absent = True
-            else:
-                if forwarded is not None:
-                    await forwarded(scope, receive, send)
-                    return
-            if not (held.is_elsewhere or is_absent) or time.monotonic() >= ends_at:
-                break
-            await asyncio.sleep(POLL_SECONDS)  # its process has died, and the engine is about to notice
-        if is_absent and not held.is_elsewhere:
-            error = sibling_absent()
-            await JSONResponse(error.body, error.status, error.headers)(scope, receive, send)
-            return
-        for message in held.messages:
-            await send(message)
-
-
-class _HeldBack:
-    """`send` of an application that holds back an answer about an unknown ID."""
-
-    def __init__(self, send: Send) -> None:
-        self.messages: list[Message] = []
-        self._send = send
-
-    async def __call__(self, message: Message) -> None:
-        if self.messages or (message["type"] == "http.response.start" and message["status"] in (404, 410, 503)):
-            self.messages.append(message)
-        else:
-            await self._send(message)
-
-    @property
-    def is_elsewhere(self) -> bool:
-        """Return whether an engine computes the answer for another process."""
-        return any(HELD_CODE in message.get("body", b"") for message in self.messages)
 
 
 async def _is_missing(forwarded: Forwarded) -> bool:
@@ -274,50 +270,28 @@ async def _is_missing(forwarded: Forwarded) -> bool:
     return HELD_CODE in body or any(f'"{code}"'.encode() in body for code in UNKNOWN_CODES)
 
 
-def _may_forward(scope: Scope) -> bool:
-    """Return whether the body of a request is short enough to be kept."""
-    headers = dict(scope["headers"])
-    length = headers.get(b"content-length", b"0")
-    return b"transfer-encoding" not in headers and length.isdigit() and int(length) <= MAX_BODY_BYTES
-
-
-async def _read_body(receive: Receive) -> bytes | None:
-    """Return the body of a request; None if the client has left."""
-    pieces: list[bytes] = []
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        pieces.append(message.get("body", b""))
-        if not message.get("more_body", False):
-            return b"".join(pieces)
-
-
-def _replayed(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` with a body that was read."""
-    messages: list[Any] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def replay() -> Message:
-        return messages.pop() if messages else await receive()
-
-    return replay
-
-
-def _client_of(headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, int] | None:
-    """Return the address of the client of a forwarded request."""
-    host = dict(headers).get(CLIENT_HEADER, b"").decode("latin-1")
-    return (host, 0) if host else None
+def _error_of(answer: Forwarded, body: bytes) -> ApiError:
+    """Return the error that a process answers with."""
+    try:
+        error = msgspec.json.decode(body, type=_Refusal).error
+    except msgspec.MsgspecError:
+        error = _RefusalFields(message="another API process cannot answer")
+    retry = dict(answer.raw_headers).get(b"retry-after")
+    headers = {} if retry is None else {"Retry-After": retry.decode("latin-1")}
+    return ApiError(answer.status_code, error.message, param=error.param, code=error.code, headers=headers)
 
 
 def _request(scope: Scope, body: bytes) -> Iterable[bytes]:
     """Yield the parts of a request for a sibling."""
     target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
-    yield b"%s %s HTTP/1.1\r\n" % (scope["method"].encode(), target)
+    is_socket = scope["type"] == "websocket"
+    yield b"%s %s HTTP/1.1\r\n" % (b"GET" if is_socket else scope["method"].encode(), target)
     for name, value in scope["headers"]:
         if name not in HOP_BY_HOP and name not in (b"content-length", CLIENT_HEADER):
             yield b"%s: %s\r\n" % (name, value)
     host = scope["client"][0] if scope.get("client") else ""
-    yield b"connection: close\r\n%s: %s\r\n" % (CLIENT_HEADER, host.encode("latin-1"))
+    yield b"connection: upgrade\r\nupgrade: websocket\r\n" if is_socket else b"connection: close\r\n"
+    yield b"%s: %s\r\n" % (CLIENT_HEADER, host.encode("latin-1"))
     if body:
         yield b"content-length: %d\r\n" % len(body)
     yield b"\r\n"

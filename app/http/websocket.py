@@ -17,6 +17,7 @@ from websockets.server import ServerProtocol
 
 from app.http.message_memory import MessageMemory
 from app.http.slow_client import SlowClientGuard
+from app.http.tunnel import RAW_CONNECTION, RawConnection
 from app.observe.request_log import client_request_id, new_request_id
 from app.streams.tail import DIRECT_WRITE
 
@@ -53,6 +54,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     _control_frames = 0  # in the second that began at `_second_began`
     _second_began = 0.0
     on_lost: Callable[[], None] | None = None  # called once; set by the protocol that handed the connection over
+    _raw: RawConnection | None = None  # for the process that parses the client's bytes, if this one does not
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -68,6 +70,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self._memory.close()
         self._slow_client_guard.end()
         self._unparsed.clear()
+        if self._raw is not None:
+            self._raw.end()
         if self.on_lost is not None:
             self.on_lost()
         super().connection_lost(exc)
@@ -79,6 +83,9 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def data_received(self, data: bytes) -> None:
         if self.conn.eof_sent:  # our side has ended, and nothing more is read
             return
+        if self._raw is not None:
+            self._raw.receive(data)
+            return
         self._unparsed += data
         if self._next_parse is None:
             self._parse()
@@ -88,6 +95,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def _parse(self) -> None:
         """Parse and handle a bounded number of frames; schedule the next call if bytes remain."""
         self._next_parse = None
+        if self._raw is not None:
+            return
         frames = 0
         while self._unparsed and not self._is_blocked and frames < MAX_FRAMES_PER_TURN:
             piece = bytes(self._unparsed[:MAX_PARSE_BYTES])
@@ -156,10 +165,24 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
         if self.response.status_code == 101:
-            self.scope["extensions"][DIRECT_WRITE] = {"write": self.write}
+            self.scope["extensions"] |= {DIRECT_WRITE: {"write": self.write}, RAW_CONNECTION: {"take": self._take_raw}}
             self._memory = MessageMemory(
                 self.scope["extensions"], self.config.ws_max_size, self._unblock, self._refuse_message
             )
+
+    def _take_raw(self) -> RawConnection:
+        """Return the connection, whose bytes are not parsed any more. The handshake is still to be accepted."""
+        self._raw = RawConnection(self.transport, self.writable, bytes(self._unparsed))
+        self._unparsed.clear()
+        return self._raw
+
+    def start_keepalive(self) -> None:
+        if self._raw is None:  # else the process that parses the bytes sends pings
+            super().start_keepalive()
+
+    def shutdown(self) -> None:
+        if self._raw is None:  # else the process that parses the bytes sends the close frame, as it stops too
+            super().shutdown()
 
     def write(self, messages: list[bytes]) -> bool:
         """Write text messages. Return False, with nothing written, if the socket is full or the connection not open."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -274,6 +274,21 @@ class KeptSessionCollector(Collector):
         for reason, count in self._sessions.ended.items():
             ended.add_metric([self._model, reason], count)
         yield ended
+
+
+class SiblingCollector(Collector):
+    """Reads the WebSockets that are passed on to other API processes."""
+
+    def __init__(self, websockets: Callable[[], int], model: str) -> None:
+        """websockets: returns their number."""
+        self._websockets = websockets
+        self._model = model
+
+    def collect(self) -> Iterator[Metric]:
+        text = "Open WebSockets whose bytes are passed on to the API process that has their session."
+        passed_on = GaugeMetricFamily("carousel:forwarded_websockets", text, labels=("model_name",))
+        passed_on.add_metric([self._model], self._websockets())
+        yield passed_on
 
 
 class IdempotencyCollector(Collector):

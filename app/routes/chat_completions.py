@@ -6,19 +6,18 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from app.conversations.store import CompletionWindow, Page, StoredCompletion, StoredItem
+from app.conversations.store import Page, StoredCompletion, StoredItem
 from app.errors import ApiError
 from app.http.json_body import MAX_INLINE_BYTES
 from app.protocols.chat import ChatRequest
 from app.protocols.chat_stored import CompletionObserver, completion_body, stored_messages
 from app.protocols.conversations import MetadataRequest
 from app.routes import authenticate_request, get_service
+from app.routes.completion_list import list_completions
 from app.routes.conversations import read_body
-from app.routes.listing import list_response, page, parameters, unknown_entry
+from app.routes.listing import list_response, page
 from app.routes.paced_route import PacedRoute
 from app.routes.text import Arrived, answer
-
-METADATA_QUERY = "metadata["  # beginning of a query parameter that selects by metadata
 
 
 async def chat_completions(request: Request) -> Response:
@@ -53,12 +52,6 @@ async def complete_chat(arrived: Arrived[ChatRequest]) -> ChatRequest:
 async def _list(request: Request) -> Response:
     """Return the stored chat completions of the key."""
     tenant, service = authenticate_request(request), get_service(request)
-    if service.siblings is not None:
-        message = (
-            "stored chat completions cannot be listed with --api-processes above 1, as each process has its own; read "
-            "one by its id"
-        )
-        raise ApiError(501, message, code="unsupported_operation")
     await service.request_pace.wait_turn(tenant.id)
     if not service.settings.requires_keys:
         message = (
@@ -66,16 +59,7 @@ async def _list(request: Request) -> Response:
             "one by its id"
         )
         raise ApiError(403, message, code="api_key_required")
-    wanted = {
-        name[len(METADATA_QUERY) : -1]: value
-        for name, value in request.query_params.items()
-        if name.startswith(METADATA_QUERY) and name.endswith("]")
-    }
-    model = request.query_params.get("model")
-    window = CompletionWindow(**parameters(request, "asc"), model=model, metadata=wanted)
-    found = await service.store.completions(tenant.owner, window)
-    if found is None:
-        raise unknown_entry(window)
+    found = await list_completions(request, tenant.owner)
     return list_response(
         Page([StoredItem(record.id, completion_body(record)) for record in found.records], found.has_more)
     )

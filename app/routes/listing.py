@@ -30,7 +30,7 @@ def page(request: Request, items: Sequence[StoredItem], order: str) -> Response:
     window = Window(**parameters(request, order))
     found = window.select(items)
     if found is None:
-        raise unknown_entry(window)
+        raise unknown_entry(window.after or "")
     return list_response(found)
 
 
@@ -43,9 +43,9 @@ def parameters(request: Request, order: str) -> WindowFields:
     return {"limit": limit, "is_ascending": order == "asc", "after": request.query_params.get("after")}
 
 
-def unknown_entry(window: Window) -> ApiError:
-    """Return the error (400) for a window after an entry that does not exist."""
-    message = f"after must be the id of an entry of the list, got {(window.after or '')[:80]!r}"
+def unknown_entry(given: str) -> ApiError:
+    """Return the error (400) for an `after` that names no entry."""
+    message = f"after must be the id of an entry of the list, got {given[:80]!r}"
     return ApiError(400, message, param="after", code="invalid_value")
 
 

@@ -164,6 +164,7 @@ class Session:
     def attach(self, tenant: Tenant, send: Send, write: Write, request_id: str) -> None:
         """Continue over another connection."""
         self.tenant, self.send, self.write, self.request_id = tenant, send, write, request_id
+        self.is_announced = True  # the client has named it, also if it was restored
         self.client_stalled, self.displaced, self._released = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._pace.mark_active()
 

@@ -35,6 +35,7 @@ from app.protocols.responses_events import (
     steer_frame,
 )
 from app.routes import adopt_missing, log_ignored_tools, parse_stream_id
+from app.routes.elsewhere import Elsewhere
 from app.routes.frame_pace import FramePace
 from app.routes.openai_responses import live_response, response_not_found
 from app.routes.responses_lane import MAX_STEERS, STEER_EVENTS, Lane, Steer, Turn
@@ -56,7 +57,7 @@ class ResponsesSession:
     once or not at all (`app.streams.tail`).
 
     resume_seconds: for which its responses continue after the connection. detach_memory: returns the memory of the
-    frame that is being handled.
+    frame that is being handled. elsewhere: other API processes, if there are some.
     """
 
     service: Service
@@ -66,6 +67,7 @@ class ResponsesSession:
     request_id: str
     resume_seconds: float = 0.0
     detach_memory: Callable[[], BodyMemory | None] = lambda: None
+    elsewhere: Elsewhere | None = None
     _pace: FramePace = field(default_factory=FramePace)
     _lanes: dict[str | None, Lane] = field(default_factory=dict)
     # input that waits for the outputs of a response's calls, with the lane, by the response's id
@@ -148,16 +150,25 @@ class ResponsesSession:
             lane.task.add_done_callback(self._on_lane_done)
 
     async def _cancel(self, event: ResponseCancel) -> None:
-        """End a response. One that has ended stays as it is."""
-        given, owner = event.response_id, self.tenant.owner
+        """End a response, of any API process. One that has ended stays as it is."""
+        given = event.response_id
         try:
-            await adopt_missing(self.service, parse_stream_id(given), owner)
-            if (live := live_response(self.service, owner, given)) is not None:
-                live[0].cancel()
-            elif await self.service.store.response(given, owner) is None:
-                raise response_not_found(given)
+            try:
+                await self._cancel_own(given)
+            except ApiError:
+                if self.elsewhere is None or not await self.elsewhere.cancel(given):
+                    raise
         except ApiError as error:
             await self._emit(error_frame(error, event_id=event.event_id))
+
+    async def _cancel_own(self, given: str) -> None:
+        """End a response of this process. Raises `ApiError` (404, 503)."""
+        owner = self.tenant.owner
+        await adopt_missing(self.service, parse_stream_id(given), owner)
+        if (live := live_response(self.service, owner, given)) is not None:
+            live[0].cancel()
+        elif await self.service.store.response(given, owner) is None:
+            raise response_not_found(given)
 
     async def _steer(self, event: ResponseSteer, size: int) -> None:
         """Accept input for a running response, and end that one, so that another continues it with the input."""
@@ -243,7 +254,8 @@ class ResponsesSession:
         intake = IntakeTimeline(now, self.request_id)
         intake.body_received(now)
         body: ResponsesRequest = turn.body
-        completed = await complete_response(Arrived(body, turn.size, service, tenant, intake, turn.memory, self.memory))
+        arrived = Arrived(body, turn.size, service, tenant, intake, turn.memory, self.memory, self.elsewhere)
+        completed = await complete_response(arrived)
         [request] = completed.generation_requests(self.resume_seconds, "X-Carousel-Resume")
         turn.begin(await service.generate(await self._with_origin(request, turn), tenant, intake))
         if completed.ignored_tools:

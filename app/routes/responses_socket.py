@@ -9,9 +9,11 @@ from starlette.websockets import WebSocket
 from app.admission.body_budget import BodyMemory
 from app.http.message_memory import HANDLED_MEMORY
 from app.observe.request_log import REQUEST_ID
+from app.routes.elsewhere import Elsewhere
 from app.routes.responses_session import ResponsesSession
-from app.routes.socket_loop import check_handshake, run, sender
+from app.routes.socket_loop import check_handshake, offered_key, run, sender
 from app.routes.text import resume_seconds_of
+from app.service import Service
 from app.streams.tail import direct_write_of
 
 
@@ -28,8 +30,20 @@ async def responses_socket(socket: WebSocket) -> None:
             socket.scope[REQUEST_ID],
             resume_seconds,
             _detach_of(socket),
+            _elsewhere(socket, handshake.service),
         )
         await run(socket, session, handshake.subprotocol)
+
+
+def _elsewhere(socket: WebSocket, service: Service) -> Elsewhere | None:
+    """Return the questions of a client to other API processes, with its key as requests over HTTP have it."""
+    if service.siblings is None:
+        return None
+    headers = socket.scope["headers"]
+    if (key := offered_key(socket)) is not None:
+        own = [(b"authorization", f"Bearer {key}".encode("latin-1"))]
+        headers = [header for header in headers if header[0] != b"authorization"] + own
+    return Elsewhere(service.siblings, {**socket.scope, "headers": headers})
 
 
 def _detach_of(socket: WebSocket) -> Callable[[], BodyMemory | None]:

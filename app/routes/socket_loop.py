@@ -92,9 +92,7 @@ async def check_handshake(socket: WebSocket) -> Handshake:
     instead of the upgrade: before it a connection costs little.
     """
     service = get_service(socket)
-    offered = [protocol.strip() for protocol in socket.headers.get("sec-websocket-protocol", "").split(",")]
-    key = next((p.removeprefix(KEY_PROTOCOL) for p in offered if p.startswith(KEY_PROTOCOL)), None)
-    tenant = authenticate(socket, service.settings, key=key)
+    tenant = authenticate(socket, service.settings, key=offered_key(socket))
     service.check_model(socket.query_params.get("model"))
     service.check_restored()  # what the client asks for would be refused until then
     network = client_network(socket.scope.get("client"))
@@ -105,7 +103,17 @@ async def check_handshake(socket: WebSocket) -> Handshake:
     except ApiError as error:
         service.metrics.count_refusal(tenant, tenant.highest_class, error.code or "other")
         raise
-    return Handshake(socket, service, tenant, network, SUBPROTOCOL if SUBPROTOCOL in offered else None)
+    subprotocol = SUBPROTOCOL if SUBPROTOCOL in _offered(socket) else None
+    return Handshake(socket, service, tenant, network, subprotocol)
+
+
+def offered_key(socket: WebSocket) -> str | None:
+    """Return the key that a client offers as a subprotocol, if any."""
+    return next((each.removeprefix(KEY_PROTOCOL) for each in _offered(socket) if each.startswith(KEY_PROTOCOL)), None)
+
+
+def _offered(socket: WebSocket) -> list[str]:
+    return [protocol.strip() for protocol in socket.headers.get("sec-websocket-protocol", "").split(",")]
 
 
 def sender(socket: WebSocket) -> Send:

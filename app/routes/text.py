@@ -30,6 +30,7 @@ from app.protocols.completions import CompletionRequest
 from app.protocols.responses_encoder import ResponsesEncoder
 from app.protocols.schema import Strict
 from app.routes import authenticate_request, get_service, with_ignored_tools
+from app.routes.elsewhere import Elsewhere
 from app.routes.responses import respond_now, respond_whole, stream
 from app.service import Service
 from app.store.entries import Origin
@@ -49,7 +50,8 @@ class Arrived(Generic[Body]):
     """A valid request with its owner.
 
     size: bytes of its body. memory: reserved for it until its prompt is made. connection: keeps the responses that are
-    not stored, if the request came over one that does.
+    not stored, if the request came over one that does. elsewhere: has what other API processes have stored, if the
+    request cannot be passed on to them.
     """
 
     body: Body
@@ -59,6 +61,7 @@ class Arrived(Generic[Body]):
     intake: IntakeTimeline
     memory: BodyMemory
     connection: ConnectionMemory | None = None
+    elsewhere: Elsewhere | None = None
 
     @property
     def caller(self) -> Caller:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import msgspec
@@ -143,15 +144,14 @@ class FileStore:
             return found
         return await self._file.read(record_queries.completion, completion_id, owner, self._file.since)
 
-    async def completions(self, owner: str, window: CompletionWindow) -> Page[StoredCompletion] | None:
-        after: tuple[float, str] | None = None
-        if window.after is not None:
-            record = await self.completion(window.after, owner)
-            if record is None or not window.includes(record):
-                return None
-            after = record.created, record.id
-        page = await self._file.read(record_queries.completions, owner, window, after, self._file.since)
-        return Page([record for record in page.records if not self._file.is_removed(record.id)], page.has_more)
+    async def completions(self, owner: str, window: CompletionWindow) -> Page[StoredCompletion]:
+        while True:
+            page = await self._file.read(record_queries.completions, owner, window, self._file.since)
+            kept = [record for record in page.records if not self._file.is_removed(record.id)]
+            if kept or not page.has_more:
+                return Page(kept, page.has_more)
+            last = page.records[-1]
+            window = replace(window, after=(last.created, last.id))
 
     async def delete_completion(self, completion_id: str, owner: str) -> bool:
         if await self.completion(completion_id, owner) is None:

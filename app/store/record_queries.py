@@ -18,8 +18,6 @@ from app.conversations.store import (
 )
 from app.store.record_changes import INHERITED, INPUT, OUTPUT
 
-MAX_PAGE_BYTES = 16 << 20  # of chat completions in one page, which has fewer entries then
-
 
 class Unfinished(NamedTuple):
     """Response or chat completion without an end."""
@@ -114,13 +112,11 @@ def completion(connection: sqlite3.Connection, record_id: str, owner: str, since
 
 
 def completions(
-    connection: sqlite3.Connection, owner: str, window: CompletionWindow, after: tuple[float, str] | None, since: float
+    connection: sqlite3.Connection, owner: str, window: CompletionWindow, since: float
 ) -> Page[StoredCompletion]:
-    """Return part of the list of an owner's chat completions, without their messages. after: time and id of the entry
-    before it.
-    """
+    """Return part of the list of an owner's chat completions, without their messages."""
     end = float("-inf") if window.is_ascending else float("inf")
-    created, record_id = after or (end, "")
+    created, record_id = window.after or (end, "")
     values = {
         "owner": owner,
         "since": since,
@@ -129,14 +125,8 @@ def completions(
         "created": created,
         "id": record_id,
     }
-    found: list[StoredCompletion] = []
-    size = 0
-    for row in connection.execute(COMPLETIONS + (ASCENDING if window.is_ascending else DESCENDING), values):
-        if len(found) == window.limit or size > MAX_PAGE_BYTES:
-            return Page(found, has_more=True)
-        found.append(_completion(row))
-        size += len(row[8])
-    return Page(found, has_more=False)
+    rows = connection.execute(COMPLETIONS + (ASCENDING if window.is_ascending else DESCENDING), values)
+    return window.cut(map(_completion, rows))
 
 
 def unfinished(connection: sqlite3.Connection) -> list[Unfinished]:

@@ -128,7 +128,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         "CompletionList",
         summary="List the stored chat completions of the key.",
         parameters=PAGES,
-        errors=(400, 403),
+        errors=(400, 403, 503),
     ),
     ("GET", "/v1/chat/completions/{completion_id}"): Operation(
         CHAT, "ChatCompletion", summary="Return a stored chat completion.", errors=(404,)

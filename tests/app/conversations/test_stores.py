@@ -25,6 +25,7 @@ from app.conversations.store import (
     StoredResponse,
 )
 from app.errors import ApiError
+from app.routes.completion_list import list_part
 from app.store import record_file as record_file_module
 from app.store import writer as writer_module
 from app.store.conversations import FileStore
@@ -115,9 +116,11 @@ async def history(store: ConversationStore, name: str, owner: str = "a") -> list
     return None if found is None else [each.id for each in found]
 
 
-async def listed(store: ConversationStore, owner: str = "a", limit: int = 100, **fields: object) -> list[str] | None:
-    page = await store.completions(owner, CompletionWindow(limit=limit, **fields))
-    return None if page is None else [record.id for record in page.records]
+async def listed(
+    store: ConversationStore, owner: str = "a", limit: int = 100, after: str | None = None, **fields: object
+) -> list[str] | None:
+    part = await list_part(store, owner, CompletionWindow(limit=limit, **fields), after)
+    return None if part is None else [record.id for record in part.records]
 
 
 async def test_a_chain_has_the_items_of_all_its_responses(store: ConversationStore):
@@ -214,7 +217,7 @@ async def test_completions_are_listed_in_pages(store: ConversationStore):
     store.update_completion("k2", {"n": "4"})
     assert await listed(store, metadata={"n": "4"}) == ["k2"]
     page = await store.completions("a", CompletionWindow(limit=4))
-    assert page is not None and not page.has_more
+    assert not page.has_more
 
 
 async def same(stores: Sequence[ConversationStore], ask: Callable[[ConversationStore], Awaitable[Answer]]) -> Answer:

@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator
 import pytest
 from starlette.responses import JSONResponse
 
-from app.http import siblings as siblings_module
-from app.http.siblings import BY_ID, CLIENT_HEADER, LOOPBACK, SiblingAbsent, SiblingMiddleware, Siblings
+from app.http import sibling_middleware
+from app.http.sibling_middleware import BY_ID, SiblingMiddleware
+from app.http.siblings import CLIENT_HEADER, LOOPBACK, SiblingAbsent, Siblings
 from tests.limits import HANG_SECONDS
 
 
@@ -130,7 +131,7 @@ async def test_a_process_that_cannot_be_asked_may_know_an_id(sibling: tuple[Sibl
 @pytest.mark.parametrize("returns", [False, True])
 async def test_an_unknown_id_is_retried_while_a_process_is_started_again(monkeypatch, returns: bool):
     """It gets the answer of that process, or 503 with Retry-After, and never 404 before the process was asked."""
-    monkeypatch.setattr(siblings_module, "HELD_SECONDS", HANG_SECONDS if returns else 0.0)
+    monkeypatch.setattr(sibling_middleware, "HELD_SECONDS", HANG_SECONDS if returns else 0.0)
     with socket.create_server((LOOPBACK, 0)) as closed:
         port = closed.getsockname()[1]
     asked, process = asyncio.Event(), Sibling()

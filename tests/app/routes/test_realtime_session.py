@@ -18,6 +18,7 @@ from websockets.uri import parse_uri
 
 from app.admission.cell_rate import CellRate
 from app.admission.event_pacer import EventPacer
+from app.admission.kept_sessions import KeptSessions
 from app.admission.tenants import tenant_of_key
 from app.http.websocket import WebSocketProtocol
 from app.protocols.realtime_items import ContentPart, MessageFields
@@ -397,6 +398,17 @@ async def test_a_session_that_is_taken_up_sends_its_items_and_responses_again(cl
     assert deltas == ["One ", "two"] and kinds[-1] == "response.done"
     assert [item.text for item in session.items] == ["Hello", "One two"]
     assert session.size > 2 * len("One two")
+
+
+async def test_a_restored_session_outlives_a_connection_that_is_lost_at_once(client):
+    """Its client has named it, though no connection of this process has announced it."""
+    session, sessions = client.session, KeptSessions()
+    session.service.sessions, session.service.draining = sessions, False
+    session.attach(session.tenant, session.send, session.write, "")
+    sessions.connect(session)
+    session.release(is_lost=True)
+    assert len(sessions) == 1
+    assert await sessions.take(session.id, session.owner) is session
 
 
 async def test_a_long_conversation_is_read_in_a_thread(client):
