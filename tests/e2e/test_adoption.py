@@ -41,6 +41,10 @@ TOOLS = {
     "max_tokens": 400,
 }
 STOP = BODIES[CHAT] | {"n": 1, "stop": ["zebra", "the fox"]}
+# Its choices find a stop string at different lengths.
+CHOICES = BODIES[CHAT] | {"n": 3, "stop": ["fox", "zebra"], "temperature": 1.2, "max_tokens": 300}
+LOGPROBS = BODIES[CHAT] | {"n": 1, "logprobs": True, "top_logprobs": 3, "max_tokens": 200}
+ECHO = BODIES["/v1/completions"] | {"echo": True, "logprobs": 2, "n": 2, "max_tokens": 100}
 KINDS = {
     "chat": (CHAT, BODIES[CHAT] | {"n": 1}),
     "completion": ("/v1/completions", BODIES["/v1/completions"]),
@@ -48,6 +52,10 @@ KINDS = {
     "format": (CHAT, FORMAT),
     "tools": (CHAT, TOOLS),
     "stop": (CHAT, STOP),
+    "choices": (CHAT, CHOICES),
+    "logprobs": (CHAT, LOGPROBS),
+    "choices with logprobs": (CHAT, CHOICES | LOGPROBS | {"n": 3, "max_tokens": 150}),
+    "prompt logprobs": ("/v1/completions", ECHO),
 }
 
 
@@ -197,11 +205,3 @@ def test_only_the_owner_gets_an_answer_of_another_process(options: tuple[str, ..
     finally:
         first.stop()
         second.stop()
-
-
-def test_answers_of_several_choices_are_not_continued(survivor: Server, victim: Server):
-    """The order of their tokens is not known, so that a cursor would be wrong."""
-    stream, before = begin_answer(victim, CHAT, BODIES[CHAT], 5)
-    kill(victim)
-    answer = httpx.get(f"{survivor.url}/v1/streams/{stream}", headers={"Last-Event-ID": before[-1][0]})
-    assert answer.status_code == 410
