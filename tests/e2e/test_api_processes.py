@@ -121,7 +121,7 @@ def test_stored_chat_completions_are_not_listed(service: Server):
     assert answer.status_code == 501 and "--api-processes" in answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("kind", ["chat", "format"])
+@pytest.mark.parametrize("kind", ["chat", "format", "choices", "logprobs"])
 def test_an_answer_continues_when_its_process_is_killed(service: Server, kind: str):
     """At any process; the killed one is started again."""
     path, body = KINDS[kind]

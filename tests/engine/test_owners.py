@@ -343,22 +343,6 @@ def test_a_request_that_has_moved_is_not_adopted_from_its_former_engine(worker: 
     assert any(isinstance(message, Adopted) for message in other.read())
 
 
-def test_choices_of_an_orphan_continue_one_by_one(worker: TurnedWorker):
-    """One that the new owner has ended meanwhile ends in the engine too."""
-    first, _ = worker.connect("a"), worker.connect("other")
-    first.submit(request("r", 60, n=3))
-    worker.turn_until(lambda: len(first.tokens("r", 2)) >= 5)
-    output = {choice: tuple(first.tokens("r", choice)[:3]) for choice in (0, 2)}
-    lose(worker, first)
-    again = worker.connect("a")
-    again.submit(request("r", 60, n=3, output_so_far=output))
-    worker.turn_until(lambda: not worker.engine.has_work)
-    worker.turn_until(lambda: True)
-    for choice in (0, 2):
-        assert [*output[choice], *again.tokens("r", choice)] == text_alone([1, 2], choice, 60)
-    assert again.tokens("r", 1) == []
-
-
 def test_orphans_end_after_their_grace(worker: TurnedWorker):
     """They can be adopted until then, and not afterwards."""
     first, other = worker.connect("a"), worker.connect("other")
