@@ -84,8 +84,9 @@ class Adopter:
         tenant = note.tenant(service.settings)
         if tenant is None or note.vocabulary != service.text.digest:  # its key was revoked, or it is another text here
             return False
-        entry = Entry.of(msgspec.structs.replace(request, output_so_far={}), note, adopted_at=time.time())
-        saved = Saved(entry, None, 1, [Token(0, token, None) for token in found.output])
+        entry = Entry.of(msgspec.structs.replace(request, output_so_far={}, sent=None), note, adopted_at=time.time())
+        tokens = [Token(each.choice, each.token_id, each.finish) for each in found.tokens]
+        saved = Saved(entry, None, 1, tokens)
         restored = await restore(service, saved, tenant, _complete)
         generation = restored.generation
         has_stores = service.siblings is not None and service.state_file is not None
@@ -99,7 +100,7 @@ class Adopter:
         service.register(generation, tenant, restored.observer)
         service.metrics.count_adoption(request)
         log.warning("the answer %s of another API process goes on here, after %d tokens", request.id, len(found.output))
-        await replay(generation, saved)
+        await replay(generation, found.output)
         found.release(sink)
         generation.on_reader_left()  # starts the time for which it continues without a reader
         return True

@@ -32,8 +32,6 @@ from app.service import Service
 from app.store.entries import Saved
 from app.store.journal import MAX_STARTS, Journal
 from app.streams.stream_log import Failure
-from engine.orphans import has_known_order
-from engine.types import TokenEvent
 
 log = logging.getLogger("carousel.recovery")
 
@@ -131,7 +129,7 @@ def _is_computed_on(service: Service, saved: Saved) -> bool:
     note = saved.entry.note
     if saved.end is not None or note.tenant(service.settings) is None or note.vocabulary != service.text.digest:
         return False
-    return has_known_order(saved.entry.request) and not any(token.finish for token in saved.tokens)
+    return sum(token.finish is not None for token in saved.tokens) < saved.entry.request.n
 
 
 async def _drop(service: Service, journal: Journal, saved: Saved) -> None:
@@ -162,7 +160,7 @@ async def _restore(service: Service, journal: Journal, saved: Saved, given: Adop
         journal.forget(entry.request.id)
         return False
     recovered = await _recovered(service, saved, tenant)
-    await replay(recovered.generation, saved)
+    await replay(recovered.generation, saved.events())
     if not (_is_whole(saved, recovered.generation) or recovered.generation.log.is_closed):
         return await _continue(service, journal, recovered, given)
     _finish(service, journal, recovered)
@@ -213,7 +211,9 @@ async def _continue(service: Service, journal: Journal, recovered: _Recovered, g
     else:
         output = {choice: saved.output(choice) for choice in generation.unfinished}
         has_output = len(output) < generation.num_choices or any(output.values())
-        request = msgspec.structs.replace(generation.request, output_so_far=output if has_output else {})
+        sent = saved.sent() if generation.num_choices > 1 else None
+        so_far = output if has_output else {}
+        request = msgspec.structs.replace(generation.request, output_so_far=so_far, sent=sent)
         generation.request = service.noted(request, saved.entry.note)
         service.submit(generation, sink, recovered.tenant, recovered.observer)
     generation.on_reader_left()  # starts the time for which it continues without a reader
@@ -221,18 +221,18 @@ async def _continue(service: Service, journal: Journal, recovered: _Recovered, g
 
 
 async def _catch_up(saved: Saved, given: AdoptedRequest, sink: Sink) -> None:
-    """Pass the tokens on that the store lacks, and then the events that have arrived since, and later ones."""
-    tokens = iter(given.output[len(saved.tokens) :])
-    while batch := list(islice(tokens, TOKENS_PER_TURN)):
-        for token in batch:
-            sink(TokenEvent(given.request.id, 0, token))
+    """Pass the output on that the store lacks, and then the events that have arrived since, and later ones."""
+    events = given.output_after(len(saved.tokens))
+    while batch := list(islice(events, TOKENS_PER_TURN)):
+        for event in batch:
+            sink(event)
         await asyncio.sleep(0)
     given.release(sink)
 
 
 def _reason_against(service: Service, saved: Saved, given: AdoptedRequest | None) -> Failure | None:
     """Return why an answer cannot be continued; None if it can."""
-    if given is not None and given.output[: len(saved.tokens)] != saved.output(0):
+    if given is not None and list(saved.events()) != given.tokens[: len(saved.tokens)]:
         return Failure("The engine has other tokens of the answer than the restarted server.", RESTARTED, None)
     if saved.entry.note.fingerprint != service.info.fingerprint:
         return Failure("The server was restarted with another model before the answer was complete.", RESTARTED, None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 
@@ -31,6 +31,7 @@ from app.service import Service
 from app.store.entries import Saved
 from app.streams.stream_log import StreamLog
 from app.streams.timeline import IntakeTimeline
+from engine.types import EndEvent, TokenEvent
 
 TOKENS_PER_TURN = 256  # replayed tokens, which take about 10 ms
 
@@ -84,9 +85,9 @@ async def restore(service: Service, saved: Saved, tenant: Tenant, complete: Comp
     return Restored(saved, tenant, parsed, generation, request.observer, missing)
 
 
-async def replay(generation: Generation, saved: Saved) -> None:
-    """Replay the stored tokens, and let other tasks run between some of them."""
-    events = saved.events()
+async def replay(generation: Generation, output: Iterable[TokenEvent | EndEvent]) -> None:
+    """Replay the output so far, and let other tasks run between some of its events."""
+    events = iter(output)
     while batch := list(islice(events, TOKENS_PER_TURN)):
         generation.replay(batch)
         await asyncio.sleep(0)

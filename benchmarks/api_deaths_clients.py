@@ -19,7 +19,10 @@ TOKENS = 200
 RETRY_SECONDS = 0.05  # pause of a client whose server is gone
 MAX_SECONDS = 180.0  # for an answer
 CHAT, COMPLETIONS, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"
-KINDS = ("chat", "page", "message", "response", "format", "tool", "realtime", "realtime tool", "completion")
+KINDS = (
+    *("chat", "page", "message", "response", "format", "tool", "realtime", "realtime tool", "completion"),
+    *("choices", "logprobs"),
+)
 NUMBERS = {"type": "array", "items": {"type": "integer"}, "minItems": 40, "maxItems": 60}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "numbers", "schema": NUMBERS}}
 PARAMETERS = {"type": "object", "properties": {"numbers": NUMBERS}, "required": ["numbers"]}
@@ -53,6 +56,10 @@ def request(number: int) -> tuple[str, dict[str, Any]]:
             return RESPONSES, {"input": messages, "max_output_tokens": TOKENS, **sampled}
         case "format":
             return CHAT, {**chat, "response_format": FORMAT}
+        case "choices":
+            return CHAT, {**chat, "n": 3, "stop": ["q"]}  # which end at different lengths
+        case "logprobs":
+            return CHAT, {**chat, "logprobs": True, "top_logprobs": 3}
         case "tool":
             tools = [{"type": "function", "function": FUNCTION}]
             return CHAT, {**chat, "tools": tools, "tool_choice": "required"}
@@ -104,7 +111,7 @@ class HttpAnswer(Answer):
                         await self._read(response)
                 except httpx.TransportError:
                     await asyncio.sleep(RETRY_SECONDS)
-        self.text = "".join(map(_text, self.events))
+        self.text = "".join(map(_text, sorted(self.events, key=_choice)))
         self.streams |= {event["id"] for event in self.events if "choices" in event}
 
     def _next(self, key: str) -> dict[str, Any]:
@@ -262,14 +269,21 @@ async def play_undisturbed(url: str, numbers: Sequence[int]) -> list[Answer]:
     return answers
 
 
+def _choice(event: dict[str, Any]) -> int:
+    """Return the choice of an event: choices take turns differently in each run."""
+    return int(event["choices"][0]["index"]) if event.get("choices") else 0
+
+
 def _text(event: dict[str, Any]) -> str:
-    """Return the text, or the arguments of calls, of an event of any protocol over HTTP."""
+    """Return the text, or the arguments of calls, of an event of any protocol over HTTP, with its log-probabilities."""
     if "choices" in event:
         texts = []
         for choice in event["choices"]:
             delta = choice.get("delta", {})
             calls = [call["function"]["arguments"] for call in delta.get("tool_calls") or ()]
             texts.append(choice.get("text") or delta.get("content") or "".join(calls))
+            if choice.get("logprobs"):
+                texts.append(json.dumps(choice["logprobs"]))
         return "".join(texts)
     delta = event.get("delta", "")
     if isinstance(delta, dict):

@@ -6,19 +6,10 @@ Only requests with a note are kept, as nothing else can be made of the tokens of
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
 
 from engine.orphans import Orphan
-from engine.types import Request
 
 MAX_KEPT_BYTES = 64 << 20  # of all ended requests; beyond it the oldest is forgotten
-TOKEN_BYTES = 36  # of a token ID in memory, about
-
-
-def request_bytes(request: Request, output: Iterable[int] = ()) -> int:
-    """Return the bytes of a request and its output in memory, about."""
-    tokens = len(request.prompt) + sum(1 for _ in output)
-    return len(request.note) + len(request.sampling.grammar or "") + TOKEN_BYTES * tokens
 
 
 class EndedRequests:
@@ -39,7 +30,7 @@ class EndedRequests:
         self._kept[ended.request.id] = ended
         if ended.request.alias:
             self._ids[ended.request.alias] = ended.request.id
-        self.bytes += request_bytes(ended.request, ended.output[0])
+        self.bytes += ended.bytes
         while self.bytes > self._max_bytes:
             self.forget(next(iter(self._kept)))
 
@@ -61,6 +52,6 @@ class EndedRequests:
     def forget(self, request_id: str) -> None:
         """Forget a request, if it is kept."""
         if (ended := self._kept.pop(request_id, None)) is not None:
-            self.bytes -= request_bytes(ended.request, ended.output[0])
+            self.bytes -= ended.bytes
             if self._ids.get(ended.request.alias) == request_id:
                 del self._ids[ended.request.alias]

@@ -17,7 +17,7 @@ from engine.prefixes import PrefixChanges
 from engine.tenant_uses import TenantUse, UseReport
 from engine.types import EngineLoad, Event, ModelInfo, Request, Snapshot, Vocabulary
 
-PROTOCOL_VERSION = 3  # of the messages over TCP; both ends have the same
+PROTOCOL_VERSION = 4  # of the messages over TCP; both ends have the same
 MAX_FRAME_BYTES = 256 << 20  # a million-token prompt is about 5 MB
 MAX_HELLO_BYTES = 4 << 10  # of the first frame over TCP, from an unknown sender
 
@@ -153,12 +153,13 @@ class Draining(msgspec.Struct, frozen=True, tag="draining"):
 class Adopted(msgspec.Struct, frozen=True, tag="adopted"):
     """A request that belongs to this connection from now on, or has ended. Its moments are on the engine's clock.
 
-    name: by which it was requested. output: tokens before the events that follow.
+    name: by which it was requested. request: with its output before the events that follow: `output_so_far` and its
+    order, `sent`. With log-probabilities there is no `output_so_far`, as it is computed again: the events that follow
+    begin with those in `sent`.
     """
 
     name: str
     request: EngineRequest
-    output: tuple[int, ...]
 
 
 class NotFound(msgspec.Struct, frozen=True, tag="not_found"):

@@ -3,7 +3,8 @@
 A request belongs to the connection that submitted it. If that is lost, the request is an orphan for a grace: its
 computation goes on and its events are kept, until the same request is submitted again or adopted. An orphan continues
 only for a new owner that has the beginning of its output; otherwise it ends and the request is computed from the
-submitted output, which gives the same text.
+submitted output, which gives the same text. One with log-probabilities, which are not kept, is computed again from its
+prompt for an API process that adopts it.
 """
 
 from __future__ import annotations
@@ -13,14 +14,17 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import cast
 
+from msgspec.structs import replace
+
 from engine.connection import Connection
 from engine.ended_requests import EndedRequests
 from engine.engine import Engine
 from engine.errors import RequestInFlight
 from engine.intake import Intake, refusal
 from engine.ipc import Adopted, EngineRequest, NotFound
-from engine.orphans import Orphan, can_be_adopted
+from engine.orphans import Orphan, can_be_adopted, has_logprobs, with_status
 from engine.scheduling.sequence import Sequence as Choice
+from engine.sent_events import Receiver, Recorder, SentEvents, outputs
 from engine.types import EndEvent, Event, Request, TokenEvent
 
 log = logging.getLogger("carousel.engine")
@@ -28,6 +32,7 @@ log = logging.getLogger("carousel.engine")
 # Orphans beyond which the oldest ends: more than API processes admit together, so that only one that connects again and
 # again reaches it.
 MAX_ORPHANS = 16_384
+MAX_HELD_BYTES = 64 << 20  # of all events that are computed again and wait for their turn
 
 
 class Owners:
@@ -39,7 +44,9 @@ class Owners:
         self._intake = intake
         self._grace_seconds = grace_seconds
         self._clock = clock
-        self._owners: dict[str, list[Event]] = {}  # `events` of a connection or an orphan, by request
+        # `events` of a connection, `sent` of an orphan, or a recorder before either, by request
+        self._owners: dict[str, Receiver] = {}
+        self._replays: dict[str, Recorder] = {}  # of requests that are computed again
         self._orphans: dict[str, Orphan] = {}  # including those that have ended
         self._noted: dict[str, tuple[Choice, str]] = {}  # requests with a note in the engine, and their processes
         self._ended = EndedRequests()
@@ -57,29 +64,35 @@ class Owners:
             # These events have ends. The other requests are not read: there may be many.
             for request_id in {event.request_id for event in events}:
                 if request_id not in self._intake:
-                    del owners[request_id]
+                    owner = owners.pop(request_id)
+                    self._replays.pop(request_id, None)
                     if request_id not in self._orphans:
                         self._forget_alias(request_id)
                     if (noted := self._noted.pop(request_id, None)) is not None:
-                        self._keep(*noted, events)
+                        self._keep(*noted, owner, events)
 
     def submit(self, connection: Connection, request: Request) -> None:
         """Submit a request, or continue the orphan that it is."""
         if (orphan := self._orphans.get(request.id)) is not None:
             self.route(self._intake.take_events())
-            output = {choice: request.output_so_far.get(choice, ()) for choice in request.choices}
+            output = outputs(request)
             if (events := orphan.events_after(output, self._clock())) is not None:
                 for choice in orphan.choices_without(output):
                     self._intake.abort(request.id, choice)
-                self._continue(orphan, connection, events)
+                self.route(self._intake.take_events())
+                self._continue(orphan, connection, _owner_of(request, connection), events)
                 return
             self._end_orphan(request.id)
-        owner = self._owners.get(request.id)
-        if owner is not None and owner is not connection.events:
+        if request.id in self._owners and not self._has(connection, request.id):
             error = RequestInFlight(f"request {request.id!r} is computed for another connection", param="id")
             connection.events += refusal(request, error)
             return
-        self._owners[request.id] = connection.events
+        self._submit(connection, request)
+
+    def _submit(self, connection: Connection, request: Request) -> None:
+        owner = self._owners[request.id] = _owner_of(request, connection)
+        if isinstance(owner, Recorder) and owner.is_replaying:
+            self._replays[request.id] = owner
         self._intake.submit(request)
         if request.alias:
             self._aliases[request.id] = request.alias
@@ -89,34 +102,37 @@ class Owners:
     def submit_compiled(self, connections: Sequence[Connection]) -> None:
         """Submit the requests with compiled grammars."""
         for request in self._intake.submit_compiled():
-            owner = self._owners.get(request.id)
             for connection in connections:
-                if owner is connection.events:
+                if self._has(connection, request.id):
                     self._note(request, connection.process)
 
     def abort(self, connection: Connection, request_id: str, choice: int | None, *, moves: bool = False) -> None:
         """End a request of a connection, or one of its choices. moves: it goes on in another engine."""
-        if self._owners.get(request_id) is connection.events:
+        if self._has(connection, request_id):
             if moves:
                 self._noted.pop(request_id, None)
             self._intake.abort(request_id, choice)
 
     def adopt(self, connection: Connection, name: str, cache_salt: str) -> None:
-        """Give an orphan to a connection, with its output so far, or the output of a request that has ended."""
+        """Give an orphan to a connection, with its output so far, or the output of a request that has ended. One with
+        log-probabilities is computed again.
+        """
         self.route(self._intake.take_events())
         request_id = self._ids.get(name, name)
         orphan = self._adoptable(request_id, name)
         if orphan is None or orphan.request.cache_salt != cache_salt:
             connection.send(NotFound(name, self._holder_salt(request_id, name, connection.process) == cache_salt))
-            return
-        events = orphan.events_after(orphan.output, self._clock())
-        assert events is not None, "an orphan continues its own output"
-        connection.send(Adopted(name, cast(EngineRequest, orphan.request), orphan.output[0]))  # moments on this clock
-        if orphan.request.id in self._owners:
-            self._continue(orphan, connection, events)
+        elif has_logprobs(orphan.request):
+            self._compute_again(orphan, connection, name)
         else:
-            connection.events += events
-            self._give_ended(orphan, connection.process)
+            request = cast(EngineRequest, orphan.adopted_request())  # moments on this clock
+            connection.send(Adopted(name, request))
+            owner = self._owners.get(request_id)
+            if owner is None:
+                connection.events += with_status([orphan.sent.last_end], self._clock())
+                self._give_ended(orphan, connection.process)
+            else:
+                self._continue(orphan, connection, _with_target(owner, connection), [])
 
     def forget(self, request_id: str) -> None:
         """Let no process adopt a request that has ended."""
@@ -125,7 +141,7 @@ class Owners:
     def _adoptable(self, request_id: str, name: str) -> Orphan | None:
         """Return an orphan, or an ended request of a lost connection, if an API process can make its stream."""
         if (orphan := self._orphans.get(request_id)) is not None:
-            return orphan if orphan.is_adoptable else None
+            return orphan if self._can_be_adopted(orphan.request) else None
         ended = self._ended.find(name)
         return None if ended is None or ended.is_held else ended
 
@@ -138,11 +154,16 @@ class Owners:
 
     def lose(self, connection: Connection) -> None:
         """Make orphans of the requests of a lost connection."""
-        lost = [request_id for request_id, owner in self._owners.items() if owner is connection.events]
+        lost = [request_id for request_id in self._owners if self._has(connection, request_id)]
         for request_id in lost:
             request, output = self._intake.state(request_id)
-            orphan = Orphan(request, output, connection.process, self._clock() + self._grace_seconds)
-            self._orphans[request_id], self._owners[request_id] = orphan, orphan.events
+            owner = self._owners[request_id]
+            if isinstance(owner, Recorder):
+                owner.target, sent = None, owner.sent
+            else:
+                sent = self._owners[request_id] = SentEvents.of(output)
+            expires_at = self._clock() + self._grace_seconds
+            self._orphans[request_id] = Orphan(request, tuple(output), sent, connection.process, expires_at)
             self._noted.pop(request_id, None)
         self._ended.lose(connection.process)
         for request_id in list(islice(self._orphans, max(0, len(self._orphans) - MAX_ORPHANS))):
@@ -158,8 +179,11 @@ class Owners:
             self._end_orphan(request_id)
 
     def expire(self) -> None:
-        """End the orphans after their grace, and forget ended requests after it."""
+        """End the orphans after their grace, and forget ended requests after it. End the choices that were computed
+        again beyond their end.
+        """
         now = self._clock()
+        self._check_replays()
         self._ended.expire(now)
         for request_id in [name for name, orphan in self._orphans.items() if orphan.expires_at <= now]:
             self._end_orphan(request_id)
@@ -168,20 +192,57 @@ class Owners:
     def has_requests(self) -> bool:
         """Return whether any request belongs to a connection, or can be adopted by one."""
         orphans = self._orphans
-        return any(request_id not in orphans or orphans[request_id].is_adoptable for request_id in self._owners)
+        return any(
+            request_id not in orphans or self._can_be_adopted(orphans[request_id].request)
+            for request_id in self._owners
+        )
 
-    def _continue(self, orphan: Orphan, connection: Connection, events: list[Event]) -> None:
-        """Give an orphan to a connection, with its current phase and the events that the new owner lacks."""
+    def _has(self, connection: Connection, request_id: str) -> bool:
+        """Return whether a request belongs to a connection."""
+        owner = self._owners.get(request_id)
+        return (owner.target if isinstance(owner, Recorder) else owner) is connection.events
+
+    def _can_be_adopted(self, request: Request) -> bool:
+        return can_be_adopted(request, is_exact=self._engine.info.is_exact)
+
+    def _compute_again(self, orphan: Orphan, connection: Connection, name: str) -> None:
+        """Compute a request from its prompt for a connection that adopts it."""
+        sent, request_id = orphan.sent.freeze(), orphan.request.id
+        if request_id in self._orphans:
+            self._end_orphan(request_id)
+        self._ended.forget(request_id)
+        request = replace(orphan.request, output_so_far={}, waiting_since=None, sent=sent)
+        connection.send(Adopted(name, cast(EngineRequest, request)))
+        self._submit(connection, request)
+
+    def _check_replays(self) -> None:
+        """End choices that go on beyond their known end, and the largest requests whose events take too much memory."""
+        held = sum(recorder.held_bytes for recorder in self._replays.values())
+        while held > MAX_HELD_BYTES:
+            largest = max(self._replays.values(), key=lambda recorder: recorder.held_bytes)
+            held -= largest.held_bytes
+            largest.give_up(f"Its choices, computed again in another order, took more than {MAX_HELD_BYTES} bytes.")
+        for request_id, recorder in list(self._replays.items()):
+            while recorder.cut:
+                self._intake.abort(request_id, recorder.cut.pop())
+            if not recorder.is_replaying:
+                del self._replays[request_id]
+
+    def _continue(self, orphan: Orphan, connection: Connection, owner: Receiver, events: list[Event]) -> None:
+        """Give an orphan to a connection, with its current phase and the events that the new owner lacks. owner: of the
+        connection.
+        """
         request_id = orphan.request.id
         del self._orphans[request_id]
         if request_id not in self._owners:
             self._forget_alias(request_id)
         if request_id in self._owners:
-            self._owners[request_id] = connection.events
+            self._owners[request_id] = owner
             self._note(orphan.request, connection.process)
             self._engine.scheduler.report_status(request_id, self._clock())
             self.route(self._intake.take_events())
-        connection.events += events
+        for event in events:
+            owner.append(event)
 
     def _end_orphan(self, request_id: str) -> None:
         self._intake.abort(request_id)
@@ -196,21 +257,22 @@ class Owners:
 
     def _note(self, request: Request, process: str) -> None:
         """Remember a request of an API process that can be adopted after its end."""
-        if can_be_adopted(request) and (choice := self._intake.sequence(request.id)) is not None:
+        if self._can_be_adopted(request) and (choice := self._intake.sequence(request.id)) is not None:
             self._noted[request.id] = choice, process
 
-    def _keep(self, choice: Choice, process: str, events: Sequence[Event]) -> None:
+    def _keep(self, choice: Choice, process: str, owner: Receiver, events: Sequence[Event]) -> None:
         """Keep the output of a request that has just ended, for a process that adopts it."""
-        request_id = choice.request.id
-        end = next(
-            event
-            for event in events
-            if event.request_id == request_id and isinstance(event, TokenEvent | EndEvent) and event.finish is not None
-        )
-        tokens = choice.tokens[choice.prompt_len :]
-        output = {0: tuple(tokens[:-1] if isinstance(end, TokenEvent) else tokens)}
-        ended = Orphan(choice.request, output, process, self._clock() + self._grace_seconds)
-        ended.events.append(end)
+        request = choice.request
+        if isinstance(owner, Recorder):
+            sent = owner.sent
+        else:
+            end = next(event for event in reversed(events) if event.request_id == request.id and _is_end(event))
+            tokens = choice.tokens[choice.prompt_len :]
+            sent = SentEvents.of({0: tokens[:-1] if isinstance(end, TokenEvent) else tokens})
+            sent.append(end)
+        expires_at = self._clock() + self._grace_seconds
+        kept = replace(request, output_so_far={}, sent=None)
+        ended = Orphan(kept, tuple(request.choices), sent, process, expires_at)
         ended.is_held = True
         self._ended.add(ended)
 
@@ -221,3 +283,21 @@ class Owners:
         ended.process, ended.is_held = process, True
         ended.expires_at = self._clock() + self._grace_seconds
         self._ended.add(ended)
+
+
+def _is_end(event: Event) -> bool:
+    return isinstance(event, TokenEvent | EndEvent) and event.finish is not None
+
+
+def _owner_of(request: Request, connection: Connection) -> Receiver:
+    """Return the receiver of a request's events: the connection, with a recorder before it if their order matters."""
+    has_order = request.note and (request.n > 1 or request.sent is not None)
+    return Recorder(request, connection.events) if has_order else connection.events
+
+
+def _with_target(owner: Receiver, connection: Connection) -> Receiver:
+    """Return the receiver of an orphan's events for a connection."""
+    if not isinstance(owner, Recorder):
+        return connection.events
+    owner.target = connection.events
+    return owner

@@ -184,6 +184,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     note: bytes = b""
     alias: str = ""  # second name by which it can be adopted
     is_trial: bool = False  # it may have ended an engine, and is computed alone until it has made progress
+    # Output of several choices in the order in which it was sent, and more than `output_so_far` if that is computed
+    # again.
+    sent: SentOutput | None = None
 
     @property
     def log_id(self) -> str:
@@ -212,6 +215,18 @@ class TokenEvent(msgspec.Struct, frozen=True, array_like=True, tag="token", gc=F
     finish: FinishReason | None = None
     logprob: float | None = None
     top: tuple[Alternative, ...] = ()
+
+
+class SentOutput(msgspec.Struct, frozen=True, array_like=True):
+    """Output of a request in the order in which it was sent.
+
+    tokens: except for those that ended a choice. choices: a byte for each. ends: of choices, without
+    log-probabilities, each with the number of `tokens` before it.
+    """
+
+    tokens: tuple[int, ...] = ()
+    choices: bytes = b""
+    ends: tuple[tuple[int, TokenEvent | EndEvent], ...] = ()
 
 
 class PromptToken(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from msgspec.structs import replace
 
@@ -17,7 +17,8 @@ from app.engine_client.in_flight import InFlight
 from app.engine_client.in_flight_request import Sink
 from app.engine_client.member import EngineMember, EngineState
 from engine.ipc import Abort, Adopt, Adopted, Forget, NotFound
-from engine.types import Event, Request
+from engine.sent_events import SentEvents
+from engine.types import EndEvent, Event, Request, TokenEvent
 
 POLL_SECONDS = 0.1  # between questions for a request that another process has
 
@@ -29,19 +30,34 @@ class HeldElsewhere(Exception):
 class AdoptedRequest:
     """Request of another API process, and its output so far. Its events wait until there is a sink for them.
 
-    The request has no moments, which are on the clock of the process that has submitted it.
+    The request has no moments, which are on the clock of the process that has submitted it. output: in order; empty if
+    all of it is computed again, and comes as events.
     """
 
     def __init__(self, message: Adopted) -> None:
-        self.output = message.output
-        self.request: Request = replace(
-            message.request, deadline=None, waiting_since=None, output_so_far={0: message.output}
-        )
+        request = message.request
+        self.output: list[TokenEvent | EndEvent] = []
+        if request.output_so_far:
+            self.output += SentEvents(request.sent).events(request.id)
+        self.request: Request = replace(request, deadline=None, waiting_since=None)
         self._waiting: list[Event] = []
         self._sink: Sink = self._waiting.append
 
     def __call__(self, event: Event) -> None:
         self._sink(event)
+
+    @property
+    def tokens(self) -> list[TokenEvent]:
+        """Return the tokens of its output."""
+        return [event for event in self.output if isinstance(event, TokenEvent)]
+
+    def output_after(self, tokens: int) -> Iterator[TokenEvent | EndEvent]:
+        """Yield its output after some tokens, and the ends without a token before them."""
+        count = 0
+        for event in self.output:
+            count += isinstance(event, TokenEvent)
+            if isinstance(event, EndEvent) or count > tokens:
+                yield event
 
     def release(self, sink: Sink) -> None:
         """Pass the events so far to a sink, and later ones too."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 import time
 from array import array
+from collections import Counter
 from collections.abc import Callable, Set
 
 from msgspec.structs import replace
@@ -14,6 +15,7 @@ from msgspec.structs import replace
 from app.streams.status import EngineMoveEvent, MoveReason
 from engine.progress import has_progressed
 from engine.request_logging import log_request
+from engine.sent_events import SentEvents, outputs
 from engine.types import (
     EndEvent,
     Event,
@@ -45,6 +47,7 @@ class InFlightRequest:
         "_has_reported",
         "_is_recalled",
         "_move",
+        "_order",
         "_returned",
         "_running",
         "_wait_cause",
@@ -68,6 +71,9 @@ class InFlightRequest:
         self.request = request
         self.serial = serial
         self.sink = sink
+        self._order = None
+        if request.note and (request.n > 1 or request.sent is not None):
+            self.sink = self._order = _OrderedSink(request, sink)
         # token ids of choices that have not ended
         self.output = {choice: array("I", request.output_so_far.get(choice, ())) for choice in request.choices}
         self.member: int | None = None  # that has it; None: it waits
@@ -118,9 +124,12 @@ class InFlightRequest:
         output: dict[int, tuple[int, ...]] = {}
         if len(self.output) < self.request.n or any(self.output.values()):
             output = {choice: tuple(tokens) for choice, tokens in self.output.items()}
+        sent = None if self._order is None else self._order.sent.freeze()
         if not output and self._waiting_since is None and self.request.is_trial == self.is_suspect:
             return self.request
-        return replace(self.request, output_so_far=output, waiting_since=self._waiting_since, is_trial=self.is_suspect)
+        return replace(
+            self.request, output_so_far=output, waiting_since=self._waiting_since, is_trial=self.is_suspect, sent=sent
+        )
 
     @property
     def num_choices(self) -> int:
@@ -275,3 +284,22 @@ class InFlightRequest:
             was_computing=was_computing,
         )
         self._deliver_to_all(self._move)
+
+
+class _OrderedSink:
+    """Sink of a request whose events have an order to keep: an engine that resumes it lets others adopt it."""
+
+    def __init__(self, request: Request, sink: Sink) -> None:
+        self.sent = SentEvents(request.sent)
+        self._sink = sink
+        self._known = Counter(event.choice for event in self.sent.events_after(request.id, outputs(request)))
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, TokenEvent | EndEvent):
+            if not self._known[event.choice]:
+                self.sent.append(event)
+            elif event.finish is None:  # it was sent before, and is computed again
+                self._known[event.choice] -= 1
+            else:
+                self._known[event.choice] = 0
+        self._sink(event)

@@ -121,11 +121,14 @@ class Generation:
         self._abandon_timer: asyncio.TimerHandle | None = None
         self._deadline_timer: asyncio.TimerHandle | None = None
 
-    def replay(self, events: Iterable[TokenEvent]) -> None:
-        """Write the records of tokens that an earlier process has received, without counting their times."""
+    def replay(self, events: Iterable[TokenEvent | EndEvent]) -> None:
+        """Write the records of events that an earlier process has received, without counting the times of tokens."""
         for event in events:
-            choice = self._choices[event.choice]
-            if not choice.is_finished:
+            if self.log.is_closed:
+                return
+            if isinstance(event, EndEvent):
+                self._on_end_event(event)
+            elif not (choice := self._choices[event.choice]).is_finished:
                 self._push(choice, event)
 
     def end_as(self, record: Usage | Failure) -> None:
@@ -198,18 +201,21 @@ class Generation:
                 self._on_status_event(event)
             case PromptEvent():
                 self._on_prompt_event(event)
-            case EndEvent(_, index, finish, message, code, param):
-                if finish is FinishReason.ERROR:
-                    is_single_choice = code == "not_a_number"  # the only error that concerns a single choice
-                    if is_single_choice and self._choices[index].is_finished:
-                        return  # a stop string was found; the engine's event and this abort crossed
-                    log_request(
-                        log, logging.ERROR if is_single_choice else logging.INFO, self.request, "%s (%s)", message, code
-                    )
-                    self._client.abort(self.request.id)  # ends the other choices
-                    self._close(Failure(message, code, param))
-                else:
-                    self._abort(self._choices[index])
+            case EndEvent():
+                self._on_end_event(event)
+
+    def _on_end_event(self, event: EndEvent) -> None:
+        choice = self._choices[event.choice]
+        if event.finish is not FinishReason.ERROR:
+            self._abort(choice)
+            return
+        is_single_choice = event.code == "not_a_number"  # the only error that concerns a single choice
+        if is_single_choice and choice.is_finished:
+            return  # a stop string was found; the engine's event and this abort crossed
+        level = logging.ERROR if is_single_choice else logging.INFO
+        log_request(log, level, self.request, "%s (%s)", event.message, event.code)
+        self._client.abort(self.request.id)  # ends the other choices
+        self._close(Failure(event.message, event.code, event.param))
 
     def _on_prompt_event(self, event: PromptEvent) -> None:
         prompt, echo = self.request.prompt, self._options.echo

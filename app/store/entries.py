@@ -11,7 +11,8 @@ import msgspec
 from app.admission.tenants import AnonymousTenant, Tenant, anonymous
 from app.settings import Settings
 from app.streams.stream_log import Failure, StreamLog, Usage
-from engine.types import FinishReason, Request, TokenEvent
+from engine.sent_events import SentEvents
+from engine.types import FinishReason, Request, SentOutput, TokenEvent
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -123,6 +124,13 @@ class Saved(msgspec.Struct):
         """Yield the events of its tokens."""
         for token in self.tokens:
             yield TokenEvent(self.entry.request.id, token.choice, token.id, token.finish)
+
+    def sent(self) -> SentOutput:
+        """Return its tokens in order, for an engine that goes on with several choices."""
+        sent = SentEvents()
+        for event in self.events():
+            sent.append(event)
+        return sent.freeze()
 
     def output(self, choice: int) -> tuple[int, ...]:
         """Return the token ids of a choice."""

@@ -68,6 +68,15 @@ class Recorder:
         if not self._writes_first:
             self._sink(event)
 
+    def write(self, tokens: Iterable[Token]) -> None:
+        """Write tokens that were passed on by another process."""
+        for token in tokens:
+            self._ids.append(token.id)
+            self._choices.append(token.choice)
+            if token.finish is not None:
+                self.flush(token.finish)
+        self.flush()
+
     def flush(self, finish: FinishReason | None = None) -> None:
         """Write the tokens so far. finish: reason, if the last one ended its choice."""
         if not self._ids:
@@ -136,11 +145,11 @@ class Journal:
         return self._recorder(entry, 0, sink, is_exact=is_exact)
 
     def adopt(self, saved: Saved, sink: Sink, *, is_exact: bool) -> Sink:
-        """Do as `begin` for a request of another process, of one choice, with its tokens so far."""
-        entry, tokens = saved.entry, array("I", saved.output(0))
-        self.begin(entry, sink, is_exact=is_exact)
-        self.write(Write(TOKENS, (entry.request.id, 0, _to_bytes(tokens), b"", None)))
-        return self._recorder(entry, len(saved.tokens), sink, is_exact=is_exact)
+        """Do as `begin` for a request of another process, with its tokens so far."""
+        recorder = self.begin(saved.entry, sink, is_exact=is_exact)
+        if isinstance(recorder, Recorder):
+            recorder.write(saved.tokens)
+        return recorder
 
     def take_up(self, saved: Saved, sink: Sink, *, is_exact: bool) -> Sink:
         """Do as `begin` for a request that this process continues, and count the start."""

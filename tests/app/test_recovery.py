@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from app.engine_client.adoption import AdoptedRequest, Adoptions
 from app.engine_client.client import EngineClient
@@ -24,6 +25,7 @@ from app.service import Service
 from app.settings import Settings
 from app.store.location import process_file
 from app.store.state_file import StateFile
+from app.streams.stream_log import Record, Usage
 from engine.config import EngineConfig
 from tests.app.engine_client.test_client import CONFIG
 from tests.app.engine_client.test_tcp_engine import TOKEN, ListeningEngine, immediate_retry, until  # noqa: F401
@@ -43,15 +45,25 @@ class Process:
         self.service = service
         self.http = http
 
-    async def begin(self, tokens: int = 5) -> str:
+    async def begin(self, tokens: int = 5, **more: Any) -> str:
         """Begin a chat completion, leave once some tokens have arrived, and return its stream."""
-        posting = asyncio.create_task(self.http.post(CHAT, json=BODY, headers={"X-Carousel-Resume": "60"}))
+        posting = asyncio.create_task(self.http.post(CHAT, json=BODY | more, headers={"X-Carousel-Resume": "60"}))
         await until(lambda: any(each.completion_tokens >= tokens for each in self.service.registry.live()))
         [generation] = self.service.registry.live()
         posting.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await posting
         return generation.log.id
+
+    def records(self, stream: str) -> list[Record]:
+        """Return the records of a stream, but for its last one, which has times."""
+        generation = self.service.registry.get_any_owner(stream)
+        assert generation is not None
+        return [record for record in generation.log.records if not isinstance(record, Usage)]
+
+    async def more(self, stream: str, records: int) -> None:
+        """Wait until a stream has more than some records, or all of them."""
+        await until(lambda: len(self.records(stream)) > records or not self.service.registry.live())
 
     async def text(self, stream: str) -> str:
         """Return the text of an answer once it has ended."""
@@ -264,6 +276,51 @@ async def test_an_answer_is_not_adopted_by_the_process_that_restores_it(machine:
             assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
         assert await (await process.restored()).text(stream) == alone
     assert machine.computed == LENGTH
+
+
+CHOICES = {"n": 3, "max_tokens": 150, "stop": ["\u20ac", "zz", "q"], "temperature": 1.0, "seed": 4}
+
+
+@pytest.mark.parametrize("more", [CHOICES, {"logprobs": True, "max_tokens": 200}, CHOICES | {"logprobs": True}])
+async def test_records_that_a_process_has_written_are_those_of_the_adopter(machine: Machine, more: dict[str, Any]):
+    """Those of choices that had ended too, each with its number; so are those of the next adopter."""
+    machine.engine.engine.info = replace(machine.engine.engine.info, is_exact=True)
+    async with machine.process() as process:
+        stream = await process.begin(120, **more)
+        before = process.records(stream)
+    for index, kept in ((1, machine.file(0)), (0, machine.file(1))):
+        kept.unlink()  # so that only the engine knows it
+        async with machine.process(index) as other:
+            await adopted(other, stream)
+            await other.more(stream, len(before))
+            assert other.records(stream)[: len(before)] == before
+            before = other.records(stream)
+            if index == 0:
+                await until(lambda: not other.service.registry.live())
+                assert other.records(stream)[: len(before)] == before
+                assert other.records(stream)[-1].reason in ("stop", "length")  # type: ignore[union-attr]
+    assert len([row for row in machine.usage() if row[0] == stream]) == 1
+
+
+@pytest.mark.parametrize("has_engine", [True, False])
+async def test_choices_go_on_at_a_process_that_is_started_again(machine: Machine, has_engine: bool):
+    """In the engine, where none is computed twice, or from the store. Then another process adopts them."""
+    async with machine.process() as process:
+        stream = await process.begin(120, **CHOICES)
+        before = process.records(stream)
+    if not has_engine:
+        machine.replace_engine()
+    async with machine.process() as process:
+        await process.restored()
+        assert process.records(stream)[: len(before)] == before
+        await process.more(stream, len(before))
+        before = process.records(stream)
+    async with machine.process(1) as other:
+        await adopted(other, stream)
+        await until(lambda: not other.service.registry.live())
+        assert other.records(stream)[: len(before)] == before
+    assert not has_engine or machine.computed <= 3 * 150
+    assert len([row for row in machine.usage() if row[0] == stream]) == 1
 
 
 async def test_held_answers_have_one_time_of_waiting(machine: Machine, monkeypatch: pytest.MonkeyPatch):

@@ -119,7 +119,7 @@ def test_one_scrape_has_the_metrics_of_all_processes(service: Server):
     assert text.count("# TYPE vllm:prompt_tokens_total") == 1
 
 
-@pytest.mark.parametrize("kind", ["chat", "format"])
+@pytest.mark.parametrize("kind", ["chat", "format", "choices", "logprobs"])
 def test_an_answer_continues_when_its_process_is_killed(service: Server, kind: str):
     """At any process; the killed one is started again."""
     path, body = KINDS[kind]

@@ -81,7 +81,7 @@ def usage(tmp_path: Path) -> list[tuple[str, str, int]]:
 def test_answers_of_all_processes_go_on_after_the_death_of_everything(start, tmp_path: Path):
     """Each reader gets the text of an answer that nothing disturbs, and stored ones are kept, whoever had them."""
     service = start()
-    kinds = [KINDS["chat"], KINDS["format"], (MESSAGES, KINDS["messages"][1])]
+    kinds = [*(KINDS[kind] for kind in ("chat", "format", "choices", "logprobs")), (MESSAGES, KINDS["messages"][1])]
     expected = [whole(service, path, body) for path, body in kinds]
     with only(service, 0) as first, only(service, 1) as second:
         stored = [client.post(RESPONSES, json=STORY).json() for client in (first, second)]
@@ -111,10 +111,11 @@ def test_answers_of_all_processes_go_on_after_the_death_of_everything(start, tmp
     assert len(ids) == len(set(ids)) and {stream for _, stream, _ in begun} <= set(ids)
 
 
-def test_an_answer_that_was_adopted_is_the_adopter_s_when_its_process_is_back(start, tmp_path: Path):
+@pytest.mark.parametrize("kind", ["chat", "choices", "logprobs"])
+def test_an_answer_that_was_adopted_is_the_adopter_s_when_its_process_is_back(start, tmp_path: Path, kind: str):
     """It is whole, both processes answer for it alike, and its usage is counted once."""
     service = start()
-    path, body = KINDS["chat"]
+    path, body = KINDS[kind]
     expected = whole(service, path, body)
     victim = processes(service, "supervised_api")[0]
     stream, before = begin_at(service, 0, path, body, len(expected) // 4)
@@ -131,13 +132,15 @@ def test_an_answer_that_was_adopted_is_the_adopter_s_when_its_process_is_back(st
     assert replays[0] == replays[1] and events_of(replays[0]) == events_of(expected)
     wait_until(lambda: stream in {row[0] for row in usage(tmp_path)})
     [row] = [row for row in usage(tmp_path) if row[0] == stream]
-    assert row[1:] == ("length", body["max_tokens"])
+    whole_row = next(row for row in usage(tmp_path) if row[0] != stream)
+    assert row[1:] == whole_row[1:]
 
 
-def test_a_process_that_is_started_again_goes_on_with_its_answers(start, tmp_path: Path):
+@pytest.mark.parametrize("kind", ["chat", "choices", "logprobs"])
+def test_a_process_that_is_started_again_goes_on_with_its_answers(start, tmp_path: Path, kind: str):
     """Those that no client has asked another process for. Chains of responses stay with the store that has them."""
     service = start()
-    path, body = KINDS["chat"]
+    path, body = KINDS[kind]
     expected = whole(service, path, body)
     victim = processes(service, "supervised_api")[1]
     with only(service, 1) as client:

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine import owners
-from engine.ended_requests import EndedRequests, request_bytes
+from engine.ended_requests import EndedRequests
 from engine.ipc import Abort, Adopt, Adopted, Forget, NotFound, ReleaseOrphans
-from engine.orphans import Orphan
+from engine.orphans import Orphan, request_bytes
+from engine.sent_events import SentEvents
 from engine.types import (
     EndEvent,
     Event,
@@ -54,6 +55,12 @@ def adopt(worker: TurnedWorker, end: ApiEnd, name: str, salt: str = "") -> Adopt
     answer = answer_to_adoption(worker, end, name, salt)
     assert isinstance(answer, Adopted)
     return answer
+
+
+def tokens_of(adopted: Adopted) -> tuple[int, ...]:
+    """Return the tokens that come with an adopted request, except for those that ended a choice."""
+    assert adopted.request.sent is not None
+    return adopted.request.sent.tokens
 
 
 def not_found(worker: TurnedWorker, end: ApiEnd, name: str, salt: str = "") -> NotFound:
@@ -122,8 +129,6 @@ def test_an_output_that_the_orphan_does_not_have_is_computed_anew(worker: Turned
 def test_an_orphan_with_log_probabilities_is_computed_anew(worker: TurnedWorker):
     """Those of tokens that were lost on their way are not kept."""
     sampling = SamplingParams(max_tokens=30, logprobs=0)
-    orphan = Orphan(request("r"), {0: ()}, "a", 0.0)
-    assert orphan.can_continue
     first, adopter = worker.connect("a"), worker.connect("b")
     wanted = request("r").__class__(id="r", prompt=(1, 2), sampling=sampling, note=b"n")
     first.submit(wanted)
@@ -148,8 +153,8 @@ def test_another_api_process_adopts_an_orphan(worker: TurnedWorker):
     lose(worker, first)
     adopted = adopt(worker, adopter, "r", "anna")
     worker.turn_until(lambda: adopter.end("r"))
-    assert adopted.request.service_class is ServiceClass.BATCH and len(adopted.output) >= 10
-    assert [*adopted.output, *adopter.tokens("r")] == text_alone([1, 2], 0, 50)
+    assert adopted.request.service_class is ServiceClass.BATCH and len(tokens_of(adopted)) >= 10
+    assert [*tokens_of(adopted), *adopter.tokens("r")] == text_alone([1, 2], 0, 50)
 
 
 def test_a_request_is_adopted_by_its_alias(worker: TurnedWorker):
@@ -208,7 +213,7 @@ def test_the_end_of_a_request_can_be_adopted_within_the_grace(worker: TurnedWork
     for end in (one, two):
         adopted = adopt(worker, end, "r")
         worker.turn_until(lambda end=end: end.end("r"))
-        assert [*adopted.output, *end.tokens("r")] == text_alone([1, 2], 0, 12)
+        assert [*tokens_of(adopted), *end.tokens("r")] == text_alone([1, 2], 0, 12)
         assert end.end("r") == TokenEvent("r", 0, text_alone([1, 2], 0, 12)[-1], FinishReason.LENGTH)
         lose(worker, end)
     worker.now += GRACE
@@ -257,15 +262,14 @@ def test_an_aborted_request_is_adopted_with_its_end(worker: TurnedWorker):
     lose(worker, first)
     adopted = adopt(worker, adopter, "r")
     worker.turn()
-    assert list(adopted.output) == tokens
+    assert list(tokens_of(adopted)) == tokens
     assert adopter.end("r") == EndEvent("r", 0, FinishReason.ABORT)
 
 
-@pytest.mark.parametrize("more", [{"note": b""}, {"note": b"n", "n": 2}])
-def test_a_request_that_no_other_process_can_tell_is_not_adopted(worker: TurnedWorker, more: dict[str, Any]):
-    """Without a note there is no stream, and of several choices the order of their tokens is unknown."""
+def test_a_request_without_a_note_is_not_adopted(worker: TurnedWorker):
+    """No other process could make its stream."""
     first, adopter = worker.connect("a"), worker.connect("b")
-    first.submit(request("r", 500, **more))
+    first.submit(request("r", 500))
     worker.turn(3)
     lose(worker, first)
     assert not_found(worker, adopter, "r") == NotFound("r")
@@ -282,17 +286,19 @@ def test_a_request_whose_grammar_was_compiled_is_adopted_after_its_end(worker: T
     worker.engine.constraints = None  # of a fake model
     worker.turn_until(lambda: first.end("r"))
     lose(worker, first)
-    assert len(adopt(worker, adopter, "r").output) == 2
+    assert len(tokens_of(adopt(worker, adopter, "r"))) == 2
 
 
 def test_ended_requests_take_a_bounded_memory():
     """The oldest are forgotten, and those whose time is over."""
-    kept = EndedRequests(max_bytes=3 * request_bytes(request("r", note=bytes(1000)), (1, 2)))
+    sent = SentEvents.of({0: (1, 2)})
+    one = request_bytes(request("r", note=bytes(1000))) + sent.bytes
+    kept = EndedRequests(max_bytes=3 * one)
     for number in range(5):
-        kept.add(Orphan(request(f"r{number}", note=bytes(1000)), {0: (1, 2)}, "", 10.0 + number))
+        kept.add(Orphan(request(f"r{number}", note=bytes(1000)), (0,), sent, "", 10.0 + number))
     assert [kept.find(f"r{number}") is not None for number in range(5)] == [False, False, True, True, True]
     kept.expire(13.5)
-    assert len(kept) == 1 and kept.bytes == request_bytes(request("r", note=bytes(1000)), (1, 2))
+    assert len(kept) == 1 and kept.bytes == one
 
 
 def test_an_api_process_that_connects_again_and_again_leaves_a_bounded_number_of_orphans(
@@ -319,7 +325,7 @@ def test_a_drain_waits_for_the_adoption_of_orphans(worker: TurnedWorker):
     adopter.send(Adopt("r", ""))
     worker.worker.drain(60.0)
     [adopted] = [message for message in adopter.read() if isinstance(message, Adopted)]
-    assert [*adopted.output, *adopter.tokens("r")] == text_alone([1, 2], 0, 40)
+    assert [*tokens_of(adopted), *adopter.tokens("r")] == text_alone([1, 2], 0, 40)
 
 
 def test_a_request_that_has_moved_is_not_adopted_from_its_former_engine(worker: TurnedWorker):
@@ -335,22 +341,6 @@ def test_a_request_that_has_moved_is_not_adopted_from_its_former_engine(worker: 
     other.send(Adopt("stopped", ""))
     worker.turn(3)
     assert any(isinstance(message, Adopted) for message in other.read())
-
-
-def test_choices_of_an_orphan_continue_one_by_one(worker: TurnedWorker):
-    """One that the new owner has ended meanwhile ends in the engine too."""
-    first, _ = worker.connect("a"), worker.connect("other")
-    first.submit(request("r", 60, n=3))
-    worker.turn_until(lambda: len(first.tokens("r", 2)) >= 5)
-    output = {choice: tuple(first.tokens("r", choice)[:3]) for choice in (0, 2)}
-    lose(worker, first)
-    again = worker.connect("a")
-    again.submit(request("r", 60, n=3, output_so_far=output))
-    worker.turn_until(lambda: not worker.engine.has_work)
-    worker.turn_until(lambda: True)
-    for choice in (0, 2):
-        assert [*output[choice], *again.tokens("r", choice)] == text_alone([1, 2], choice, 60)
-    assert again.tokens("r", 1) == []
 
 
 def test_orphans_end_after_their_grace(worker: TurnedWorker):
@@ -388,12 +378,13 @@ events = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 9)), max_size=20)
 def test_a_new_owner_ends_up_with_the_whole_output(tokens, received: int, finish):
     """Whatever it had received, and however a choice ended."""
     before = {0: (1, 2, 3), 1: ()}
-    orphan = Orphan(request("r", n=2), before, "a", 0.0)
-    orphan.events = [TokenEvent("r", choice, token) for choice, token in tokens]
+    orphan = Orphan(request("r", n=2), tuple(before), SentEvents.of(before), "a", 0.0)
+    for choice, token in tokens:
+        orphan.sent.append(TokenEvent("r", choice, token))
     if finish is FinishReason.ABORT:
-        orphan.events.append(EndEvent("r", 0, finish))
+        orphan.sent.append(EndEvent("r", 0, finish))
     elif finish is not None:
-        orphan.events.append(TokenEvent("r", 0, 99, finish))
+        orphan.sent.append(TokenEvent("r", 0, 99, finish))
     whole = {c: [*before[c], *(token for choice, token in tokens if choice == c)] for c in before}
     had = {choice: tuple(mine[:received]) for choice, mine in whole.items()}
     following: list[Event] | None = orphan.events_after(had, 5.0)

@@ -72,7 +72,7 @@ async def test_a_request_is_found_in_the_engine_that_has_it(engines: list[Listen
                 await asyncio.sleep(0)
         assert await second.adoptions.adopt("unknown", "anna") is None
         tokens = [event.token_id for event in await rest(adopted) if isinstance(event, TokenEvent)]
-        assert [*adopted.output, *tokens] == text_alone([1, 2], 0, 300)
+        assert [*(event.token_id for event in adopted.tokens), *tokens] == text_alone([1, 2], 0, 300)
         assert second.in_flight == 0
 
 
@@ -104,7 +104,7 @@ async def test_an_adopted_request_survives_the_death_of_its_engine(engines: list
         holder = next(engine for engine in engines if engine.engine.has_work)
         holder.injector.is_killed = True
         tokens = [event.token_id for event in await rest(adopted) if isinstance(event, TokenEvent)]
-        assert [*adopted.output, *tokens] == text_alone([1, 2], 0, 600)
+        assert [*(event.token_id for event in adopted.tokens), *tokens] == text_alone([1, 2], 0, 600)
 
 
 async def test_an_answer_that_nothing_waits_for_is_ended_in_its_engine(engines: list[ListeningEngine]):
@@ -113,7 +113,7 @@ async def test_an_answer_that_nothing_waits_for_is_ended_in_its_engine(engines: 
         await until(lambda: client.slots)
         answer = asyncio.create_task(follow(client, noted("r", 5000)))
         await until(lambda: engines[0].engine.has_work)
-        client.adoptions.handle(0, Adopted("r", noted("r", 5000), (1,)))  # type: ignore[arg-type]
+        client.adoptions.handle(0, Adopted("r", noted("r", 5000)))  # type: ignore[arg-type]
         assert (await answer)[-1].finish is FinishReason.ABORT  # type: ignore[union-attr]
 
 

@@ -10,6 +10,7 @@ from app.engine_client.in_flight import InFlight
 from app.engine_client.in_flight_request import SUSPECT_DEATHS
 from app.engine_client.member_counts import ReadyMember
 from engine.progress import MIN_PROGRESS_TOKENS
+from engine.sent_events import SentEvents
 from engine.types import (
     EndEvent,
     FinishReason,
@@ -254,3 +255,39 @@ def test_every_token_is_kept_in_order(history: list[tuple[str, int, str]]):
     in_flight.fail("over", "engine_unavailable")
     assert ended.keys() == {(name, choice) for name in "abc" for choice in range(2)}
     assert len(in_flight) == 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["token", "stop", "end", "lose"])), max_size=40))
+def test_the_next_engine_gets_the_order_in_which_choices_were_delivered(history: list[tuple[int, str]]):
+    """So that another API process can adopt the request there."""
+    in_flight, delivered = InFlight(has_several=False), []
+    in_flight.add(replace(request("a", n=3), note=b"n"), delivered.append)
+    for serial, (choice, action) in enumerate(history):
+        for sent in send(in_flight):
+            known = [event for event in delivered if isinstance(event, TokenEvent | EndEvent)]
+            assert list(SentEvents(sent.sent).events("a")) == known
+        if action == "lose":
+            in_flight.lose_engine()
+        elif action == "end":
+            in_flight.handle(EndEvent("a", choice, FinishReason.ABORT))
+        else:
+            in_flight.handle(TokenEvent("a", choice, serial, FinishReason.STOP if action == "stop" else None))
+
+
+def test_what_is_computed_again_keeps_the_order_of_before():
+    """An engine that dies meanwhile leaves the next one with all of it; new events follow."""
+    in_flight, delivered = InFlight(has_several=False), []
+    before = SentEvents()
+    for number, choice in enumerate((0, 0, 1, 0)):
+        before.append(TokenEvent("a", choice, number))
+    in_flight.adopt(replace(request("a", n=2), note=b"n", sent=before.freeze()), delivered.append, 0)
+    for choice, token in ((0, 0), (0, 1), (1, 2)):
+        in_flight.handle(TokenEvent("a", choice, token))
+    in_flight.lose_engine()
+    [moved] = send(in_flight)
+    assert moved.sent == before.freeze() and moved.output_so_far == {0: (0, 1), 1: (2,)}
+    for choice, token in ((0, 3), (1, 8)):
+        in_flight.handle(TokenEvent("a", choice, token))
+    in_flight.lose_engine()
+    [moved] = send(in_flight)
+    assert [event.token_id for event in SentEvents(moved.sent).events("a")] == [0, 1, 2, 3, 8]

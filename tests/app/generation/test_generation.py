@@ -12,11 +12,11 @@ from app.generation.generation import Generation
 from app.generation.request import AnswerHead
 from app.protocols.answers import UsageReports
 from app.protocols.completions import CompletionEncoder
-from app.streams.stream_log import Delta, StreamLog
+from app.streams.stream_log import Delta, Record, StreamLog, Usage
 from app.streams.timeline import IntakeTimeline
 from app.text.text_model import TextModel
 from engine.config import EngineConfig
-from engine.types import Alternative, FinishReason, Request, SamplingParams, TokenEvent
+from engine.types import Alternative, EndEvent, FinishReason, Request, SamplingParams, TokenEvent
 from tests.app.text_models import MODEL, PIECES
 
 
@@ -136,3 +136,35 @@ def test_as_many_alternatives_are_named_as_requested():
     assert found["top_logprobs"] == [
         {rf"bytes:\x{byte}": -1.0 - rank for rank, byte in enumerate(("f0", "9f", "e2", "e3", "e4"))}
     ]
+
+
+replayed = st.lists(
+    st.tuples(st.integers(0, 2), st.sampled_from(["a", "b", " "]), st.sampled_from([None] * 9 + list(FinishReason))),
+    max_size=40,
+)
+
+
+@given(replayed)
+def test_a_replay_gives_the_records_that_were_sent(turns):
+    """In any order of the choices, with their ends and errors, and with tokens that arrive after these."""
+
+    def records(*, replays: bool) -> list[Record]:
+        request = Request(id="r", prompt=(1,), sampling=SamplingParams(max_tokens=99), n=3)
+        client, log = EngineClient(EngineConfig(model="none")), StreamLog("r", "e", "")
+        generation = Generation(request, MODEL, OutputOptions(("bb",)), log, None, client, IntakeTimeline(0.0))
+        ended: set[int] = set()
+        for choice, text, finish in turns:
+            if choice in ended:
+                continue
+            event: TokenEvent | EndEvent = TokenEvent("r", choice, MODEL.encode(text)[0], finish)
+            if finish in (FinishReason.ABORT, FinishReason.ERROR):
+                event = EndEvent("r", choice, finish, "not a number", "not_a_number")
+            if finish is not None:
+                ended.add(choice)
+            if replays:
+                generation.replay([event])
+            else:
+                generation.handle_event(event)
+        return [record for record in log.records if not isinstance(record, Usage)]
+
+    assert records(replays=True) == records(replays=False)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from app.store import writer as writer_module
 from app.store.database import APPLICATION_ID, StoreError, connect
-from app.store.entries import Entry, Note, Origin, Saved
+from app.store.entries import Entry, Note, Origin, Saved, Token
 from app.store.state_file import StateFile
 from app.store.writer import Write, Writer
 from app.streams.stream_log import Cursor, CursorError, Delta, Failure, Reader, StreamLog, Usage
@@ -117,6 +117,25 @@ async def test_the_last_record_is_kept(tmp_path: Path):
     await asyncio.to_thread(file.close)
     ended = reopened(tmp_path / "s.db")[0].end
     assert ended is not None and ended.usage == log.records[-1] and ended.failure is None
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from([None, None, FinishReason.STOP])), max_size=200))
+def test_adopted_choices_are_read_in_the_order_of_the_other_process(tmp_path_factory, given_turns):
+    """With the ends of those that had ended, and the tokens that follow."""
+    path = tmp_path_factory.mktemp("journal") / "s.db"
+    tokens = [Token(choice, number, finish) for number, (choice, finish) in enumerate(given_turns)]
+
+    async def adopt() -> None:
+        file = StateFile(path)
+        file.writer.start()
+        sink = file.journal.adopt(Saved(entry(3), None, 1, tokens), lambda event: None, is_exact=False)
+        sink(token(1000, 2))
+        file.journal.flush()
+        await asyncio.to_thread(file.close)
+        await asyncio.sleep(0.01)  # for callbacks of the writer
+
+    asyncio.run(adopt())
+    assert reopened(path)[0].tokens == [*tokens, Token(2, 1000, None)]
 
 
 async def test_a_stream_that_can_no_longer_be_read_leaves_nothing(tmp_path: Path):
