@@ -87,12 +87,12 @@ class Generation:
         client: EngineClient,
         intake: IntakeTimeline,
         *,
-        parser: Callable[[], OutputParser | None] = lambda: None,
+        parser: Callable[[str], OutputParser | None] = lambda name: None,
         continues_prompt: bool = False,
         grace: float = 0.0,
     ) -> None:
-        """parser: returns the output parser of a choice; None if all text is content. continues_prompt: the answer
-        continues the text of the prompt.
+        """parser: returns the output parser of the choice with a name; None if all text is content. continues_prompt:
+        the answer continues the text of the prompt.
         """
         self.request = request
         self.log = log
@@ -108,7 +108,7 @@ class Generation:
                 index,
                 Detokenizer(text, before, {**options.shown_tokens, **options.marks.shown}),
                 options,
-                parser(),
+                parser(f"{request.id}-{index}"),
                 request.sampling.min_tokens,
             )
             for index in range(request.n)

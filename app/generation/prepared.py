@@ -32,7 +32,7 @@ class PreparedPrompt:
     """
 
     ids: list[int]
-    parser: Callable[[], OutputParser | None] = lambda: None
+    parser: Callable[[str], OutputParser | None] = lambda name: None
     marks: Marks = NO_MARKS
     echo: EchoedPrompt | None = None
     grammar: str | None = None

@@ -115,7 +115,7 @@ def test_an_answer_continues_at_another_api_process_where_its_reader_was(survivo
     joined = [data for _, data in before] + after
     assert events_of(joined) == events_of(expected)
     again = follow(survivor, stream, "")
-    assert list(map(without_call, again[: len(joined) - 2])) == list(map(without_call, joined[:-2]))
+    assert again[: len(joined) - 2] == joined[:-2]
 
 
 def test_a_response_continues_at_the_number_of_an_event(survivor: Server, victim: Server):

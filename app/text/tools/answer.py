@@ -30,13 +30,13 @@ class AnswerSyntax(ABC):
     use: tools that it may call; None: no text is a call. form: format of an answer without calls; None: any text.
     is_reasoning: the prompt ends with the beginning of reasoning. may_reason: the answer may begin with reasoning;
     False for the continuation of a message that has content. constrains_all: all arguments satisfy their schemas, not
-    only those of strict tools and forced calls. new_id: returns the id of a new call.
+    only those of strict tools and forced calls. call_id: returns the id of the call with a name.
     """
 
     use: ToolUse | None
     form: ContentFormat | None
     marks: Marks
-    new_id: Callable[[], str]
+    call_id: Callable[[str], str]
     is_reasoning: bool = False
     may_reason: bool = True
     constrains_all: bool = False
@@ -73,8 +73,12 @@ class AnswerSyntax(ABC):
         """Return an expression for the whole answer."""
 
     @abstractmethod
-    def parser(self) -> OutputParser | None:
-        """Return a parser of one choice; None if all text is content."""
+    def parser(self, name: str = "") -> OutputParser | None:
+        """Return a parser of the choice with a name, from which its calls have ids; None if all text is content."""
+
+    def _new_id(self, name: str) -> Callable[[int], str]:
+        """Return a function for the ids of a choice's calls by their numbers."""
+        return lambda number: self.call_id(f"{name}-{number}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,9 +141,9 @@ class TaggedAnswer(AnswerSyntax):
         """Return whether a tag is no special token."""
         return self.marks.encode(tag) == tag
 
-    def parser(self) -> OutputParser | None:
+    def parser(self, name: str = "") -> OutputParser | None:
         """Return a parser of one choice; None if all text is content."""
-        calls = CallListParser(self._offer, self.new_id) if self._offer is not None else None
+        calls = CallListParser(self._offer, self._new_id(name)) if self._offer is not None else None
         if not self._allows_reasoning:
             return calls
         tags = [Tags(*map(self.marks.encode, pair)) for pair in self.tags]
@@ -167,6 +171,6 @@ class HarmonyAnswer(AnswerSyntax):
         before = harmony.analysis(rules, is_open=self.is_reasoning) if self.is_reasoning or self.may_reason else ""
         return f"{before} {any_of(answers)}"
 
-    def parser(self) -> OutputParser | None:
+    def parser(self, name: str = "") -> OutputParser | None:
         """Return a parser of one choice."""
-        return HarmonyParser(self._offer, self.new_id, self.marks, is_reasoning=self.is_reasoning)
+        return HarmonyParser(self._offer, self._new_id(name), self.marks, is_reasoning=self.is_reasoning)

@@ -12,8 +12,8 @@ from app.text.tools.text_reader import Literals, Steps
 class CallListParser(CallParser):
     """Parser of one choice's content. A start marker without a call, which no grammar admits, is content."""
 
-    def __init__(self, offer: CallOffer, new_id: Callable[[], str]) -> None:
-        """new_id: returns the id of a new call."""
+    def __init__(self, offer: CallOffer, new_id: Callable[[int], str]) -> None:
+        """new_id: returns the id of the call with a number."""
         super().__init__(offer.starts, new_id, offer.max_forced_calls)
         self._offer = offer
 

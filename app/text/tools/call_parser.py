@@ -35,9 +35,9 @@ class _Text(NamedTuple):
 class CallParser:
     """Base of the parsers of one choice's content. A family implements `_read_calls`."""
 
-    def __init__(self, starts: Literals, new_id: Callable[[], str], max_forced_calls: int = 0) -> None:
-        """starts: texts at which a call may begin. new_id: returns the id of a new call. max_forced_calls: number of
-        calls after which an answer ends that must have calls; 0 for others.
+    def __init__(self, starts: Literals, new_id: Callable[[int], str], max_forced_calls: int = 0) -> None:
+        """starts: texts at which a call may begin. new_id: returns the id of the call with a number. max_forced_calls:
+        number of calls after which an answer ends that must have calls; 0 for others.
         """
         self._starts = starts
         self._new_id = new_id
@@ -188,7 +188,9 @@ class CallParser:
         self._space = ""
         self._passes_space = False
         self._follows_call = True
-        self._output.append(ToolCallPiece(self._reported, "".join(self._arguments), self._new_id(), self._name))
+        self._output.append(
+            ToolCallPiece(self._reported, "".join(self._arguments), self._new_id(self._reported), self._name)
+        )
         self._reported += 1
 
     def _add_content(self, text: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import hashlib
 import string
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -17,6 +17,7 @@ from app.text.tools.answer import AnswerSyntax, HarmonyAnswer, TaggedAnswer
 from app.text.tools.definitions import ToolUse
 from app.text.tools.syntax import CallSyntax
 
+CALL_ID_BYTES = 12
 MISTRAL_ID_CHARACTERS = string.ascii_letters + string.digits
 MISTRAL_ID_LENGTH = 9  # Mistral's templates refuse other lengths
 
@@ -49,9 +50,9 @@ class ToolFormat:
         """Return the texts that may be special tokens of an answer with tools."""
         return self.call_tokens | self.reasoning_tokens
 
-    def call_id(self) -> str:
-        """Return the id of a new call."""
-        return f"call_{secrets.token_hex(12)}"
+    def call_id(self, name: str) -> str:
+        """Return the id of the call with a name, always the same one: an answer that is made again has its ids."""
+        return f"call_{_digest(name).hex()}"
 
     def opens_reasoning(self, prompt: str) -> bool:
         """Return whether a rendered prompt ends with the beginning of reasoning."""
@@ -82,7 +83,7 @@ class ToolFormat:
             use=use,
             form=form,
             marks=marks,
-            new_id=self.call_id,
+            call_id=self.call_id,
             is_reasoning=is_reasoning,
             may_reason=may_reason,
             constrains_all=constrains_all,
@@ -92,9 +93,14 @@ class ToolFormat:
 class MistralFormat(ToolFormat):
     """Format of Mistral's models, which need ids of their own kind."""
 
-    def call_id(self) -> str:
+    def call_id(self, name: str) -> str:
         """Return an id of nine letters and digits."""
-        return "".join(secrets.choice(MISTRAL_ID_CHARACTERS) for _ in range(MISTRAL_ID_LENGTH))
+        number, count = int.from_bytes(_digest(name)), len(MISTRAL_ID_CHARACTERS)
+        return "".join(MISTRAL_ID_CHARACTERS[number // count**place % count] for place in range(MISTRAL_ID_LENGTH))
+
+
+def _digest(name: str) -> bytes:
+    return hashlib.blake2b(name.encode(), digest_size=CALL_ID_BYTES).digest()
 
 
 # The order matters: templates of a format may also have the signs of formats after it.

@@ -76,7 +76,7 @@ class HarmonyParser(CallParser):
     def __init__(
         self,
         offer: ToolOffer | None,
-        new_id: Callable[[], str],
+        new_id: Callable[[int], str],
         marks: Marks = NO_MARKS,
         *,
         is_reasoning: bool = False,

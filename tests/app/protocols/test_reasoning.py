@@ -32,7 +32,14 @@ def generate(text: str = TEXT, *, stop: tuple[str, ...] = (), logprobs: int | No
     request = Request(id="r", prompt=(1,), sampling=SamplingParams(max_tokens=len(ids), logprobs=logprobs))
     client = EngineClient(EngineConfig(model="none"))
     generation = Generation(
-        request, MODEL, OutputOptions(stop), log, None, client, IntakeTimeline(0.0), parser=ThinkTagParser
+        request,
+        MODEL,
+        OutputOptions(stop),
+        log,
+        None,
+        client,
+        IntakeTimeline(0.0),
+        parser=lambda name: ThinkTagParser(),
     )
     for at, token_id in enumerate(ids, start=1):
         finish = FinishReason.LENGTH if at == len(ids) and not is_cut else None

@@ -56,9 +56,11 @@ def test_names_of_formats():
 
 @pytest.mark.parametrize("tool_format", FORMATS, ids=lambda each: each.name)
 def test_call_ids(tool_format: ToolFormat):
-    """Mistral's templates accept only nine letters and digits."""
+    """Of a call with a name. Mistral's templates accept only nine letters and digits."""
     pattern = "[a-zA-Z0-9]{9}" if tool_format.name == "mistral" else "call_[0-9a-f]{24}"
-    ids = {tool_format.call_id() for _ in range(50)}
+    names = [f"request-{number}" for number in range(50)]
+    ids = {tool_format.call_id(name) for name in names}
+    assert ids == {tool_format.call_id(name) for name in names}
     assert len(ids) == 50 and all(re.fullmatch(pattern, call_id) for call_id in ids)
 
 
@@ -140,7 +142,7 @@ def test_a_call_is_reported_as_its_arguments_begin():
     """Id and name come first, then the arguments with each piece of text."""
     hermes = format_by_name("hermes")
     assert hermes is not None
-    parser = replace(hermes.answer(USE, may_reason=False), new_id=lambda: "call_1").parser()
+    parser = replace(hermes.answer(USE, may_reason=False), call_id=lambda name: "call_1").parser()
     assert parser is not None
     assert parser.push(1, 'Hi <tool_call>\n{"name": "ping", "arguments": ') == [ParsedText("Hi")]
     [begin] = parser.push(1, "{")
