@@ -24,19 +24,18 @@ import psutil  # type: ignore[import-untyped]
 from benchmarks.api_deaths import row_of
 from benchmarks.api_deaths_clients import KINDS, TOKENS, kind_of, play, play_undisturbed
 from benchmarks.results import save, spread
-from benchmarks.serving import Serving
+from benchmarks.serving import Serving, child_processes
 
 STREAMS, SLOTS, PROCESSES = 32, 16, 2
 OPTIONS = ("--api-processes", str(PROCESSES), "--max-num-seqs", str(SLOTS), "--max-model-len", "512")
 START_SECONDS = 60.0  # for a killed process to be started again
-# Sessions of the realtime protocol belong to their process.
+# Without a store, sessions of the realtime protocol end with their process.
 NUMBERS = [number for number in range(2 * STREAMS) if not kind_of(number).startswith("realtime")]
 
 
 def api_processes(server: Serving) -> list[psutil.Process]:
     """Return the API processes of a service."""
-    children = psutil.Process(server.process.pid).children()
-    return [child for child in children if "app.cli.supervised_api" in child.cmdline()]
+    return list(child_processes(server.process.pid, "app.cli.supervised_api"))
 
 
 async def kill_one(server: Serving, chance: random.Random) -> None:

@@ -16,12 +16,17 @@ from types import TracebackType
 import psutil  # type: ignore[import-untyped]
 
 
-def engine_processes(server: int) -> Iterator[psutil.Process]:
-    """Yield the engine processes of the server with a process ID, which also has a process that checks grammars."""
+def child_processes(server: int, module: str) -> Iterator[psutil.Process]:
+    """Yield the processes that run a module, of those that the process with an ID has started and that live."""
     for child in psutil.Process(server).children():
         with contextlib.suppress(psutil.Error):
-            if child.status() != psutil.STATUS_ZOMBIE and "engine.worker" in child.cmdline():
+            if child.status() != psutil.STATUS_ZOMBIE and module in child.cmdline():
                 yield child
+
+
+def engine_processes(server: int) -> Iterator[psutil.Process]:
+    """Yield the engine processes of the server with a process ID."""
+    yield from child_processes(server, "engine.worker")
 
 
 class Serving:
