@@ -112,8 +112,10 @@ def test_an_idempotency_key_holds_for_all_processes(service: Server):
 
 
 def test_one_scrape_has_the_metrics_of_all_processes(service: Server):
-    with only(service, 1) as client:
-        text = client.get("/metrics").text
+    with only(service, 0) as first, only(service, 1) as second:
+        for client in (first, second):
+            assert client.post(CHAT, json=BODY | {"stream": False, "max_tokens": 3}).status_code == 200
+        text = second.get("/metrics").text
     for number in (0, 1):
         assert f'vllm:prompt_tokens_total{{api_process="{number}"' in text
     assert text.count("# TYPE vllm:prompt_tokens_total") == 1
