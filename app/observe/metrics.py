@@ -93,6 +93,10 @@ class Metrics:
             "carousel:requests_refused", "Requests refused before they were queued, by error code.", (*LABELS, "code"),
             registry=self.registry,
         )  # fmt: skip
+        self._failed = Counter(
+            "carousel:requests_failed", "Requests that ended with an error after they were queued, by error code.",
+            (*LABELS, "code"), registry=self.registry,
+        )  # fmt: skip
         self._without_note = Counter(
             "carousel:requests_without_note",
             "Resumable requests with such a large body that no other API process can continue them.",
@@ -212,6 +216,8 @@ class Metrics:
                 failed = True
                 has_left = record.code == ABANDONED_CODE
                 reason = "abort" if has_left else "error"
+                if not has_left:
+                    self._failed.labels(*labels, record.code).inc()
                 self._success.labels(*labels, reason).inc(request.n - ended)
         is_good = not failed and self._is_within_slo(generation)
         self._good.labels(*labels).inc(is_good)

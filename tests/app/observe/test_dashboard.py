@@ -48,6 +48,7 @@ NOT_SHOWN: dict[str, str] = {
     "carousel:trial_pause_seconds": "it is for a look at the cost of trials",
     "carousel:limit_sharing_processes": "it is for a look at whether API processes share limits",
     "carousel:limit_sharing_tenants": "it is for a look at whether API processes share limits",
+    "carousel:requests_failed": "it is for an alert: it is the codes of vllm:request_success's errors",
     "carousel:requests_refused_by_shared_limits": "these are among the refused requests",
     "carousel:keys_refused": "it is for an alert, not for the picture of the load",
 }
@@ -55,7 +56,7 @@ NOT_SHOWN: dict[str, str] = {
 
 @pytest.fixture(scope="module")
 def exposed(tmp_path_factory):
-    """Return the series of a server that has requests, a refusal, metering rows and energy counters."""
+    """Return the series of a server that has requests, a refusal, an error, metering rows and energy counters."""
     folder = tmp_path_factory.mktemp("dashboard")
     zone(folder / "intel-rapl:0", "package-0", 0)
     night = Tenant(name="night", digest=key_digest("n"), tiers=("flex", "default"))
@@ -69,6 +70,8 @@ def exposed(tmp_path_factory):
             assert ready(client).post(CHAT, json=BODY, headers=headers).status_code == 200
             refused = client.post(CHAT, json={**BODY, "service_tier": "priority"}, headers=headers)
             assert refused.status_code == 403
+            late = {**BODY, "max_tokens": 100, "ignore_eos": True, "deadline_ms": 1}
+            assert client.post(CHAT, json=late, headers=headers).status_code == 504
             return series_by_name(client.get("/metrics").text)
 
 

@@ -121,12 +121,14 @@ def test_every_token_is_counted_once(choices):
 
 
 def test_choices_that_ended_are_counted_by_reason():
-    """Each choice is counted once, including those of a request that failed early."""
+    """Each choice is counted once, including those of a request that failed early, which is counted by its code."""
     with make() as client:
         ready(client).post(CHAT, json={**BODY, "n": 3, "ignore_eos": True})
         failed = client.post(CHAT, json={**BODY, "n": 2, "max_tokens": 100, "ignore_eos": True, "deadline_ms": 1})
         assert failed.status_code == 504
         lines = samples(client, "vllm:request_success_total")
+        labels = 'code="deadline_exceeded",model_name="fake",service_class="standard",tenant="anybody"'
+        assert samples(client, "carousel:requests_failed_total") == {f"carousel:requests_failed_total{{{labels}}} 1.0"}
     ended = {line.split('finished_reason="')[1].split('"')[0]: float(line.split()[-1]) for line in lines}
     assert ended == {"length": 3, "error": 2}
 
