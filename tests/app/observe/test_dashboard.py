@@ -10,7 +10,7 @@ import pytest
 
 from app.admission.tenants import Tenant, key_digest
 from tests.app.observe.test_energy import zone
-from tests.app.routes.test_http import BODY, CHAT, make, ready
+from tests.app.routes.test_http import BODY, CHAT, make, post_late, ready
 from tests.conftest import ROOT
 from tests.promql import Query, QueryError, series_by_name
 
@@ -70,8 +70,7 @@ def exposed(tmp_path_factory):
             assert ready(client).post(CHAT, json=BODY, headers=headers).status_code == 200
             refused = client.post(CHAT, json={**BODY, "service_tier": "priority"}, headers=headers)
             assert refused.status_code == 403
-            late = {**BODY, "max_tokens": 100, "ignore_eos": True, "deadline_ms": 1}
-            assert client.post(CHAT, json=late, headers=headers).status_code == 504
+            assert post_late(client, BODY, headers) == 504
             return series_by_name(client.get("/metrics").text)
 
 

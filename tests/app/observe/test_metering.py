@@ -27,7 +27,7 @@ from app.__main__ import main
 from app.admission.tenants import Tenant, key_digest
 from app.cli.usage import Prices, Sums, decimal, read
 from app.observe.metering import APPLICATION_ID, SCHEMA_VERSION, Metering, MeteringError, Row, connect
-from tests.app.routes.test_http import BODY, CHAT, make, ready
+from tests.app.routes.test_http import BODY, CHAT, make, post_late, ready
 from tests.conftest import ROOT
 from tests.limits import HANG_SECONDS
 
@@ -329,8 +329,7 @@ def test_a_row_has_the_outcome_and_the_slot_time_of_a_request(path: Path):
     """One request ends by length, and one that never had a slot has an error and no tokens."""
     with make(metering=str(path), price_per_hour=3600.0) as client:
         ready(client).post(CHAT, json=BODY)
-        late = {**BODY, "messages": [{"role": "user", "content": "never heard before"}], "deadline_ms": 1}
-        assert client.post(CHAT, json=late).status_code == 504
+        assert post_late(client, {**BODY, "messages": [{"role": "user", "content": "never heard before"}]}) == 504
         metrics = client.get("/metrics").text
     ok, failed = sorted(rows_of(path), key=lambda one: one.ended_at)
     assert (ok.outcome, ok.tenant, ok.tier, ok.model, ok.slots, ok.output_tokens) == (

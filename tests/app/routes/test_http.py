@@ -57,6 +57,18 @@ def ready(client: TestClient) -> TestClient:
     raise AssertionError("the engine never got ready")
 
 
+def post_late(client: TestClient, body: dict, headers: dict[str, str] | None = None) -> int:
+    """Send a chat whose deadline passes while its body arrives, so that it never has a slot. Returns the status."""
+
+    def content():
+        time.sleep(0.01)
+        yield json.dumps({**body, "deadline_ms": 1}).encode()
+
+    return client.post(
+        CHAT, content=content(), headers={"Content-Type": "application/json", **(headers or {})}
+    ).status_code
+
+
 def fill_queue(client: TestClient) -> None:
     """Fill all slots and the whole queue of class standard."""
     service = client.app.state.service
