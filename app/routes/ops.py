@@ -15,7 +15,7 @@ from app.admission.tenants import TIER_OF_CLASS, Tenant
 from app.admission.thread_queue import Caller
 from app.engine_client.client import EngineClient
 from app.engine_client.member import EngineState
-from app.errors import error_body
+from app.errors import ApiError, error_body
 from app.generation.request import ChatPrompt, effective_defaults
 from app.http.disconnect import run_unless_disconnected
 from app.http.security import authenticate_metrics, authenticate_operator, read_json_body
@@ -133,6 +133,10 @@ async def health(request: Request) -> Response:
         body = error_body(503, "the server is stopping", code="server_shutdown")
         return JSONResponse(body, status_code=503, headers={"Retry-After": "5"})
     if client.state is EngineState.READY and not client.is_stalled and not service.grammars.is_starting:
+        try:
+            service.check_restored()
+        except ApiError as error:
+            return JSONResponse(error.body | _engines(client), error.status, error.headers)
         return JSONResponse({"status": "ready"} | _engines(client) | _store_state(service.state_file))
     message = STALLED_TEXT if client.is_stalled else LOADING_TEXTS.get(client.state, ENGINE_UNAVAILABLE)
     body = error_body(503, message, code="engine_unavailable")

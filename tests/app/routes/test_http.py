@@ -112,6 +112,18 @@ def test_invalid_ids_are_refused_and_not_cached(http, ids: list[int]):
     assert known == before
 
 
+def test_a_server_is_ready_once_the_answers_of_an_earlier_process_are_restored():
+    """Until then its health is as its requests are answered."""
+    with make() as client:
+        awaited = ready(client).app.state.service.registry.awaited
+        awaited.add("earlier")
+        health, chat = client.get("/health"), client.post(CHAT, json=BODY)
+        assert health.status_code == chat.status_code == 503 and health.json() == chat.json()
+        assert health.headers["Retry-After"] == "1"
+        awaited.clear()
+        assert client.get("/health").status_code == client.post(CHAT, json=BODY).status_code == 200
+
+
 def test_after_an_internal_error_the_connection_is_closed(http, monkeypatch):
     """uvicorn closes the connection, and the response announces it."""
     monkeypatch.setattr(EngineClient, "check", lambda *_: 1 / 0)
