@@ -252,8 +252,8 @@ async def test_no_request_loses_a_token_when_the_engine_crashes(immediate_restar
         received += isinstance(event, TokenEvent)
         # The death of an engine in a trial ends that request.
         on_trial = any((found := client._in_flight.get(each.id)) and found.is_suspect for each in requests)
-        is_due = restarts(client) < len(killed_at) and received >= killed_at[restarts(client)]
-        crash_injector.is_killed |= is_due and not on_trial
+        may_die = restarts(client) < len(killed_at) and received >= killed_at[restarts(client)]
+        crash_injector.is_killed |= may_die and not on_trial
 
     requests = [request(f"r{i}", 3 + i % 41, n=1 + i % 2) for i in range(40)]
     async with client_with_crashes(crash_injector, runs_ahead=runs_ahead, costs=Costs(1e9, 1e5, 1e-4, 1e-4)) as client:
