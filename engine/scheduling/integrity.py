@@ -19,14 +19,14 @@ def check_integrity(scheduler: Scheduler) -> None:
     scheduler.kv_manager.host.check_integrity(
         [*(s.host_pages for s in alive), scheduler.batch_builder.host_pages_to_release]
     )
-    slots, free = scheduler.slots, scheduler.free_slots
+    slots, free = scheduler.slots, scheduler.batch_slots.free
     occupied = {slot for slot, sequence in enumerate(slots) if sequence is not None}
     assert occupied.isdisjoint(free), (occupied, free)
     assert len(occupied) + len(free) == len(slots)
     assert {s.slot for s in scheduler.running} == occupied
     assert {id(s) for s in alive if s.state is State.RUNNING} == {id(s) for s in scheduler.running}
     by_class = Counter(s.service_class for s in scheduler.running)
-    assert scheduler.running_by_class.as_tuple() == tuple(by_class[c] for c in ServiceClass)
+    assert scheduler.batch_slots.by_class.as_tuple() == tuple(by_class[c] for c in ServiceClass)
     waiting = [s for s in alive if s.state in (State.WAITING, State.PREEMPTED)]
     in_order = list(scheduler.policy.in_order())
     assert len(waiting) == len(scheduler.waiting) == len(in_order), (waiting, in_order)

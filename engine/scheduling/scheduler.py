@@ -7,7 +7,6 @@ Orca (Yu et al., OSDI'22), paging follows vLLM (Kwon et al., SOSP'23).
 
 from __future__ import annotations
 
-from bisect import insort
 from collections import deque
 from collections.abc import Mapping
 
@@ -15,10 +14,11 @@ from engine.config import EngineConfig
 from engine.scheduling.admission import Admission, AdmissionView, Preemption
 from engine.scheduling.batch import Batch, Chunk, Join, StepOutcome
 from engine.scheduling.batch_builder import BatchBuilder
+from engine.scheduling.batch_slots import BatchSlots
 from engine.scheduling.budget import divide_step, is_paced
 from engine.scheduling.constrained import ConstrainedSequences
 from engine.scheduling.constraint import Constraint
-from engine.scheduling.counters import ClassCounts, CumulativeCounters
+from engine.scheduling.counters import CumulativeCounters
 from engine.scheduling.deadlines import Deadlines
 from engine.scheduling.events import EventBuffer
 from engine.scheduling.kv_manager import KVManager
@@ -53,12 +53,10 @@ class Scheduler:
         self.batch_builder = BatchBuilder()
         self.kv_manager = KVManager(config, self.batch_builder, num_pages, host_pages)
         self.estimates = StepEstimates(policy, self.kv_manager)
-        self.running: list[Sequence] = []  # in the policy's service order
-        self.running_by_class = ClassCounts()
+        self.batch_slots = BatchSlots(policy, self.kv_manager, config.max_num_seqs)
+        self.running, self.slots = self.batch_slots.running, self.batch_slots.sequences
         self.requests: dict[str, list[Sequence]] = {}  # the unfinished choices of each request
         self.counters = CumulativeCounters()
-        self.free_slots = list(range(config.max_num_seqs - 1, -1, -1))
-        self.slots: list[Sequence | None] = [None] * config.max_num_seqs
         self.needing_page: list[Sequence] = []  # sequences that need a further page for the next token
         self.steps_in_flight: deque[StepInFlight] = deque()  # steps decided and not committed, oldest first
         self._events = EventBuffer()
@@ -217,7 +215,7 @@ class Scheduler:
         """Return the current load and counters."""
         pool, host = self.kv_manager.pool, self.kv_manager.host
         return EngineLoad(
-            running=self.running_by_class.as_tuple(),
+            running=self.batch_slots.by_class.as_tuple(),
             waiting=self.waiting.new.as_tuple(),
             paused=self.waiting.paused.as_tuple(),
             pages=PageCounts(pool.total, pool.held, pool.cached, pool.free, host.used, host.total),
@@ -258,7 +256,7 @@ class Scheduler:
         return AdmissionView(
             pages=self.kv_manager,
             running=self.running,
-            has_free_slot=bool(self.free_slots),
+            has_free_slot=bool(self.batch_slots.free),
             joined_slots=self.batch_builder.joined_slots,
             admits_batches=self.waiting.admits_batches,
             is_closed=self.waiting.is_closed,
@@ -288,7 +286,7 @@ class Scheduler:
         else:
             sequence.num_computed = 0
         self.counters.count_preemption(sequence.service_class, preemption.mode)
-        self._release_slot(sequence)
+        self.batch_slots.release(sequence)
         sequence.state = State.PREEMPTED
         if sequence.num_generated - sequence.generated_at_wait >= self.config.min_share:
             sequence.waiting_since, sequence.generated_at_wait = now, sequence.num_generated
@@ -308,13 +306,10 @@ class Scheduler:
         if is_swapping_in:
             self._swapped_in.append(sequence)
             phase = Phase.SWAPPING
-        slot = self.free_slots.pop()
-        self.slots[slot] = sequence
-        sequence.slot, sequence.state = slot, State.RUNNING
+        slot = self.batch_slots.take(sequence)
+        sequence.state = State.RUNNING
         if sequence.constraint is not None:
             sequence.constraint.prepare_mask()
-        insort(self.running, sequence, key=self.policy.service_order)
-        self.running_by_class.add(sequence.service_class, +1)
         self.batch_builder.join(
             Join(
                 slot,
@@ -353,17 +348,6 @@ class Scheduler:
                 self._events.status(sibling, Phase.QUEUED, now, WaitReason.STEP)
         lead.siblings = []
 
-    def _release_slot(self, sequence: Sequence) -> None:
-        """Release slot and pages."""
-        assert sequence.slot is not None
-        self.kv_manager.release(sequence)
-        self.slots[sequence.slot] = None
-        self.free_slots.append(sequence.slot)
-        self.running.remove(sequence)
-        self.running_by_class.add(sequence.service_class, -1)
-        self.policy.slot_released(sequence)
-        sequence.slot = None
-
     def _fail(self, sequence: Sequence, now: float, message: str, code: str) -> None:
         """End a sequence with an error, unless it has ended."""
         if sequence.state is not State.FINISHED:
@@ -373,7 +357,7 @@ class Scheduler:
     def _finish(self, sequence: Sequence, now: float) -> None:
         """Remove a sequence in any state and release its resources."""
         if sequence.state is State.RUNNING:
-            self._release_slot(sequence)
+            self.batch_slots.release(sequence)
         elif sequence.state in (State.WAITING, State.PREEMPTED):
             self.waiting.remove(sequence)
         self.kv_manager.release_host(sequence)
