@@ -8,6 +8,7 @@ from engine.scheduling.counters import ClassCounts
 from engine.scheduling.kv_manager import KVManager
 from engine.scheduling.policy import Policy
 from engine.scheduling.sequence import Sequence
+from engine.types import ServiceClass
 
 
 class BatchSlots:
@@ -28,6 +29,16 @@ class BatchSlots:
         insort(self.running, sequence, key=self._policy.service_order)
         self.by_class.add(sequence.service_class, +1)
         return slot
+
+    def change_class(self, sequence: Sequence, service_class: ServiceClass) -> None:
+        """Move a running sequence to another class; it keeps its slot."""
+        self.running.remove(sequence)
+        self.by_class.add(sequence.service_class, -1)
+        self._policy.slot_released(sequence)
+        sequence.service_class = service_class
+        insort(self.running, sequence, key=self._policy.service_order)
+        self.by_class.add(service_class, +1)
+        self._policy.class_changed(sequence)
 
     def release(self, sequence: Sequence) -> None:
         """Release slot and pages of `sequence`."""

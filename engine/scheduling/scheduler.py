@@ -1,8 +1,8 @@
 """Scheduler: decides each step and commits its outcome.
 
-State changes only in `schedule` and `commit`, and between steps in `submit`, `abort` and `preempt`. The policy returns
-its choices as values, which the scheduler applies; `take_events` returns all events. Iteration-level scheduling follows
-Orca (Yu et al., OSDI'22), paging follows vLLM (Kwon et al., SOSP'23).
+State changes only in `schedule` and `commit`, and between steps in `submit`, `abort`, `change` and `preempt`. The
+policy returns its choices as values, which the scheduler applies; `take_events` returns all events. Iteration-level
+scheduling follows Orca (Yu et al., OSDI'22), paging follows vLLM (Kwon et al., SOSP'23).
 """
 
 from __future__ import annotations
@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 
+from msgspec.structs import replace
+
 from engine.config import EngineConfig
 from engine.scheduling.admission import Admission, AdmissionView, Preemption
 from engine.scheduling.batch import Batch, Chunk, Join, StepOutcome
 from engine.scheduling.batch_builder import BatchBuilder
 from engine.scheduling.batch_slots import BatchSlots
 from engine.scheduling.budget import divide_step, is_paced
+from engine.scheduling.changes import RequestChanges
 from engine.scheduling.constrained import ConstrainedSequences
 from engine.scheduling.constraint import Constraint
 from engine.scheduling.counters import CumulativeCounters
@@ -38,6 +41,7 @@ from engine.types import (
     PreemptionMode,
     PromptEvent,
     Request,
+    ServiceClass,
     TokenEvent,
     WaitReason,
 )
@@ -63,6 +67,7 @@ class Scheduler:
         self.waiting = WaitQueue(config, policy, self._events)
         self.trials = Trials(self._events, self.counters)
         self._deadlines = Deadlines(self.estimates.min_seconds_left)
+        self.changes = RequestChanges(self.batch_slots, self.kv_manager, self.waiting, self._deadlines, self._events)
         self._swapped_in: list[Sequence] = []  # in the step that is being scheduled
         self._arrivals = 0
         self._constrained = ConstrainedSequences(policy, self._events, self.counters)
@@ -91,6 +96,18 @@ class Scheduler:
         if request.is_trial:
             self.trials.add(request)
         self.waiting.push(lead, now)
+        if request.is_paused:
+            self.changes.pause(self.requests[request.id], now)
+
+    def change(self, request_id: str, now: float, *, is_paused: bool, service_class: ServiceClass) -> None:
+        """Pause or resume a request, and move it to a class.
+
+        Unknown and finished IDs are ignored, because a change may cross the last token.
+        """
+        if choices := self.requests.get(request_id):
+            request = replace(choices[0].request, is_paused=is_paused, service_class=service_class)
+            self.trials.change(request)
+            self.changes.apply(choices, request, now)
 
     def abort(self, request_id: str, now: float, choice: int | None = None) -> None:
         """End a request, or one of its choices, in any state.
@@ -197,7 +214,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Return whether any sequence runs or waits."""
+        """Return whether there is any request. `next_step_at` returns when it takes a step."""
         return bool(self.requests)
 
     @property
@@ -206,7 +223,9 @@ class Scheduler:
         return self._constrained.waits_for_masks
 
     def next_step_at(self, now: float) -> float:
-        """Return the time of the next step: now, unless the engine only waits for a batch to be complete."""
+        """Return the time of the next step: now, unless all requests are paused, or wait for a batch to be complete."""
+        if len(self.requests) == self.changes.paused_requests:
+            return max(now, self._deadlines.next_alarm())
         if self.running or not self.waiting.admits_batches:
             return now
         return min(self.waiting.opens_at(now), self._deadlines.next_alarm())
@@ -220,6 +239,7 @@ class Scheduler:
             paused=self.waiting.paused.as_tuple(),
             pages=PageCounts(pool.total, pool.held, pool.cached, pool.free, host.used, host.total),
             counters=self.counters.to_counters(),
+            suspended=self.changes.suspended.as_tuple(),
         )
 
     # Internals ----------------------------------------------------------------------------------------------------
@@ -341,9 +361,13 @@ class Scheduler:
     def _release_siblings(self, lead: Sequence, now: float) -> None:
         """Queue the other choices: the prompt is computed, or its lead has ended."""
         for sibling in lead.siblings:
-            if sibling.state is State.WAITING_FOR_PROMPT:
-                sibling.state = State.WAITING
-                sibling.waiting_since = now
+            if sibling.state is not State.WAITING_FOR_PROMPT:
+                continue
+            sibling.state = State.WAITING
+            sibling.waiting_since = now
+            if sibling.request.is_paused:
+                self.changes.suspend(sibling, State.WAITING, now)
+            else:
                 self.waiting.push(sibling, now)
                 self._events.status(sibling, Phase.QUEUED, now, WaitReason.STEP)
         lead.siblings = []
@@ -360,6 +384,8 @@ class Scheduler:
             self.batch_slots.release(sequence)
         elif sequence.state in (State.WAITING, State.PREEMPTED):
             self.waiting.remove(sequence)
+        elif sequence.state is State.SUSPENDED:
+            self.changes.remove(sequence)
         self.kv_manager.release_host(sequence)
         sequence.state = State.FINISHED
         self._constrained.remove(sequence)
@@ -370,4 +396,5 @@ class Scheduler:
         if not choices:
             del self.requests[sequence.request.id]
             self.trials.remove(sequence.request.id)
+            self.changes.forget_request(sequence.request)
             self.counters.add("finished")
