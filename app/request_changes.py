@@ -34,11 +34,8 @@ def change_request(
     if (after.is_paused, after.service_class) == (before.is_paused, before.service_class):
         return
     has_started = generation.timing.started is not None
-    slots, taken, max_paused = (
-        max(1, service.client.slots),
-        service.client.uses.slots_taken,
-        service.settings.max_paused,
-    )
+    max_paused = service.settings.max_paused
+    slots, taken = max(1, service.client.slots), service.client.uses.slots_taken
     service.counts.check_change(tenant, before, after, max_paused, slots, taken, has_started=has_started)
     service.counts.change(before, after, has_started=has_started)
     token_batch = service.metrics.token_batch(after.service_class, service.metrics.name_of(after.tenant))
