@@ -13,7 +13,7 @@ from app.service import Service
 from engine.types import ServiceClass
 
 
-def change_request(
+async def change_request(
     service: Service, generation: Generation, tenant: Tenant, is_paused: bool | None, service_class: ServiceClass | None
 ) -> None:
     """Pause or resume a tenant's request, and move it to a class. None: as before; the same state changes nothing.
@@ -40,6 +40,7 @@ def change_request(
     service.counts.change(before, after, has_started=has_started)
     token_batch = service.metrics.token_batch(after.service_class, service.metrics.name_of(after.tenant))
     generation.change(after, token_batch.add_token, service.settings.max_pause)
+    service.client.change(after.id, is_paused=after.is_paused, service_class=after.service_class)
     if service.state_file is not None:
         service.state_file.journal.change(after)
-    service.client.change(after.id, is_paused=after.is_paused, service_class=after.service_class)
+        await service.state_file.journal.settle()  # no client gets an answer that a restart does not know

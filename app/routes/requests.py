@@ -29,7 +29,7 @@ async def request_by_id(request: Request) -> Response:
     generation = await _find(request)
     if change is not None:
         tenant = authenticate_request(request)
-        change_request(get_service(request), generation, tenant, change.is_paused, change.service_class)
+        await change_request(get_service(request), generation, tenant, change.is_paused, change.service_class)
     return Response(msgspec.json.encode(timeline_body(generation)), media_type="application/json")
 
 

@@ -45,6 +45,7 @@ class Note(msgspec.Struct, frozen=True):
     fingerprint: str
     vocabulary: str  # digest of the tokenizer: by another one the tokens are another text
     epoch: str
+    service_class: ServiceClass  # when it was queued, which its events name also after a change
 
     @classmethod
     def of(
@@ -61,6 +62,7 @@ class Note(msgspec.Struct, frozen=True):
             fingerprint=fingerprint,
             vocabulary=vocabulary,
             epoch=log.epoch,
+            service_class=request.service_class,
         )
 
     def tenant(self, settings: Settings) -> Tenant | None:
