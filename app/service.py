@@ -318,16 +318,16 @@ class Service:
 
     async def drain(self, seconds: float, is_hurried: Callable[[], bool] = lambda: False) -> None:
         """Refuse new requests, let requests with readers finish for `seconds` or until `is_hurried()`, then end the
-        rest with an error, except for answers without a reader that the next process continues from the store.
+        rest with an error, except for answers, paused or unread, that the next process continues from the store.
         """
         self.draining = True
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not is_hurried():
-            if all(generation.has_no_reader for generation in self.registry.live()):
+            if all(each.has_no_reader or each.request.is_paused for each in self.registry.live()):
                 break
             await asyncio.sleep(0.05)
         for generation in self.registry.live():
-            if not (generation.has_no_reader and self._is_stored(generation)):
+            if not ((generation.has_no_reader or generation.request.is_paused) and self._is_stored(generation)):
                 generation.fail("the server stopped before the answer was complete", "server_shutdown")
 
     def _is_stored(self, generation: Generation) -> bool:

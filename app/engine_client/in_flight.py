@@ -118,7 +118,7 @@ class InFlight:
         if request_state is None or event.choice not in request_state.output:
             return False
         member = request_state.member
-        if member is not None:
+        if member is not None and request_state.unreported:
             self._report(request_state, member)
         choices = request_state.num_choices
         is_delivered = request_state.update(event)
@@ -224,9 +224,8 @@ class InFlight:
 
     def _report(self, request_state: InFlightRequest, member: int) -> None:
         """Count the choices of a request as contained in the load reports of its member."""
-        if request_state.unreported:
-            self._counts.report(member, request_state.request.service_class, request_state.unreported)
-            request_state.unreported = 0
+        self._counts.report(member, request_state.request.service_class, request_state.unreported)
+        request_state.unreported = 0
 
     def _discount(self, request_state: InFlightRequest, member: int, choices: int) -> None:
         """Count reported choices of a request that have ended in a member, or whose state changes there."""

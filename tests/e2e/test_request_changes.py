@@ -81,22 +81,24 @@ def test_a_paused_answer_goes_on_where_it_was(server: Server, kind: str, dies: b
     assert events_of(read) == events_of(expected)
 
 
-def test_a_paused_answer_is_paused_after_a_restart_of_the_server(start: Callable[..., Server]):  # noqa: F811
-    """In the class that its client has chosen."""
+@pytest.mark.parametrize("stop", [kill, Server.stop])
+def test_a_paused_answer_is_paused_after_a_restart_of_the_server(start: Callable[..., Server], stop):  # noqa: F811
+    """In the class that its client has chosen, also if a reader waited for it when the server was stopped."""
     path, body = KINDS["chat"]
     first = start(*SLOW)
     expected = whole(first, path, body)
-    stream, begun = begin_answer(first, path, body, 5)
-    assert change(first, stream, state="paused", service_tier="flex")["class"] == "batch"
-    wait_until(lambda: suspended(first))
-    cursor = begun[-1][0]
-    kill(first)
+    with httpx.stream("POST", f"{first.url}{path}", json=body, headers=RESUME, timeout=HANG_SECONDS) as response:
+        stream, reading = response.headers["X-Carousel-Stream"], frames(response)
+        begun = [next(reading) for _ in range(5)]
+        assert change(first, stream, state="paused", service_tier="flex")["class"] == "batch"
+        wait_until(lambda: suspended(first))
+        stop(first)
     second = start(*SLOW)
     found = account(second, stream)
     assert (found["state"], found["class"]) == ("paused", "batch")
     wait_until(lambda: suspended(second))
     change(second, stream, state="running")
-    after = follow(second, stream, cursor)
+    after = follow(second, stream, begun[-1][0])
     assert events_of([data for _, data in begun] + after) == events_of(expected)
 
 
