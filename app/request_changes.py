@@ -12,6 +12,8 @@ from app.generation.generation import Generation
 from app.service import Service
 from engine.types import ServiceClass
 
+MAX_CHANGES = 1000  # of one request: each adds to its timeline
+
 
 async def change_request(
     service: Service, generation: Generation, tenant: Tenant, is_paused: bool | None, service_class: ServiceClass | None
@@ -19,7 +21,7 @@ async def change_request(
     """Pause or resume a tenant's request, and move it to a class. None: as before; the same state changes nothing.
 
     Raises `ApiError` for a request that has ended (409), a class that the tenant may not use (403), too many paused
-    requests (429), and a full queue to which the request would return or move (429, 503).
+    requests or changes of this one (429), and a full queue to which the request would return or move (429, 503).
     """
     before = generation.request
     if generation.log.is_closed:
@@ -33,6 +35,9 @@ async def change_request(
         service.check_tier(tenant, after.service_class)
     if (after.is_paused, after.service_class) == (before.is_paused, before.service_class):
         return
+    if generation.changes >= MAX_CHANGES and (after.is_paused or after.service_class is not before.service_class):
+        message = f"request {generation.log.id!r} has been changed {MAX_CHANGES:,} times; it can only be resumed"
+        raise ApiError(429, message, param="request_id", code="too_many_changes")
     has_started = generation.timing.started is not None
     max_paused = service.settings.max_paused
     slots, taken = max(1, service.client.slots), service.client.uses.slots_taken

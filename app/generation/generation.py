@@ -76,6 +76,7 @@ class Generation:
         "_pause",
         "_prompt_infos",
         "cached_tokens",
+        "changes",
         "encoder",
         "log",
         "request",
@@ -108,6 +109,7 @@ class Generation:
         self.timing = Timing(intake.received_at, time.monotonic())
         self.timeline = RequestTimeline(request.n, intake, self.timing.submitted)
         self.cached_tokens = 0
+        self.changes = 0  # by its client
         self._client = client
         before = request.prompt if continues_prompt else ()
         self._choices = [
@@ -161,6 +163,7 @@ class Generation:
         most. on_token: as in `connect`.
         """
         self.request, self._on_token = request, on_token
+        self.changes += 1
         if not request.is_paused:
             self._end_pause()
         elif self._pause is None:

@@ -65,6 +65,7 @@ class RequestChanges:
 
     def suspend(self, sequence: Sequence, resumes_as: State, now: float) -> None:
         """Suspend a sequence that has no slot and is in no queue."""
+        sequence.was_paused = True
         sequence.state, sequence.suspension = State.SUSPENDED, Suspension(resumes_as, now)
         self.suspended.add(sequence.service_class, +1)
         self._deadlines.watch(sequence)

@@ -198,7 +198,7 @@ class Policy(ABC):
     # Notifications ------------------------------------------------------------------------------------------------
 
     def slot_taken(self, admission: Admission, fresh_tokens: int, *, is_resumed: bool) -> None:  # noqa: B027
-        """Note that an admission was applied; `fresh_tokens` go through the model for the first time."""
+        """Note that an admission was applied; its tenant is charged for `fresh_tokens` that go through the model."""
 
     def tokens_sampled(self, sequences: Iterable[Sequence]) -> None:  # noqa: B027
         """Note that each of `sequences` got a token."""

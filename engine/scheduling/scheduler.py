@@ -326,8 +326,7 @@ class Scheduler:
         if is_swapping_in:
             self._swapped_in.append(sequence)
             phase = Phase.SWAPPING
-        slot = self.batch_slots.take(sequence)
-        sequence.state = State.RUNNING
+        slot, sequence.state = self.batch_slots.take(sequence), State.RUNNING
         if sequence.constraint is not None:
             sequence.constraint.prepare_mask()
         self.batch_builder.join(
@@ -343,7 +342,8 @@ class Scheduler:
         if first_time and sequence.prompt_leader is None:
             self.counters.add("prompt_tokens", sequence.prompt_len)
             self.counters.add("cached_tokens", min(sequence.num_computed, sequence.prompt_len))
-        fresh = max(0, sequence.prompt_len - sequence.num_computed) if first_time else 0
+        fresh = max(0, sequence.prompt_len - sequence.num_computed) if first_time else sequence.lost_tokens
+        sequence.was_paused = False
         self.policy.slot_taken(admission, fresh, is_resumed=not first_time)
         self._events.status(sequence, phase, now, cached=sequence.num_computed if first_time else 0)
 

@@ -73,6 +73,7 @@ class Sequence:
         "tokens",
         "victim_reason",
         "waiting_since",
+        "was_paused",
     )
 
     def __init__(self, request: Request, choice: int, arrival: int, now: float, page_size: int, max_len: int) -> None:
@@ -103,6 +104,7 @@ class Sequence:
         self.policy_state: Any = None  # created, read and changed by the policy alone
         self.reported_position = 0  # queue position last reported to its client
         self.suspension: Suspension | None = None  # while it is suspended
+        self.was_paused = False  # by its client, since it last had a slot
         self.constraint: Constraint | None = None  # of the next token
         self.prompt_leader: Sequence | None = None  # the choice that computes the prompt for this one
         self.siblings: list[Sequence] = []  # choices held back until this one has computed the prompt
@@ -123,6 +125,11 @@ class Sequence:
     def has_token_in_flight(self) -> bool:
         """Return whether a step in flight samples a token for it."""
         return self.num_tokens > len(self.tokens)
+
+    @property
+    def lost_tokens(self) -> int:
+        """Return the number of tokens that a pause by its client makes it compute again, beyond the last one."""
+        return max(0, len(self.tokens) - 1 - self.num_computed) if self.was_paused else 0
 
     @property
     def pages_needed(self) -> int:

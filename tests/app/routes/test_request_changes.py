@@ -13,6 +13,7 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
+from app import request_changes
 from app.admission.tenants import Tenant, key_digest
 from app.engine_client.client import EngineClient
 from app.generation.generation import Generation
@@ -27,6 +28,7 @@ from tests.fakes import CrashInjector
 from tests.limits import HANG_SECONDS
 
 ANNA, BEN = ({"Authorization": f"Bearer {name}"} for name in ("anna", "ben"))
+TOKENS = 500  # of an answer, which takes at least a second
 RESUME = {"X-Carousel-Resume": "0"}  # the stream has comments with the status
 TENANTS = (
     Tenant(name="anna", digest=key_digest("anna")),
@@ -39,13 +41,13 @@ class Running:
 
     def __init__(self, client: TestClient, headers: dict[str, str], **options: object) -> None:
         self.client, self.headers = client, headers
-        body = BODY | {"max_tokens": 200, "ignore_eos": True, "seed": 5, "stream": True} | options
-        before = {generation.log.id for generation in self.registry.live()}
+        body = BODY | {"max_tokens": TOKENS, "ignore_eos": True, "seed": 5, "stream": True} | options
+        before = set(self.registry._streams)
         self._lines: list[str] = []
         self._thread = threading.Thread(target=self._read, args=(body,))
         self._thread.start()
-        until(lambda: len(self.registry.live()) > len(before & {each.log.id for each in self.registry.live()}))
-        [self.id] = {generation.log.id for generation in self.registry.live()} - before
+        until(lambda: self.registry._streams.keys() - before)
+        [self.id] = self.registry._streams.keys() - before
 
     @property
     def registry(self):
@@ -123,7 +125,7 @@ def test_a_paused_answer_goes_on_with_the_same_text_and_its_reader_sees_the_stat
     tokens = answer.generation.completion_tokens
     assert answer.load.suspended == (0, 1, 0) and answer.load.running == (0, 0, 0)
     assert answer.change(state="running").json()["state"] in ("queued", "running")
-    assert answer.end() == expected and tokens < 200
+    assert answer.end() == expected and tokens < TOKENS
     assert {"state": "paused", "cause": "client"} in answer.statuses
     [choice] = http.get(f"/v1/requests/{answer.id}").json()["choices"]
     [pause] = [interval for interval in choice["intervals"] if interval["phase"] == "paused"]
@@ -158,7 +160,7 @@ def test_a_pause_counts_in_no_latency(http):
     assert timing.first_token - timing.received_at == pytest.approx(before)
     generation = answer.generation
     answer.end()
-    assert generation.mean_gap * 199 <= time.monotonic() - received_at - moved
+    assert generation.mean_gap * (TOKENS - 1) <= time.monotonic() - received_at - moved
 
 
 @pytest.mark.parametrize(
@@ -191,6 +193,18 @@ def test_a_key_moves_its_requests_only_to_its_own_tiers(http):
     assert code_of(refused) == (403, "tier_not_allowed", "service_tier")
     assert not answer.generation.request.is_paused, "a refused change changes nothing"
     assert answer.change(service_tier="flex").status_code == 200
+    answer.end()
+
+
+def test_a_request_is_changed_a_limited_number_of_times(http, monkeypatch):
+    """Its timeline would grow with each change; it can always be resumed."""
+    monkeypatch.setattr(request_changes, "MAX_CHANGES", 3)
+    answer = Running(http, ANNA).paused()
+    for tier in ("flex", "priority"):
+        assert answer.change(service_tier=tier).status_code == 200
+    assert code_of(answer.change(service_tier="flex")) == (429, "too_many_changes", "request_id")
+    assert answer.change(state="running").status_code == 200
+    assert code_of(answer.change(state="paused")) == (429, "too_many_changes", "request_id")
     answer.end()
 
 

@@ -233,6 +233,25 @@ def test_a_tenant_gains_no_share_by_moving_its_requests_between_classes():
     history.end()
 
 
+def test_a_tenant_is_charged_for_what_its_pauses_make_the_engine_compute_again():
+    """Without a prefix cache, all of the context; a preemption by the engine costs it nothing."""
+    history = History(slots=1, pages=20, enable_prefix_caching=False)
+    name = history.arrive([1] * 9, 20)
+    for _ in range(4):
+        history.step()
+    [sequence] = history.scheduler.requests[name]
+    account = sequence.policy_state.account
+    length, before = len(sequence.tokens), account.served
+    history.pause(0, PreemptionMode.RECOMPUTE)
+    history.step()
+    assert account.served - before <= 2
+    pause(history, name)
+    resume(history, name)
+    history.step()
+    assert account.served - before >= length - 1
+    history.end()
+
+
 def test_pausing_and_resuming_again_and_again_leaves_no_memory_behind():
     history = History(slots=1, pages=20)
     running_one, name = history.arrive([1] * 5, 20), history.arrive([2] * 5, 3, service_class=BATCH)
