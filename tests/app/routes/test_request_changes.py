@@ -28,7 +28,7 @@ from tests.fakes import CrashInjector
 from tests.limits import HANG_SECONDS
 
 ANNA, BEN = ({"Authorization": f"Bearer {name}"} for name in ("anna", "ben"))
-TOKENS = 500  # of an answer, which takes at least a second
+TOKENS = 300  # of an answer, which takes at least half a second
 RESUME = {"X-Carousel-Resume": "0"}  # the stream has comments with the status
 TENANTS = (
     Tenant(name="anna", digest=key_digest("anna")),

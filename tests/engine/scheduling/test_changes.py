@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import cProfile
 import math
+import random
 
 import pytest
 
 from engine.scheduling.integrity import check_integrity
+from engine.scheduling.policies import POLICIES
 from engine.scheduling.sequence import State
 from engine.types import FinishReason, Phase, PreemptionMode, ServiceClass, WaitReason
 from tests.engine.scheduling.history import STEP_SECONDS, History
@@ -46,6 +49,43 @@ def test_a_request_goes_on_at_the_same_token_after_a_pause_at_any_step(after: in
     assert paused not in running(history) and other in {*running(history), *(name for name, _ in history.ends)}
     resume(history, paused)
     history.end()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("seed", range(5))
+def test_each_policy_takes_pauses_and_moves_in_any_order(policy: str, seed: int):
+    """Requests of all classes are changed at random, while others arrive, and each has its text in the end."""
+    drawn = random.Random(seed)
+    history = History(slots=3, pages=16, scheduling_policy=policy, runs_ahead=drawn.random() < 0.5)
+    for _ in range(80):
+        if drawn.random() < 0.3:
+            prompt = [drawn.randrange(3)] * drawn.randint(1, 12)
+            history.arrive(prompt, drawn.randint(1, 9), service_class=drawn.choice(list(ServiceClass)))
+        if history.scheduler.requests and drawn.random() < 0.5:
+            name = drawn.choice(list(history.scheduler.requests))
+            (pause if drawn.random() < 0.5 else resume)(history, name, drawn.choice(list(ServiceClass)))
+        history.step()
+    for name in list(history.scheduler.requests):
+        resume(history, name)
+    history.end()
+
+
+def test_a_scheduler_with_thousands_of_paused_requests_decides_as_without_them():
+    """They are looked at in no step: the same choices, with as many function calls."""
+    calls = []
+    for paused in (0, 3000):
+        history = History(slots=2, pages=30)
+        for _ in range(paused):
+            history.engine.change(history.arrive([5] * 3, 4), is_paused=True, service_class=BATCH)
+        history.step()
+        history.arrive([1] * 5, 20)
+        profile = cProfile.Profile()
+        profile.enable()
+        for _ in range(20):
+            history.engine.step()
+        profile.disable()
+        calls.append(sum(entry.callcount for entry in profile.getstats()))
+    assert calls[0] == calls[1]
 
 
 def test_the_slot_of_a_paused_request_goes_to_another_one_in_the_next_step():
