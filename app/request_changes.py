@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import msgspec
 
+from app.admission.request_counts import PauseLimits
 from app.admission.tenants import Tenant
 from app.errors import ApiError
 from app.generation.generation import Generation
@@ -20,8 +21,8 @@ async def change_request(
 ) -> None:
     """Pause or resume a tenant's request, and move it to a class. None: as before; the same state changes nothing.
 
-    Raises `ApiError` for a request that has ended (409), a class that the tenant may not use (403), too many paused
-    requests or changes of this one (429), and a full queue to which the request would return or move (429, 503).
+    Raises `ApiError` for a request that has ended (409), a class that the tenant may not use (403), too many changes
+    of this one (429), and too many paused requests or a full queue to which this one would return or move (429, 503).
     """
     before = generation.request
     if generation.log.is_closed:
@@ -39,9 +40,10 @@ async def change_request(
         message = f"request {generation.log.id!r} has been changed {MAX_CHANGES:,} times; it can only be resumed"
         raise ApiError(429, message, param="request_id", code="too_many_changes")
     has_started = generation.timing.started is not None
-    max_paused = service.settings.max_paused
+    settings = service.settings
+    limits = PauseLimits(settings.max_paused, settings.max_queue, settings.max_queue_tokens)
     slots, taken = max(1, service.client.slots), service.client.uses.slots_taken
-    service.counts.check_change(tenant, before, after, max_paused, slots, taken, has_started=has_started)
+    service.counts.check_change(tenant, before, after, limits, slots, taken, has_started=has_started)
     service.counts.change(before, after, has_started=has_started)
     token_batch = service.metrics.token_batch(after.service_class, service.metrics.name_of(after.tenant))
     generation.change(after, token_batch.add_token, service.settings.max_pause)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import NamedTuple
 
 from app.admission.queues import Admission
 from app.admission.rate_limits import RateLimits
@@ -10,6 +11,16 @@ from app.admission.shared_uses import SharedUses
 from app.admission.tenants import Tenant
 from app.errors import ApiError
 from engine.types import Request, ServiceClass
+
+RETRY_SECONDS = 60  # for too many paused requests; it is unknown when one is resumed
+
+
+class PauseLimits(NamedTuple):
+    """Limits of paused requests: of one tenant, and those of all and their prompt tokens, like the ones of a queue."""
+
+    of_tenant: int
+    requests: int
+    tokens: int
 
 
 class RequestCounts:
@@ -19,6 +30,7 @@ class RequestCounts:
         """shared: the same counts, for other API processes."""
         self.running = 0  # choices of requests that have received a slot and have not ended
         self._paused: set[str] = set()  # ids of paused requests
+        self._paused_tokens = 0  # of their prompts
         self._paused_of: Counter[str] = Counter()  # paused requests by tenant
         self._queues = queues
         self._limits = limits
@@ -38,18 +50,30 @@ class RequestCounts:
         self._queues.check_wait(tenant, service_class, slots, free, requests)
 
     def check_change(
-        self, tenant: Tenant, before: Request, after: Request, max_paused: int, slots: int, taken: int, *,
+        self, tenant: Tenant, before: Request, after: Request, limits: PauseLimits, slots: int, taken: int, *,
         has_started: bool,
     ) -> None:  # fmt: skip
-        """Raise `ApiError` (429) if the tenant has paused `max_paused` requests, and as `check` does if a request would
-        return to a queue that is full, or move to one. Requests with output have left the queue.
+        """Raise `ApiError` (429, 503) if too many requests are paused, and as `check` does if a request would return to
+        a queue that is full, or move to one. Requests that have started have left the queue.
         """
-        if after.is_paused and not before.is_paused and self._paused_of[after.tenant] >= max_paused:
-            message = f"This client has paused {max_paused:,} requests (max_paused); resume or end one of them."
-            raise ApiError(429, message, param="state", code="too_many_paused")
+        if after.is_paused and not before.is_paused:
+            self._check_pause(after, limits)
         if not (after.is_paused or has_started):
             free = max(0, slots - max(self.running, taken))
             self._queues.check(tenant, after.service_class, len(after.prompt), 0, free)
+
+    def _check_pause(self, request: Request, limits: PauseLimits) -> None:
+        if self._paused_of[request.tenant] >= limits.of_tenant:
+            message = f"This client has paused {limits.of_tenant:,} requests (max_paused); resume or end one of them."
+            raise ApiError(429, message, param="state", code="too_many_paused")
+        tokens = self._paused_tokens + len(request.prompt)
+        if len(self._paused) >= limits.requests or (self._paused and tokens > limits.tokens):
+            message = (
+                f"{len(self._paused):,} requests with {self._paused_tokens:,} prompt tokens are paused; at most "
+                f"{limits.requests:,} (max_queue) with {limits.tokens:,} (max_queue_tokens) may be."
+            )
+            headers = {"Retry-After": str(RETRY_SECONDS)}
+            raise ApiError(503, message, param="state", code="too_many_paused", headers=headers)
 
     def change(self, before: Request, after: Request, *, has_started: bool) -> None:
         """Count a request that is paused or resumed, or moves to another class. A paused one waits for nothing."""
@@ -61,6 +85,7 @@ class RequestCounts:
             self._queues.withdraw(before.tenant, before.service_class, len(before.prompt))
         if after.is_paused:
             self._paused.add(after.id)
+            self._paused_tokens += len(after.prompt)
             self._paused_of[after.tenant] += 1
         elif has_started:
             self.running += after.n
@@ -94,6 +119,7 @@ class RequestCounts:
 
     def _forget_pause(self, request: Request) -> None:
         self._paused.remove(request.id)
+        self._paused_tokens -= len(request.prompt)
         self._paused_of[request.tenant] -= 1
         if not self._paused_of[request.tenant]:
             del self._paused_of[request.tenant]

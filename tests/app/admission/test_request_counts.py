@@ -9,12 +9,13 @@ from msgspec.structs import replace
 
 from app.admission.queues import Admission
 from app.admission.rate_limits import RateLimits
-from app.admission.request_counts import RequestCounts
+from app.admission.request_counts import PauseLimits, RequestCounts
 from app.admission.shared_uses import SharedUses
 from app.admission.tenants import Tenant
 from app.errors import ApiError
 from engine.types import Request, SamplingParams, ServiceClass
 
+MANY = PauseLimits(9, 9, 99)
 TENANT = Tenant(name="anna", digest="a" * 64)
 
 
@@ -34,10 +35,10 @@ class Counts(RequestCounts):
     def waiting(self) -> list[int]:
         return [self.queues.waiting(each).requests for each in ServiceClass]
 
-    def may_change(self, before: Request, after: Request, max_paused: int = 9) -> str:
+    def may_change(self, before: Request, after: Request, limits: PauseLimits = MANY) -> str:
         """Return the code of the refusal; empty if there is none."""
         try:
-            self.check_change(TENANT, before, after, max_paused, 0, 0, has_started=False)
+            self.check_change(TENANT, before, after, limits, 0, 0, has_started=False)
         except ApiError as error:
             return error.code or ""
         return ""
@@ -85,12 +86,29 @@ def test_a_pause_is_no_way_around_the_bound_of_a_queue():
 
 @pytest.mark.parametrize("max_paused", [0, 1, 3])
 def test_a_tenant_has_at_most_so_many_paused_requests(max_paused: int):
-    counts = Counts()
+    counts, limits = Counts(), PauseLimits(max_paused, 9, 99)
     for number in range(max_paused):
         each = request(f"r{number}")
         counts.enter(TENANT, each)
         paused = replace(each, is_paused=True)
-        assert counts.may_change(each, paused, max_paused) == ""
+        assert counts.may_change(each, paused, limits) == ""
         counts.change(each, paused, has_started=False)
     one_more = request("one more")
-    assert counts.may_change(one_more, replace(one_more, is_paused=True), max_paused) == "too_many_paused"
+    assert counts.may_change(one_more, replace(one_more, is_paused=True), limits) == "too_many_paused"
+
+
+@pytest.mark.parametrize("limits", [PauseLimits(9, 2, 99), PauseLimits(9, 9, 5)])
+def test_paused_requests_of_all_tenants_take_as_much_memory_as_a_queue(limits: PauseLimits):
+    """Many addresses could pause more than the server holds, as paused requests are in no queue."""
+    counts = Counts()
+    for number in range(3):
+        tenant = Tenant(name="t", digest=f"t{number}")
+        each = request(f"r{number}", tenant=tenant.id)
+        counts.enter(tenant, each)
+        paused = replace(each, is_paused=True)
+        assert counts.may_change(each, paused, limits) == ("too_many_paused" if number == 2 else "")
+        if number < 2:
+            counts.change(each, paused, has_started=False)
+    first = request("r0", tenant="t0", is_paused=True)
+    counts.end(first, 0, has_started=False)
+    assert counts.may_change(each, paused, limits) == ""
