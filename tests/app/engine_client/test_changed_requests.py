@@ -47,16 +47,14 @@ def test_a_paused_request_moves_to_another_engine_with_its_own():
 def test_a_paused_request_is_not_asked_back_for_a_free_slot_elsewhere():
     now = 0.0
     in_flight = InFlight(random.Random(0), lambda: now, has_several=True)
-    names = [f"r{number}" for number in range(SLOTS + 1)]
+    names = [f"r{number}" for number in range(SLOTS + 2)]
     for name in names:
         in_flight.add(request(name), lambda event: None)
         in_flight.requests_to_send(ready(0))
         in_flight.handle(StatusEvent(name, 0, Phase.QUEUED))
     now = 2 * MIN_WAIT_SECONDS
     in_flight.change(names[0], is_paused=True, service_class=STANDARD)
-    assert in_flight.requests_to_recall(ready(0, 1)) == []
-    in_flight.change(names[0], is_paused=False, service_class=STANDARD)
-    assert len(in_flight.requests_to_recall(ready(0, 1))) == SLOTS
+    assert in_flight.requests_to_recall(ready(0, 1)) == [(0, name) for name in names[1 : 1 + SLOTS]]
 
 
 def test_a_batch_request_goes_to_an_engine_when_it_becomes_urgent_or_is_paused():
