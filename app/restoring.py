@@ -79,7 +79,10 @@ async def restore(service: Service, saved: Saved, tenant: Tenant, complete: Comp
     stream.created = note.created
     stream.opened_at -= max(0.0, time.time() - note.created)
     queued = msgspec.structs.replace(entry.request, weight=tenant.weight, deadline=_monotonic(note.deadline))
-    generation = service.generation(queued, request, prompt, stream, intake)
+    # Its client may have changed its class since then, but its events are to have the same bytes.
+    first = msgspec.structs.replace(queued, service_class=note.service_class)
+    generation = service.generation(first, request, prompt, stream, intake)
+    generation.request = queued
     if origin.key:
         service.idempotent.restore(tenant.id, origin.key, origin.digest, generation)
     return Restored(saved, tenant, parsed, generation, request.observer, missing)

@@ -180,7 +180,7 @@ def create_app(
             Route("/favicon.ico", pages.icon),
             Mount("/static", Assets()),
             Route("/v1/streams/{stream_id}", streams.get_stream, methods=["GET", "DELETE"]),
-            PacedRoute("/v1/requests/{request_id}", requests.get_request_timeline),
+            PacedRoute("/v1/requests/{request_id}", requests.request_by_id, methods=["GET", "POST"]),
             PacedRoute("/v1/models", ops.models),
             PacedRoute("/v1/models/{model_id:path}", ops.model),
             Route("/v1/engine/events", live.engine_events),

@@ -149,12 +149,15 @@ class Service:
         self.check_restored()
         if self.draining and not self.hands_over:
             raise ApiError(503, "the server is stopping", code="server_shutdown", headers={"Retry-After": "5"})
-        if not tenant.may(requested):
-            tiers = ", ".join(tenant.tiers)
-            message = f"this key may only use the service tiers {tiers}"
-            raise ApiError(403, message, param="service_tier", code="tier_not_allowed")
+        self.check_tier(tenant, requested)
         about_to_queue, taken = self.prompts.tokenize_queue.pending, self.client.uses.slots_taken
         self.counts.check(tenant, requested, tokens, choices, requests, about_to_queue, self._slots, taken)
+
+    def check_tier(self, tenant: Tenant, service_class: ServiceClass) -> None:
+        """Raise `ApiError` (403) for a class that the tenant may not use."""
+        if not tenant.may(service_class):
+            message = f"this key may only use the service tiers {', '.join(tenant.tiers)}"
+            raise ApiError(403, message, param="service_tier", code="tier_not_allowed")
 
     def check_loaded(self) -> None:
         """Raise `ApiError` (503) before the model is loaded, and if no engine will be started."""
@@ -305,6 +308,9 @@ class Service:
         token_batch = self.metrics.token_batch(request.service_class, tenant.name)
         generation.connect(self._started, partial(self._ended, observer), token_batch.add_token)
         self.counts.enter(tenant, request)
+        if request.is_paused:  # before a restart, or in another API process
+            self.counts.change(request, request, has_started=False)
+            generation.change(request, token_batch.add_token, self.settings.max_pause)
         self.registry.add(generation)
         if observer is not None:
             observer.queued(generation)
@@ -312,16 +318,16 @@ class Service:
 
     async def drain(self, seconds: float, is_hurried: Callable[[], bool] = lambda: False) -> None:
         """Refuse new requests, let requests with readers finish for `seconds` or until `is_hurried()`, then end the
-        rest with an error, except for answers without a reader that the next process continues from the store.
+        rest with an error, except for answers, paused or unread, that the next process continues from the store.
         """
         self.draining = True
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not is_hurried():
-            if all(generation.has_no_reader for generation in self.registry.live()):
+            if all(each.has_no_reader or each.request.is_paused for each in self.registry.live()):
                 break
             await asyncio.sleep(0.05)
         for generation in self.registry.live():
-            if not (generation.has_no_reader and self._is_stored(generation)):
+            if not ((generation.has_no_reader or generation.request.is_paused) and self._is_stored(generation)):
                 generation.fail("the server stopped before the answer was complete", "server_shutdown")
 
     def _is_stored(self, generation: Generation) -> bool:

@@ -184,6 +184,12 @@ class Settings(RemoteSettings, frozen=True, kw_only=True, dict=True):  # dict: f
             bounds=(SHARE,),
         ),
     ] = 0.5
+    max_paused: Annotated[
+        int, Option(LIMITS, "maximum requests that a tenant has paused; beyond it 429", bounds=(at_least(0),))
+    ] = 100
+    max_pause: Annotated[
+        float, Option(LIMITS, "seconds after which a paused request ends with an error", bounds=(at_least(1), FINITE))
+    ] = 3600.0
     max_queue_wait_interactive: Annotated[
         float,
         Option(
@@ -335,19 +341,11 @@ class Settings(RemoteSettings, frozen=True, kw_only=True, dict=True):  # dict: f
     ] = 30.0
     slo_ttft: Annotated[
         float,
-        Option(
-            OBSERVATION,
-            "objective for the time to the first token in seconds, for the goodput in /metrics",
-            bounds=(at_least(0),),
-        ),
+        Option(OBSERVATION, "objective in seconds for the time to the first token, for goodput", bounds=(at_least(0),)),
     ] = 1.0
     slo_itl: Annotated[
         float,
-        Option(
-            OBSERVATION,
-            "objective for the mean time between tokens in seconds, for the goodput in /metrics",
-            bounds=(at_least(0),),
-        ),
+        Option(OBSERVATION, "objective in seconds for the mean gap between tokens, for goodput", bounds=(at_least(0),)),
     ] = 0.1
     metering: Annotated[
         str | None,
@@ -355,11 +353,7 @@ class Settings(RemoteSettings, frozen=True, kw_only=True, dict=True):  # dict: f
     ] = None
     price_per_hour: Annotated[
         float,
-        Option(
-            OBSERVATION,
-            "price of the whole machine per hour, for the cost in /metrics",
-            bounds=(at_least(0), FINITE),
-        ),
+        Option(OBSERVATION, "price of the machine per hour, for the cost in /metrics", bounds=(at_least(0), FINITE)),
     ] = 0.0
     log_level: LogLevel = "info"
     log_format: LogFormat = "text"

@@ -19,7 +19,7 @@ from engine.launch_lead import LaunchLead
 from engine.scheduling.batch import Batch, StepOutcome
 from engine.scheduling.constraint import ConstraintSource
 from engine.scheduling.scheduler import Scheduler
-from engine.types import EngineLoad, Event, ModelInfo, Request, Vocabulary
+from engine.types import EngineLoad, Event, ModelInfo, Request, ServiceClass, Vocabulary
 
 POSITION_REPORT_SECONDS = 0.2
 # A step waits for masks of constrained tokens this long, and no longer than a share of the last step.
@@ -112,11 +112,17 @@ class Engine:
         """End a request or one of its choices; its slot and pages are free before the next step."""
         self.scheduler.abort(request_id, self._clock(), choice)
 
+    def change(self, request_id: str, *, is_paused: bool, service_class: ServiceClass) -> None:
+        """Pause or resume a request, and move it to a class; a paused one has no slot and no pages."""
+        self.scheduler.change(request_id, self._clock(), is_paused=is_paused, service_class=service_class)
+
     @property
     def trial(self) -> str:
         """Return the ID of the request that is computed alone; empty if none is."""
         current = self.scheduler.trials.current
-        return current if current in self.scheduler.requests else ""
+        choices = self.scheduler.requests.get(current)
+        is_computed = choices is not None and (not choices[0].request.is_paused or bool(self._in_flight))
+        return current if is_computed else ""
 
     def step(self, on_launch: Callable[[list[Event]], None] | None = None) -> list[Event]:
         """Schedule and launch a step, and commit one: the same step, or the previous one if the runner runs ahead.

@@ -14,7 +14,7 @@ from engine.engine import Engine
 from engine.errors import RequestRefused
 from engine.request_logging import log_request
 from engine.scheduling.sequence import Sequence
-from engine.types import EndEvent, Event, FinishReason, Phase, Request, StatusEvent, WaitReason
+from engine.types import EndEvent, Event, FinishReason, Phase, Request, ServiceClass, StatusEvent, WaitReason
 
 log = logging.getLogger("carousel.engine")
 
@@ -89,6 +89,16 @@ class Intake:
             self.submit(request)
         return done
 
+    def change(self, request_id: str, *, is_paused: bool, service_class: ServiceClass) -> None:
+        """Pause or resume a request, and move it to a class."""
+        if request_id not in self._compiling:
+            self._engine.change(request_id, is_paused=is_paused, service_class=service_class)
+            return
+        request, compilation = self._compiling[request_id]
+        request = replace(request, is_paused=is_paused, service_class=service_class)
+        self._compiling[request_id] = request, compilation
+        self._events += _compiling_status(request)
+
     def abort(self, request_id: str, choice: int | None = None) -> None:
         """End a request or one of its choices."""
         if request_id not in self._compiling:
@@ -115,7 +125,5 @@ def refusal(request: Request, error: RequestRefused) -> list[Event]:
 
 def _compiling_status(request: Request) -> list[Event]:
     now = time.monotonic()
-    return [
-        StatusEvent(request.id, choice, Phase.QUEUED, cause=WaitReason.GRAMMAR, monotonic_time=now)
-        for choice in request.choices
-    ]
+    phase, cause = (Phase.PAUSED, WaitReason.CLIENT) if request.is_paused else (Phase.QUEUED, WaitReason.GRAMMAR)
+    return [StatusEvent(request.id, choice, phase, cause=cause, monotonic_time=now) for choice in request.choices]

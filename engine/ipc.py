@@ -15,9 +15,9 @@ from engine.clock import EngineTime
 from engine.config import EngineConfig
 from engine.prefixes import PrefixChanges
 from engine.tenant_uses import TenantUse, UseReport
-from engine.types import EngineLoad, Event, ModelInfo, Request, Snapshot, Vocabulary
+from engine.types import EngineLoad, Event, ModelInfo, Request, ServiceClass, Snapshot, Vocabulary
 
-PROTOCOL_VERSION = 4  # of the messages over TCP; both ends have the same
+PROTOCOL_VERSION = 5  # of the messages over TCP; both ends have the same
 MAX_FRAME_BYTES = 256 << 20  # a million-token prompt is about 5 MB
 MAX_HELLO_BYTES = 4 << 10  # of the first frame over TCP, from an unknown sender
 
@@ -58,6 +58,14 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
     request_id: str
     choice: int | None = None
     moves: bool = False
+
+
+class Change(msgspec.Struct, frozen=True, tag="change"):
+    """Pause or resume a request, and move it to a service class. Both are the state that it has from now on."""
+
+    request_id: str
+    is_paused: bool
+    service_class: ServiceClass
 
 
 class WatchSnapshots(msgspec.Struct, frozen=True, tag="watch"):
@@ -195,6 +203,7 @@ ToEngine = (
     | UseVocabulary
     | Submit
     | Abort
+    | Change
     | WatchSnapshots
     | WatchPrefixes
     | PostUse

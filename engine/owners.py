@@ -21,7 +21,7 @@ from engine.ended_requests import EndedRequests
 from engine.engine import Engine
 from engine.errors import RequestInFlight
 from engine.intake import Intake, refusal
-from engine.ipc import Adopted, EngineRequest, NotFound
+from engine.ipc import Adopted, Change, EngineRequest, NotFound
 from engine.orphans import Orphan, can_be_adopted, has_logprobs, with_status
 from engine.scheduling.sequence import Sequence as Choice
 from engine.sent_events import Receiver, Recorder, SentEvents, outputs
@@ -77,6 +77,7 @@ class Owners:
             self.route(self._intake.take_events())
             output = outputs(request)
             if (events := orphan.events_after(output, self._clock())) is not None:
+                self._intake.change(request.id, is_paused=request.is_paused, service_class=request.service_class)
                 for choice in orphan.choices_without(output):
                     self._intake.abort(request.id, choice)
                 self.route(self._intake.take_events())
@@ -112,6 +113,12 @@ class Owners:
             if moves:
                 self._noted.pop(request_id, None)
             self._intake.abort(request_id, choice)
+
+    def change(self, connection: Connection, message: Change) -> None:
+        """Pause or resume a request of a connection, and move it to a class."""
+        if self._has(connection, message.request_id):
+            is_paused, service_class = message.is_paused, message.service_class
+            self._intake.change(message.request_id, is_paused=is_paused, service_class=service_class)
 
     def adopt(self, connection: Connection, name: str, cache_salt: str) -> None:
         """Give an orphan to a connection, with its output so far, or the output of a request that has ended. One with

@@ -72,16 +72,17 @@ class WaitReason(enum.StrEnum):
     READER = "reader"  # nothing: it is complete, but its reader has not read all of it
     BATCH = "batch"  # a batch is admitted as a whole, and this one is not complete
     RESTART = "restart"  # an engine: the previous one has died, and the next one is starting
+    CLIENT = "client"  # its client, which has paused it
     TRIAL = "trial"  # a request that may have ended an engine is computed alone, or waits for its turn to be
 
 
 class Phase(enum.StrEnum):
     """Activity of a choice. From arrival to end a choice is in exactly one phase."""
 
-    QUEUED = "queued"  # it waits for its first slot, or for its first slot in an engine that replaced another
+    QUEUED = "queued"  # it waits for its first slot, also after a pause or in an engine that replaced another
     PREFILL = "prefill"  # its prompt, or its output so far if its pages were dropped, goes through the model
     DECODE = "decode"  # one token per step
-    PAUSED = "paused"  # it was preempted and waits to resume
+    PAUSED = "paused"  # it was preempted and waits to resume, or its client has paused it
     SWAPPING = "swapping"  # its pages are copied back from host memory
     ENDED = "ended"
 
@@ -184,6 +185,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     note: bytes = b""
     alias: str = ""  # second name by which it can be adopted
     is_trial: bool = False  # it may have ended an engine, and is computed alone until it has made progress
+    is_paused: bool = False  # by its client: it has no slot and waits for none
     # Output of several choices in the order in which it was sent, and more than `output_so_far` if that is computed
     # again.
     sent: SentOutput | None = None
@@ -328,6 +330,7 @@ class EngineLoad(msgspec.Struct, frozen=True, array_like=True):
     step_seconds: float = 0.0  # of the last step
     step_target: float = 0.0  # seconds for prompts in a step, if they are not urgent
     busy_seconds: float = 0.0  # seconds since the engine started in which a step was computed
+    suspended: tuple[int, int, int] = (0, 0, 0)  # by class, sequences that their clients have paused
 
 
 class SlotView(msgspec.Struct, frozen=True, kw_only=True):

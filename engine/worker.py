@@ -27,6 +27,7 @@ from engine.intake import Intake
 from engine.ipc import (
     Abort,
     Adopt,
+    Change,
     ChannelClosed,
     Draining,
     EchoRequest,
@@ -177,6 +178,8 @@ class Worker:
                 self._owners.submit(connection, request)
             case Abort(request_id, choice, moves):
                 self._owners.abort(connection, request_id, choice, moves=moves)
+            case Change():
+                self._owners.change(connection, message)
             case Adopt(name, cache_salt):
                 self._owners.adopt(connection, name, cache_salt)
             case Forget(request_id):

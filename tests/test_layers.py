@@ -36,8 +36,8 @@ FORBIDDEN = {
 ROOMS = (
     "errors", "resources", "child_environment", "streams", "admission", "conversations", "text", "remote_settings",
     "settings", "options", "engine_options", "engine_client", "store", "generation", "observe", "http", "protocols",
-    "prompts", "service", "routes", "restoring", "adoption", "recovery", "server", "cli", "ray_launcher", "llm",
-    "__main__",
+    "prompts", "service", "request_changes", "routes", "restoring", "adoption", "recovery", "server", "cli",
+    "ray_launcher", "llm", "__main__",
 )  # fmt: skip
 
 

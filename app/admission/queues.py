@@ -45,10 +45,14 @@ class Queue:
         self.requests += 1
         self.tokens += tokens
 
-    def leave(self, tokens: int, now: float) -> None:
-        """Count a request that stops waiting."""
+    def withdraw(self, tokens: int) -> None:
+        """Count a request that stops waiting, although the queue has not drained."""
         self.requests -= 1
         self.tokens -= tokens
+
+    def leave(self, tokens: int, now: float) -> None:
+        """Count a request that stops waiting."""
+        self.withdraw(tokens)
         self.count_drained(1, tokens, now)
 
     def count_drained(self, requests: int, tokens: int, now: float) -> None:
@@ -223,6 +227,16 @@ class Admission:
         for queue in (self._classes[service_class], queues.all, queues.classes[service_class]):
             queue.leave(tokens, now)
         self._rates[service_class].count_start(now)
+        self._end_waiting(service_class)
+
+    def withdraw(self, tenant_id: str, service_class: ServiceClass, tokens: int) -> None:
+        """Count a request that is paused or moves to another class, which says nothing about the rate of starts."""
+        queues = self._tenants[tenant_id]
+        for queue in (self._classes[service_class], queues.all, queues.classes[service_class]):
+            queue.withdraw(tokens)
+        self._end_waiting(service_class)
+
+    def _end_waiting(self, service_class: ServiceClass) -> None:
         if not self._classes[service_class].requests:
             self._rates[service_class].end_waiting()
 

@@ -82,6 +82,10 @@ class SharedUses:
         """Count a request that has stopped waiting."""
         self._count(request.tenant, started=1, started_tokens=len(request.prompt))
 
+    def change(self, request: Request) -> None:
+        """Note that a request has begun to wait, or no longer waits, for another reason."""
+        self._count(request.tenant)
+
     def end(self, request: Request, generated_tokens: int) -> None:
         """Count the end of a request."""
         self._count(request.tenant, tokens=generated_tokens)

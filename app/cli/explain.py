@@ -24,6 +24,7 @@ CAUSE_TEXTS = {
     "deadline": "earlier deadline of another request",
     "batch": "batch not complete",
     "restart": "engine restarted",
+    "client": "paused by its client",
     "trial": "paused while a request that may have ended an engine was tried alone",
     "body": "request body incomplete",
     "texts": "long texts of other requests tokenized first",
@@ -81,7 +82,7 @@ def _explanation(interval: dict[str, Any]) -> str:
         return _move(interval)
     code: str = interval.get("cause", "")
     cause = CAUSE_TEXTS.get(code, code)
-    if interval["phase"] != "paused":
+    if interval["phase"] != "paused" or code == "client":
         return cause
     beneficiary = f"for a request of class {interval['by']}" if interval["by"] else "as memory ran short"
     kept = MECHANISM_TEXTS[interval["mechanism"]]

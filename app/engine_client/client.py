@@ -29,7 +29,7 @@ from app.engine_client.transport import TransportMaker
 from app.engine_client.use_exchange import UseExchange
 from engine.checks import check_request
 from engine.config import EngineConfig
-from engine.ipc import Adopted, LoadProgress, NotFound, StepResult
+from engine.ipc import Adopted, Change, LoadProgress, NotFound, StepResult
 from engine.placement import WHOLE_MACHINE, Share
 from engine.types import ModelInfo, Request, ServiceClass, Vocabulary
 from engine.worker import Builder
@@ -214,6 +214,14 @@ class EngineClient:
             self._members[ongoing.member].abort(request_id, choice)
         else:  # called later: a caller must not receive an event during its own call
             asyncio.get_running_loop().call_soon(self._drop_aborted, request_id)
+
+    def change(self, request_id: str, *, is_paused: bool, service_class: ServiceClass) -> None:
+        """Pause or resume a request, and move it to a class. A request that has ended is not changed."""
+        member = self._in_flight.change(request_id, is_paused=is_paused, service_class=service_class)
+        if member is None:
+            self._send_waiting()
+        else:
+            self._members[member].engine.send(Change(request_id, is_paused, service_class))
 
     @property
     def in_flight(self) -> int:

@@ -27,7 +27,7 @@ from app.engine_client.prefix_index import PrefixIndex
 from app.engine_client.router import NOTHING, GetLoad, MemberLoad, choose_member, first_load
 from app.engine_client.waiting_requests import WaitingRequests
 from engine.request_logging import log_request
-from engine.types import Request, TokenEvent
+from engine.types import Request, ServiceClass, TokenEvent
 
 log = logging.getLogger("carousel.in_flight")
 
@@ -119,13 +119,11 @@ class InFlight:
             return False
         member = request_state.member
         if member is not None and request_state.unreported:
-            self._counts.report(member, request_state.request.service_class, request_state.unreported)
-            request_state.unreported = 0
+            self._report(request_state, member)
         choices = request_state.num_choices
         is_delivered = request_state.update(event)
         if member is not None and request_state.num_choices < choices:
-            self._counts.end(member, request_state.request.tenant, request_state.request.service_class)
-            self._waiting.release(request_state, 1)
+            self._discount(request_state, member, 1)
         if not request_state.output:
             del self._requests[event.request_id]
             if isinstance(event, TokenEvent) and member is not None:
@@ -137,6 +135,24 @@ class InFlight:
             self._waiting.add(request_state)
             return True
         return False
+
+    def change(self, request_id: str, *, is_paused: bool, service_class: ServiceClass) -> int | None:
+        """Pause or resume a request, and move it to a class. Returns the member whose engine is to do the same; None if
+        the request waits for a member, or has ended.
+        """
+        if (request_state := self._requests.get(request_id)) is None:
+            return None
+        member = request_state.member
+        if member is None:
+            self._waiting.remove(request_state)
+            request_state.change(is_paused=is_paused, service_class=service_class)
+            self._waiting.add(request_state)
+            return None
+        self._report(request_state, member)
+        self._discount(request_state, member, request_state.num_choices)
+        request_state.change(is_paused=is_paused, service_class=service_class)
+        self._count(request_state, member)
+        return member
 
     def requests_to_recall(self, ready: Sequence[ReadyMember]) -> list[tuple[int, str]]:
         """Return members and IDs of requests that wait there while other members have free slots.
@@ -192,10 +208,33 @@ class InFlight:
     def _place(self, request_state: InFlightRequest, member: int) -> Request:
         """Give a request to a member. Returns it for its engine."""
         self._waiting.remove(request_state)
+        request = request_state.resume_request(member)
+        self._count(request_state, member)
+        return request
+
+    def _count(self, request_state: InFlightRequest, member: int) -> None:
+        """Count the choices that a member has of a request, which no load report counts yet."""
+        request, choices = request_state.request, request_state.num_choices
+        if request.is_paused:
+            self._counts.add_paused(member, choices)
+            return
         self._waiting.hold(request_state)
+        self._counts.add(member, request.tenant, request.service_class, choices)
+        request_state.unreported = choices
+
+    def _report(self, request_state: InFlightRequest, member: int) -> None:
+        """Count the choices of a request as contained in the load reports of its member."""
+        self._counts.report(member, request_state.request.service_class, request_state.unreported)
+        request_state.unreported = 0
+
+    def _discount(self, request_state: InFlightRequest, member: int, choices: int) -> None:
+        """Count reported choices of a request that have ended in a member, or whose state changes there."""
         request = request_state.request
-        self._counts.add(member, request.tenant, request.service_class, len(request_state.output))
-        return request_state.resume_request(member)
+        if request.is_paused:
+            self._counts.add_paused(member, -choices)
+            return
+        self._counts.remove(member, request.tenant, request.service_class, choices)
+        self._waiting.release(request_state, choices)
 
     def drop_aborted(self, request_id: str) -> None:
         """End the aborted choices of a request that no engine has."""

@@ -23,6 +23,7 @@ from engine.types import (
     Phase,
     PromptEvent,
     Request,
+    ServiceClass,
     StatusEvent,
     TokenEvent,
     WaitReason,
@@ -30,7 +31,7 @@ from engine.types import (
 
 log = logging.getLogger("carousel.in_flight")
 
-NOT_FOR_A_SLOT = (WaitReason.GRAMMAR, WaitReason.RESTART)  # a further engine would not shorten these waits
+NOT_FOR_A_SLOT = (WaitReason.GRAMMAR, WaitReason.RESTART, WaitReason.CLIENT)  # no further engine shortens these waits
 
 Sink = Callable[[Event], None]
 
@@ -114,7 +115,7 @@ class InFlightRequest:
     def resume_request(self, member: int) -> Request:
         """Mark the request as sent to a member and return it with its output so far, for that engine to resume."""
         self.member, self._has_reported, self.progress = member, False, 0
-        self.position, self.unreported = 0, len(self.output)
+        self.position, self.unreported = 0, 0
         self._is_recalled = False
         self._returned.clear()
         self._running.clear()
@@ -166,7 +167,9 @@ class InFlightRequest:
             self._has_reported = True
             self._running.discard(choice)
             self._wait_cause = event.cause
-            if self._waiting_since is None and not self._running:
+            if event.cause is WaitReason.CLIENT:
+                self._waiting_since = None
+            elif self._waiting_since is None and not self._running:
                 self._waiting_since = event.monotonic_time
         return True
 
@@ -177,8 +180,16 @@ class InFlightRequest:
             and not self._running
             and self._waiting_since is not None
             and self._waiting_since <= since
-            and not (self.deaths or self._aborted or self._is_recalled)
+            and not (self.deaths or self._aborted or self._is_recalled or self.request.is_paused)
         )
+
+    def change(self, *, is_paused: bool, service_class: ServiceClass) -> None:
+        """Pause or resume the request, and move it to a class. Reports that itself if no engine has it."""
+        was_paused = self.request.is_paused
+        self.request = replace(self.request, is_paused=is_paused, service_class=service_class)
+        if self.member is None and is_paused is not was_paused:
+            self._waiting_since = None
+            self.report_no_engine()
 
     def recall(self) -> None:
         """Mark the request as asked back from its engine, which ends it like an aborted one."""
@@ -205,7 +216,7 @@ class InFlightRequest:
             log_request(log, logging.ERROR, self.request, "an event could not be handled", has_traceback=True)
 
     def report_no_engine(self) -> None:
-        """Report that the request waits for an engine."""
+        """Report that the request waits for an engine, or that it is paused."""
         self._report_wait(WaitReason.RESTART, 0)
 
     def report_position(self, position: int) -> None:
@@ -216,13 +227,18 @@ class InFlightRequest:
 
     def _report_wait(self, cause: WaitReason, position: int) -> None:
         now = self._clock()
-        self._note_wait(now, cause)
-        self._deliver_to_all(StatusEvent(self.request.id, 0, Phase.QUEUED, position, cause=cause, monotonic_time=now))
+        phase, cause = self._note_wait(now, cause)
+        self._deliver_to_all(StatusEvent(self.request.id, 0, phase, position, cause=cause, monotonic_time=now))
 
-    def _note_wait(self, now: float, cause: WaitReason) -> None:
+    def _note_wait(self, now: float, cause: WaitReason) -> tuple[Phase, WaitReason]:
+        """Note that the request waits without an engine. Returns the phase and the cause to report."""
+        if self.request.is_paused:
+            self._wait_cause, self._waiting_since = WaitReason.CLIENT, None
+            return Phase.PAUSED, WaitReason.CLIENT
         self._wait_cause = cause
         if self._waiting_since is None:
             self._waiting_since = now
+        return Phase.QUEUED, cause
 
     def _deliver_to_all(self, event: StatusEvent) -> None:
         """Deliver a status event to each choice that goes on."""
@@ -272,11 +288,11 @@ class InFlightRequest:
 
     def _report_move(self, member: int, reason: MoveReason, cause: WaitReason, *, was_computing: bool) -> None:
         now = self._clock()
-        self._note_wait(now, cause)
+        phase, cause = self._note_wait(now, cause)
         self._move = EngineMoveEvent(
             self.request.id,
             0,
-            Phase.QUEUED,
+            phase,
             cause=cause,
             monotonic_time=now,
             left_engine=member,

@@ -21,14 +21,15 @@ class ReadyMember:
 
 
 class MemberCounts:
-    """Counts for each member and class: all choices that it has, those of each tenant, and those that no load report
-    counts yet.
+    """Counts for each member and class: the choices that run or wait there, those of each tenant, and those that no
+    load report counts yet. Paused choices are counted apart, as they need no slot.
     """
 
     def __init__(self) -> None:
         self._all: defaultdict[int, list[int]] = defaultdict(_no_choices)
         self._unreported: defaultdict[int, list[int]] = defaultdict(_no_choices)
         self._of_tenants: defaultdict[int, dict[str, list[int]]] = defaultdict(dict)  # without tenants that have none
+        self._paused: defaultdict[int, int] = defaultdict(int)  # choices that their clients have paused
         self._waiting: dict[int, int] = {}  # choices beyond the slots of each member, as last computed
 
     @property
@@ -46,22 +47,26 @@ class MemberCounts:
         """Count choices that the member's load reports contain from now on."""
         self._unreported[member][service_class] -= choices
 
-    def end(self, member: int, tenant: str, service_class: ServiceClass) -> None:
-        """Count a choice that has ended and was reported."""
-        self._all[member][service_class] -= 1
+    def remove(self, member: int, tenant: str, service_class: ServiceClass, choices: int = 1) -> None:
+        """Count choices that have ended, or are paused or change their class, and were reported."""
+        self._all[member][service_class] -= choices
         counts = self._of_tenants[member][tenant]
-        counts[service_class] -= 1
+        counts[service_class] -= choices
         if not any(counts):
             del self._of_tenants[member][tenant]
 
+    def add_paused(self, member: int, choices: int) -> None:
+        """Count paused choices that a member has, or that have left it if `choices` is negative."""
+        self._paused[member] += choices
+
     def clear(self, member: int) -> None:
         """Forget the choices of a member that has lost its engine."""
-        for counts in (self._all, self._unreported, self._of_tenants, self._waiting):
+        for counts in (self._all, self._unreported, self._of_tenants, self._paused, self._waiting):
             counts.pop(member, None)
 
     def total(self, member: int) -> int:
         """Return the number of choices that a member has."""
-        return sum(self._all[member]) if member in self._all else 0
+        return (sum(self._all[member]) if member in self._all else 0) + self._paused.get(member, 0)
 
     def of_tenant(
         self, members: Mapping[int, ReadyMember], tenant: str, service_class: ServiceClass, index: int

@@ -16,6 +16,7 @@ from itertools import count, islice
 from app.engine_client.in_flight_request import InFlightRequest
 from engine.types import ServiceClass
 
+MIN_CLEANUP_ENTRIES = 64  # of the order, below which those of requests that have left are kept
 MAX_REPORTED_POSITIONS = 32  # number of waiting requests that get updates of their position, as in an engine
 
 
@@ -49,8 +50,9 @@ class WaitingRequests:
         return bool(self._unranked)
 
     def is_late(self, request: InFlightRequest) -> bool:
-        """Return whether a request waits until a member needs it."""
-        return self._binds_late and request.request.service_class is ServiceClass.BATCH
+        """Return whether a request waits until a member needs it. A paused one needs no slot: any member takes it."""
+        is_batch = request.request.service_class is ServiceClass.BATCH
+        return self._binds_late and is_batch and not request.request.is_paused
 
     @property
     def late(self) -> int:
@@ -58,8 +60,9 @@ class WaitingRequests:
         return self._late
 
     def count(self, service_class: ServiceClass) -> int:
-        """Return the number of waiting requests of a class."""
-        urgent = sum(request.request.service_class is service_class for request in self._urgent.values())
+        """Return the number of requests of a class that wait, and are not paused."""
+        waiting = (request.request for request in self._urgent.values() if not request.request.is_paused)
+        urgent = sum(request.service_class is service_class for request in waiting)
         return urgent + (self._late if service_class is ServiceClass.BATCH else 0)
 
     def add(self, request: InFlightRequest) -> None:
@@ -67,6 +70,8 @@ class WaitingRequests:
         if not self.is_late(request):
             self._urgent[request.request.id] = request
             heapq.heappush(self._order, (request.serial, request.request.id))
+            if len(self._order) > MIN_CLEANUP_ENTRIES + 2 * len(self._urgent):
+                self._order = sorted((each.serial, name) for name, each in self._urgent.items())
             return
         tenant = self._tenants.setdefault(request.request.tenant, _Tenant())
         tenant.weight = request.request.weight
@@ -86,11 +91,11 @@ class WaitingRequests:
         self._forget(request)
 
     def hold(self, request: InFlightRequest) -> None:
-        """Count the choices of a request that a member gets."""
+        """Count the choices of a request that a member gets, or has and begins to count here."""
         if self.is_late(request):
             tenant = self._tenants.setdefault(request.request.tenant, _Tenant())
             tenant.weight = request.request.weight
-            tenant.taken += len(request.output)
+            tenant.taken += request.num_choices
             tenant.turn = next(self._turns)
 
     def release(self, request: InFlightRequest, choices: int) -> None:

@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 from app.engine_client.client import EngineClient
 from app.generation.choice import ChoiceOutput, OutputOptions
+from app.generation.client_pause import ClientPause
 from app.streams.status import EngineMoveEvent, status_view
 from app.streams.stream_log import (
     ChoiceFinished,
@@ -49,6 +50,11 @@ class Timing:
     started: float | None = None
     first_token: float | None = None
 
+    def move(self, moved: Callable[[float | None], float | None]) -> None:
+        """Move all times."""
+        self.received_at, self.submitted = moved(self.received_at) or 0.0, moved(self.submitted) or 0.0
+        self.started, self.first_token = moved(self.started), moved(self.first_token)
+
 
 GenerationCallback: TypeAlias = "Callable[[Generation], None]"
 TokenCallback = Callable[[float | None, float | None], None]
@@ -67,8 +73,10 @@ class Generation:
         "_on_start",
         "_on_token",
         "_options",
+        "_pause",
         "_prompt_infos",
         "cached_tokens",
+        "changes",
         "encoder",
         "log",
         "request",
@@ -101,6 +109,7 @@ class Generation:
         self.timing = Timing(intake.received_at, time.monotonic())
         self.timeline = RequestTimeline(request.n, intake, self.timing.submitted)
         self.cached_tokens = 0
+        self.changes = 0  # by its client
         self._client = client
         before = request.prompt if continues_prompt else ()
         self._choices = [
@@ -120,6 +129,7 @@ class Generation:
         self._on_token: TokenCallback = lambda gap, waited: None
         self._abandon_timer: asyncio.TimerHandle | None = None
         self._deadline_timer: asyncio.TimerHandle | None = None
+        self._pause: ClientPause | None = None
 
     def replay(self, events: Iterable[TokenEvent | EndEvent]) -> None:
         """Write the records of events that an earlier process has received, without counting the times of tokens."""
@@ -147,6 +157,25 @@ class Generation:
         arrived.
         """
         self._on_start, self._on_end, self._on_token = on_start, on_end, on_token
+
+    def change(self, request: Request, on_token: TokenCallback, max_pause: float) -> None:
+        """Take the new state of the request: of another class, or paused by its client, for `max_pause` seconds at
+        most. on_token: as in `connect`.
+        """
+        self.request, self._on_token = request, on_token
+        self.changes += 1
+        if not request.is_paused:
+            self._end_pause()
+        elif self._pause is None:
+            self._pause = ClientPause(max_pause, self.fail)
+
+    def _end_pause(self) -> None:
+        """Let the pause count in no latency."""
+        if self._pause is not None:
+            moved, self._pause = self._pause.end(), None
+            self.timing.move(moved)
+            for choice in self._choices:
+                choice.first_token, choice.last_token = moved(choice.first_token), moved(choice.last_token)
 
     @property
     def unfinished(self) -> list[int]:
@@ -362,6 +391,7 @@ class Generation:
 
     def _close(self, record: Usage | Failure) -> None:
         self._cancel_abandon_timer()
+        self._end_pause()
         if self._deadline_timer is not None:
             self._deadline_timer.cancel()
         self.timeline.close(time.monotonic(), is_read=self.log.readers > 0)

@@ -62,6 +62,7 @@ class _EngineFamilies:
             ("vllm:num_requests_running", "Requests in slots.", load.running),
             ("vllm:num_requests_waiting", "Requests waiting for their first slot.", load.waiting),
             ("carousel:num_requests_paused", "Preempted requests waiting to resume.", load.paused),
+            ("carousel:num_requests_suspended", "Requests that their clients have paused.", load.suspended),
         ):
             for service_class in ServiceClass:
                 self._gauge(name, text, by_class[service_class], engine, service_class=service_class.label)

@@ -1,4 +1,4 @@
-"""GET /v1/requests/{id}: timeline of a request, while it runs and for a while after."""
+"""/v1/requests/{id}: timeline of a request, while it runs and for a while after, and changes while it runs."""
 
 from __future__ import annotations
 
@@ -11,18 +11,36 @@ from starlette.responses import Response
 
 from app.errors import ApiError
 from app.generation.generation import Generation
+from app.protocols.request_changes import RequestChange
+from app.request_changes import change_request
 from app.routes import adopt_missing, authenticate_request, get_service, parse_stream_id, restoring
+from app.routes.conversations import read_body
 from app.streams.stream_log import CursorError
+from engine.types import WaitReason
 
 
-async def get_request_timeline(request: Request) -> Response:
-    """Return the timeline of the client's own request."""
+async def request_by_id(request: Request) -> Response:
+    """GET /v1/requests/{id}: return the timeline of the client's own request. POST: pause or resume it, or move it to
+    another service tier.
+    """
+    change = None
+    if request.method == "POST":
+        change, _ = await read_body(request, RequestChange, lambda _: None)
+    generation = await _find(request)
+    if change is not None:
+        tenant = authenticate_request(request)
+        await change_request(get_service(request), generation, tenant, change.is_paused, change.service_class)
+    return Response(msgspec.json.encode(timeline_body(generation)), media_type="application/json")
+
+
+async def _find(request: Request) -> Generation:
+    """Return the client's own request. Raises `ApiError` (404, 503)."""
     owner = authenticate_request(request).owner
     stream_id = parse_stream_id(request.path_params["request_id"])
     service = get_service(request)
     await adopt_missing(service, stream_id, owner)
     try:
-        generation = service.registry.get(stream_id, owner)
+        return service.registry.get(stream_id, owner)
     except CursorError as error:
         if error.status == 503:
             raise restoring(error) from None
@@ -30,21 +48,29 @@ async def get_request_timeline(request: Request) -> Response:
         raise ApiError(
             404, f"request {given!r} does not exist or has expired", param="request_id", code="request_not_found"
         ) from None
-    return Response(msgspec.json.encode(timeline_body(generation)), media_type="application/json")
 
 
 def timeline_body(generation: Generation) -> dict[str, Any]:
     """Return the body of the answer."""
     log, request = generation.log, generation.request
-    state = "ended" if log.is_closed else log.status.state if log.status is not None else "queued"
     return {
         "id": log.id,
         "object": "carousel.request",
         "created": int(log.created),
         "class": request.service_class.label,
-        "state": state,
+        "state": _state(generation),
         "prompt_tokens": len(request.prompt),
         "cached_tokens": generation.cached_tokens,
         "completion_tokens": generation.completion_tokens,
         **generation.timeline.view(time.monotonic()),
     }
+
+
+def _state(generation: Generation) -> str:
+    """Return the state of a request. The engine may not have reported the last pause or its end yet."""
+    status = generation.log.status
+    if generation.log.is_closed:
+        return "ended"
+    if generation.request.is_paused:
+        return "paused"
+    return "queued" if status is None or status.cause is WaitReason.CLIENT else status.state

@@ -11,7 +11,7 @@ from app.settings import SettingsError
 from app.store.parts import PARTS
 
 APPLICATION_ID = 0x43617253  # PRAGMA application_id of these files
-SCHEMA_VERSION = 3  # in PRAGMA user_version
+SCHEMA_VERSION = 4  # in PRAGMA user_version
 BUSY_SECONDS = 2.0  # time for which another process may lock the file before a write fails
 MODE = 0o600  # texts of users are in it
 

@@ -12,7 +12,7 @@ from app.admission.tenants import AnonymousTenant, Tenant, anonymous
 from app.settings import Settings
 from app.streams.stream_log import Failure, StreamLog, Usage
 from engine.sent_events import SentEvents
-from engine.types import FinishReason, Request, SentOutput, TokenEvent
+from engine.types import FinishReason, Request, SentOutput, ServiceClass, TokenEvent
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -45,6 +45,7 @@ class Note(msgspec.Struct, frozen=True):
     fingerprint: str
     vocabulary: str  # digest of the tokenizer: by another one the tokens are another text
     epoch: str
+    service_class: ServiceClass  # when it was queued, which its events name also after a change
 
     @classmethod
     def of(
@@ -61,6 +62,7 @@ class Note(msgspec.Struct, frozen=True):
             fingerprint=fingerprint,
             vocabulary=vocabulary,
             epoch=log.epoch,
+            service_class=request.service_class,
         )
 
     def tenant(self, settings: Settings) -> Tenant | None:
@@ -94,6 +96,18 @@ def tenant_of(key_digest: str, network: str, settings: Settings) -> Tenant | Non
     if key_digest:
         return settings.tenants_by_digest.get(key_digest)
     return None if settings.requires_keys else anonymous(network)
+
+
+class Changed(msgspec.Struct, frozen=True):
+    """State of a request that its client has changed after it was queued."""
+
+    is_paused: bool
+    service_class: ServiceClass
+
+    def apply_to(self, entry: Entry) -> Entry:
+        """Return the entry of the request in this state."""
+        request = msgspec.structs.replace(entry.request, is_paused=self.is_paused, service_class=self.service_class)
+        return msgspec.structs.replace(entry, request=request)
 
 
 class Ended(msgspec.Struct, frozen=True):

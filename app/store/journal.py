@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from app.store.entries import Ended, Entry, Saved, Token
+from app.store.entries import Changed, Ended, Entry, Saved, Token
 from app.store.writer import Write, Writer
 from app.streams.stream_log import Failure, StreamLog, Usage
-from engine.types import Event, FinishReason, TokenEvent
+from engine.types import Event, FinishReason, Request, TokenEvent
 
 Sink = Callable[[Event], None]
 
@@ -32,6 +32,7 @@ INSERT = "INSERT OR REPLACE INTO request (id, owner, created, entry) VALUES (?, 
 TOKENS = "INSERT OR REPLACE INTO tokens (id, start, ids, choices, finish) VALUES (?, ?, ?, ?, ?)"
 END = "UPDATE request SET end = ?, ended = ?, starts = 0 WHERE id = ?"
 DELETE = "DELETE FROM request WHERE id = ?", "DELETE FROM tokens WHERE id = ?"
+CHANGE = "UPDATE request SET change = ? WHERE id = ?"
 COUNT_START = "UPDATE request SET starts = starts + 1 WHERE id = ?"
 
 
@@ -118,17 +119,20 @@ class Journal:
         """Return all requests, the oldest first, before the writer starts. Wrong rows are left out and removed."""
         connection = self._writer.connection
         found: list[Saved] = []
-        for stream_id, entry, end, starts in connection.execute("SELECT id, entry, end, starts FROM request"):
+        rows = connection.execute("SELECT id, entry, change, end, starts FROM request")
+        for stream_id, entry, change, end, starts in rows:
             try:
                 decoded = msgspec.msgpack.decode(entry, type=Entry)
+                if change is not None:
+                    decoded = msgspec.msgpack.decode(change, type=Changed).apply_to(decoded)
                 ended = None if end is None else msgspec.msgpack.decode(end, type=Ended)
             except msgspec.DecodeError:
                 self._delete(stream_id)
                 continue
-            rows = connection.execute(
+            tokens = connection.execute(
                 "SELECT start, ids, choices, finish FROM tokens WHERE id = ? ORDER BY start", (stream_id,)
             )
-            found.append(Saved(decoded, ended, starts, _tokens(rows)))
+            found.append(Saved(decoded, ended, starts, _tokens(tokens)))
         connection.execute("DELETE FROM tokens WHERE id NOT IN (SELECT id FROM request)")
         connection.commit()
         return sorted(found, key=lambda saved: saved.entry.note.created)
@@ -163,6 +167,12 @@ class Journal:
     async def settle(self) -> None:
         """Wait until the requests so far are written, but not for a disk that does not respond."""
         await self._writer.settle()
+
+    def change(self, request: Request) -> None:
+        """Write the state of a request that its client has changed, if it is in the store."""
+        if request.id in self._kept:
+            changed = Changed(request.is_paused, request.service_class)
+            self.write(Write(CHANGE, (msgspec.msgpack.encode(changed), request.id)))
 
     def end(self, log: StreamLog) -> None:
         """Write the end of a request, if it is in the store."""

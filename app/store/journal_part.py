@@ -18,6 +18,7 @@ CREATE TABLE request (
     created REAL NOT NULL,             -- Unix seconds
     ended REAL,                        -- Unix seconds
     entry BLOB NOT NULL,               -- app.store.entries.Entry
+    change BLOB,                       -- app.store.entries.Changed, if its client has changed it
     end BLOB,                          -- app.store.entries.Ended
     starts INTEGER NOT NULL DEFAULT 1  -- processes that have taken it up and have not ended it
 );

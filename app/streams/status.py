@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
-from engine.types import StatusEvent
+from engine.types import StatusEvent, WaitReason
 
 
 class MoveReason(Enum):
@@ -35,7 +35,7 @@ def status_view(status: StatusEvent) -> dict[str, Any]:
         view["position"] = status.position
     if status.cause is not None:
         view["cause"] = status.cause.value
-    if status.state == "paused":
+    if status.state == "paused" and status.cause is not WaitReason.CLIENT:
         view["by"] = status.preempted_by.label if status.preempted_by is not None else None
         view["mechanism"] = status.mechanism.value if status.mechanism is not None else None
     return view

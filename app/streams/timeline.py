@@ -47,7 +47,7 @@ class Interval:
         }
         if self.cause is not None:
             view["cause"] = self.cause.value
-        if self.phase == Phase.PAUSED:
+        if self.phase == Phase.PAUSED and self.cause is not WaitReason.CLIENT:
             view["by"] = self.preempted_by.label if self.preempted_by is not None else None
             view["mechanism"] = self.preemption_mode.value if self.preemption_mode is not None else None
             view["why"] = self.victim_reason

@@ -131,7 +131,7 @@ class SimulatedMember:
     def _current_demand(self, engine: Engine) -> Demand:
         scheduler = engine.scheduler
         waiting = scheduler.waiting
-        return scheduler.running_by_class.as_tuple(), waiting.new.as_tuple(), waiting.paused.as_tuple()
+        return scheduler.batch_slots.by_class.as_tuple(), waiting.new.as_tuple(), waiting.paused.as_tuple()
 
     def _send_frame(self, events: Sequence[Event], demand: Demand, trial: str) -> None:
         if demand != self._demand:

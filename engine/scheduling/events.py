@@ -59,6 +59,11 @@ class EventBuffer:
             log_request(log, logging.DEBUG, sequence.request, message, *values)
         self.status(sequence, Phase.PAUSED, now, WaitReason.ORDER)
 
+    def suspended(self, sequence: Sequence, now: float) -> None:
+        """Report that the client of a sequence has paused it."""
+        sequence.preempted_by, sequence.mechanism, sequence.victim_reason = None, None, ""
+        self.status(sequence, Phase.PAUSED, now, WaitReason.CLIENT)
+
     def end(
         self,
         sequence: Sequence,

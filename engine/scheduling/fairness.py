@@ -101,14 +101,21 @@ class FairQueue:
         account.running -= 1
         self._update_weight(account)
 
+    def join_running(self, sequence: Sequence) -> Account:
+        """Count the slot of a sequence that comes from another queue, and return its tenant's account here."""
+        account = self.account(sequence)
+        if not account.is_active:
+            self._level(account)
+        self.slot_taken(account)
+        return account
+
     def push(self, sequence: Sequence) -> Account:
         """Queue `sequence` and return its tenant's account."""
         account = self.account(sequence)
         if not account.waiting:
             self._num_waits += 1
             account.serial = -self._num_waits
-            least = self._least_served()
-            account.served = max(account.served, least.served if least is not None else self._last_served)
+            self._level(account)
             if not account.is_listed:
                 account.is_listed = True
                 heapq.heappush(self._heap, (account.served, account.serial, account))
@@ -162,6 +169,11 @@ class FairQueue:
             if index + 1 < len(account.waiting):
                 cost = PROMPT_WEIGHT * sequence.prompt_len + ASSUMED_TURN_TOKENS
                 heapq.heappush(heap, (served + cost / account.weight, serial, index + 1, account))
+
+    def _level(self, account: Account) -> None:
+        """Let a tenant start level with the others: unused service is not saved up."""
+        least = self._least_served()
+        account.served = max(account.served, least.served if least is not None else self._last_served)
 
     def _below_share(self, max_served: float) -> Account | None:
         """Return the account with the least service, up to `max_served`, among waiting tenants below their share."""

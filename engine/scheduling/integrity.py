@@ -19,14 +19,14 @@ def check_integrity(scheduler: Scheduler) -> None:
     scheduler.kv_manager.host.check_integrity(
         [*(s.host_pages for s in alive), scheduler.batch_builder.host_pages_to_release]
     )
-    slots, free = scheduler.slots, scheduler.free_slots
+    slots, free = scheduler.slots, scheduler.batch_slots.free
     occupied = {slot for slot, sequence in enumerate(slots) if sequence is not None}
     assert occupied.isdisjoint(free), (occupied, free)
     assert len(occupied) + len(free) == len(slots)
     assert {s.slot for s in scheduler.running} == occupied
     assert {id(s) for s in alive if s.state is State.RUNNING} == {id(s) for s in scheduler.running}
     by_class = Counter(s.service_class for s in scheduler.running)
-    assert scheduler.running_by_class.as_tuple() == tuple(by_class[c] for c in ServiceClass)
+    assert scheduler.batch_slots.by_class.as_tuple() == tuple(by_class[c] for c in ServiceClass)
     waiting = [s for s in alive if s.state in (State.WAITING, State.PREEMPTED)]
     in_order = list(scheduler.policy.in_order())
     assert len(waiting) == len(scheduler.waiting) == len(in_order), (waiting, in_order)
@@ -34,6 +34,14 @@ def check_integrity(scheduler: Scheduler) -> None:
     for state, counted in ((State.WAITING, scheduler.waiting.new), (State.PREEMPTED, scheduler.waiting.paused)):
         by_class = Counter(s.service_class for s in waiting if s.state is state)
         assert counted.as_tuple() == tuple(by_class[c] for c in ServiceClass)
+    suspended = [s for s in alive if s.state is State.SUSPENDED]
+    by_class = Counter(s.service_class for s in suspended)
+    assert scheduler.changes.suspended.as_tuple() == tuple(by_class[c] for c in ServiceClass)
+    assert scheduler.changes.paused_requests == sum(s[0].request.is_paused for s in scheduler.requests.values())
+    assert all(s.request.is_paused and s.host_pages == [] and s.num_computed == 0 for s in suspended)
+    assert all(s.state in (State.SUSPENDED, State.WAITING_FOR_PROMPT) for s in alive if s.request.is_paused)
+    assert all((s.suspension is not None) == (s.state is State.SUSPENDED) for s in alive)
+    assert all(s.service_class is s.request.service_class for s in alive)
     assert all(s.page_table == [] for s in alive if s.state is not State.RUNNING)
     assert all((s.phase.state == "running") == (s.state is State.RUNNING) for s in alive)
     if not scheduler.steps_in_flight:

@@ -118,7 +118,7 @@ class Policy(ABC):
 
     @abstractmethod
     def service_order(self, sequence: Sequence) -> tuple[Any, ...]:
-        """Return the sort key of a running sequence, lowest first. Must not change while it runs."""
+        """Return the sort key of a running sequence, lowest first. It changes only with its class."""
 
     def prompt_tokens(self, decodes: int, piggyback_rows: int = 0, seconds: float = 0.0) -> int:
         """Return the prompt work of a step with `decodes` decode rows, in tokens at the beginning of a prompt.
@@ -198,7 +198,7 @@ class Policy(ABC):
     # Notifications ------------------------------------------------------------------------------------------------
 
     def slot_taken(self, admission: Admission, fresh_tokens: int, *, is_resumed: bool) -> None:  # noqa: B027
-        """Note that an admission was applied; `fresh_tokens` go through the model for the first time."""
+        """Note that an admission was applied; its tenant is charged for `fresh_tokens` that go through the model."""
 
     def tokens_sampled(self, sequences: Iterable[Sequence]) -> None:  # noqa: B027
         """Note that each of `sequences` got a token."""
@@ -207,7 +207,10 @@ class Policy(ABC):
         """Note that processor time beside the steps was spent for `sequence`."""
 
     def slot_released(self, sequence: Sequence) -> None:  # noqa: B027
-        """Note that `sequence` lost its slot: it has ended or is preempted."""
+        """Note that `sequence` lost its slot: it has ended, is preempted or paused, or changes its class."""
+
+    def class_changed(self, sequence: Sequence) -> None:  # noqa: B027
+        """Note that `sequence`, which has just lost its slot in another class, has it in its new one."""
 
     def on_preempted(self, sequence: Sequence) -> None:  # noqa: B027
         """Note that `sequence` was preempted; it is pushed next."""

@@ -1,24 +1,27 @@
 """Scheduler: decides each step and commits its outcome.
 
-State changes only in `schedule` and `commit`, and between steps in `submit`, `abort` and `preempt`. The policy returns
-its choices as values, which the scheduler applies; `take_events` returns all events. Iteration-level scheduling follows
-Orca (Yu et al., OSDI'22), paging follows vLLM (Kwon et al., SOSP'23).
+State changes only in `schedule` and `commit`, and between steps in `submit`, `abort`, `change` and `preempt`. The
+policy returns its choices as values, which the scheduler applies; `take_events` returns all events. Iteration-level
+scheduling follows Orca (Yu et al., OSDI'22), paging follows vLLM (Kwon et al., SOSP'23).
 """
 
 from __future__ import annotations
 
-from bisect import insort
 from collections import deque
 from collections.abc import Mapping
+
+from msgspec.structs import replace
 
 from engine.config import EngineConfig
 from engine.scheduling.admission import Admission, AdmissionView, Preemption
 from engine.scheduling.batch import Batch, Chunk, Join, StepOutcome
 from engine.scheduling.batch_builder import BatchBuilder
+from engine.scheduling.batch_slots import BatchSlots
 from engine.scheduling.budget import divide_step, is_paced
+from engine.scheduling.changes import RequestChanges
 from engine.scheduling.constrained import ConstrainedSequences
 from engine.scheduling.constraint import Constraint
-from engine.scheduling.counters import ClassCounts, CumulativeCounters
+from engine.scheduling.counters import CumulativeCounters
 from engine.scheduling.deadlines import Deadlines
 from engine.scheduling.events import EventBuffer
 from engine.scheduling.kv_manager import KVManager
@@ -38,6 +41,7 @@ from engine.types import (
     PreemptionMode,
     PromptEvent,
     Request,
+    ServiceClass,
     TokenEvent,
     WaitReason,
 )
@@ -53,18 +57,17 @@ class Scheduler:
         self.batch_builder = BatchBuilder()
         self.kv_manager = KVManager(config, self.batch_builder, num_pages, host_pages)
         self.estimates = StepEstimates(policy, self.kv_manager)
-        self.running: list[Sequence] = []  # in the policy's service order
-        self.running_by_class = ClassCounts()
+        self.batch_slots = BatchSlots(policy, self.kv_manager, config.max_num_seqs)
+        self.running, self.slots = self.batch_slots.running, self.batch_slots.sequences
         self.requests: dict[str, list[Sequence]] = {}  # the unfinished choices of each request
         self.counters = CumulativeCounters()
-        self.free_slots = list(range(config.max_num_seqs - 1, -1, -1))
-        self.slots: list[Sequence | None] = [None] * config.max_num_seqs
         self.needing_page: list[Sequence] = []  # sequences that need a further page for the next token
         self.steps_in_flight: deque[StepInFlight] = deque()  # steps decided and not committed, oldest first
         self._events = EventBuffer()
         self.waiting = WaitQueue(config, policy, self._events)
         self.trials = Trials(self._events, self.counters)
         self._deadlines = Deadlines(self.estimates.min_seconds_left)
+        self.changes = RequestChanges(self.batch_slots, self.kv_manager, self.waiting, self._deadlines, self._events)
         self._swapped_in: list[Sequence] = []  # in the step that is being scheduled
         self._arrivals = 0
         self._constrained = ConstrainedSequences(policy, self._events, self.counters)
@@ -93,6 +96,18 @@ class Scheduler:
         if request.is_trial:
             self.trials.add(request)
         self.waiting.push(lead, now)
+        if request.is_paused:
+            self.changes.pause(self.requests[request.id], now)
+
+    def change(self, request_id: str, now: float, *, is_paused: bool, service_class: ServiceClass) -> None:
+        """Pause or resume a request, and move it to a class.
+
+        Unknown and finished IDs are ignored, because a change may cross the last token.
+        """
+        if choices := self.requests.get(request_id):
+            request = replace(choices[0].request, is_paused=is_paused, service_class=service_class)
+            self.trials.change(request)
+            self.changes.apply(choices, request, now)
 
     def abort(self, request_id: str, now: float, choice: int | None = None) -> None:
         """End a request, or one of its choices, in any state.
@@ -199,7 +214,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Return whether any sequence runs or waits."""
+        """Return whether there is any request. `next_step_at` returns when it takes a step."""
         return bool(self.requests)
 
     @property
@@ -208,7 +223,9 @@ class Scheduler:
         return self._constrained.waits_for_masks
 
     def next_step_at(self, now: float) -> float:
-        """Return the time of the next step: now, unless the engine only waits for a batch to be complete."""
+        """Return the time of the next step: now, unless all requests are paused, or wait for a batch to be complete."""
+        if len(self.requests) == self.changes.paused_requests:
+            return max(now, self._deadlines.next_alarm())
         if self.running or not self.waiting.admits_batches:
             return now
         return min(self.waiting.opens_at(now), self._deadlines.next_alarm())
@@ -217,11 +234,12 @@ class Scheduler:
         """Return the current load and counters."""
         pool, host = self.kv_manager.pool, self.kv_manager.host
         return EngineLoad(
-            running=self.running_by_class.as_tuple(),
+            running=self.batch_slots.by_class.as_tuple(),
             waiting=self.waiting.new.as_tuple(),
             paused=self.waiting.paused.as_tuple(),
             pages=PageCounts(pool.total, pool.held, pool.cached, pool.free, host.used, host.total),
             counters=self.counters.to_counters(),
+            suspended=self.changes.suspended.as_tuple(),
         )
 
     # Internals ----------------------------------------------------------------------------------------------------
@@ -258,7 +276,7 @@ class Scheduler:
         return AdmissionView(
             pages=self.kv_manager,
             running=self.running,
-            has_free_slot=bool(self.free_slots),
+            has_free_slot=bool(self.batch_slots.free),
             joined_slots=self.batch_builder.joined_slots,
             admits_batches=self.waiting.admits_batches,
             is_closed=self.waiting.is_closed,
@@ -288,7 +306,7 @@ class Scheduler:
         else:
             sequence.num_computed = 0
         self.counters.count_preemption(sequence.service_class, preemption.mode)
-        self._release_slot(sequence)
+        self.batch_slots.release(sequence)
         sequence.state = State.PREEMPTED
         if sequence.num_generated - sequence.generated_at_wait >= self.config.min_share:
             sequence.waiting_since, sequence.generated_at_wait = now, sequence.num_generated
@@ -308,13 +326,9 @@ class Scheduler:
         if is_swapping_in:
             self._swapped_in.append(sequence)
             phase = Phase.SWAPPING
-        slot = self.free_slots.pop()
-        self.slots[slot] = sequence
-        sequence.slot, sequence.state = slot, State.RUNNING
+        slot, sequence.state = self.batch_slots.take(sequence), State.RUNNING
         if sequence.constraint is not None:
             sequence.constraint.prepare_mask()
-        insort(self.running, sequence, key=self.policy.service_order)
-        self.running_by_class.add(sequence.service_class, +1)
         self.batch_builder.join(
             Join(
                 slot,
@@ -328,7 +342,8 @@ class Scheduler:
         if first_time and sequence.prompt_leader is None:
             self.counters.add("prompt_tokens", sequence.prompt_len)
             self.counters.add("cached_tokens", min(sequence.num_computed, sequence.prompt_len))
-        fresh = max(0, sequence.prompt_len - sequence.num_computed) if first_time else 0
+        fresh = max(0, sequence.prompt_len - sequence.num_computed) if first_time else sequence.lost_tokens
+        sequence.was_paused = False
         self.policy.slot_taken(admission, fresh, is_resumed=not first_time)
         self._events.status(sequence, phase, now, cached=sequence.num_computed if first_time else 0)
 
@@ -346,23 +361,16 @@ class Scheduler:
     def _release_siblings(self, lead: Sequence, now: float) -> None:
         """Queue the other choices: the prompt is computed, or its lead has ended."""
         for sibling in lead.siblings:
-            if sibling.state is State.WAITING_FOR_PROMPT:
-                sibling.state = State.WAITING
-                sibling.waiting_since = now
+            if sibling.state is not State.WAITING_FOR_PROMPT:
+                continue
+            sibling.state = State.WAITING
+            sibling.waiting_since = now
+            if sibling.request.is_paused:
+                self.changes.suspend(sibling, State.WAITING, now)
+            else:
                 self.waiting.push(sibling, now)
                 self._events.status(sibling, Phase.QUEUED, now, WaitReason.STEP)
         lead.siblings = []
-
-    def _release_slot(self, sequence: Sequence) -> None:
-        """Release slot and pages."""
-        assert sequence.slot is not None
-        self.kv_manager.release(sequence)
-        self.slots[sequence.slot] = None
-        self.free_slots.append(sequence.slot)
-        self.running.remove(sequence)
-        self.running_by_class.add(sequence.service_class, -1)
-        self.policy.slot_released(sequence)
-        sequence.slot = None
 
     def _fail(self, sequence: Sequence, now: float, message: str, code: str) -> None:
         """End a sequence with an error, unless it has ended."""
@@ -373,9 +381,11 @@ class Scheduler:
     def _finish(self, sequence: Sequence, now: float) -> None:
         """Remove a sequence in any state and release its resources."""
         if sequence.state is State.RUNNING:
-            self._release_slot(sequence)
+            self.batch_slots.release(sequence)
         elif sequence.state in (State.WAITING, State.PREEMPTED):
             self.waiting.remove(sequence)
+        elif sequence.state is State.SUSPENDED:
+            self.changes.remove(sequence)
         self.kv_manager.release_host(sequence)
         sequence.state = State.FINISHED
         self._constrained.remove(sequence)
@@ -386,4 +396,5 @@ class Scheduler:
         if not choices:
             del self.requests[sequence.request.id]
             self.trials.remove(sequence.request.id)
+            self.changes.forget_request(sequence.request)
             self.counters.add("finished")

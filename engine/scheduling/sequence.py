@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from engine.prefixes import chain_next, chain_start
@@ -18,7 +19,16 @@ class State(enum.Enum):
     WAITING = "waiting"
     RUNNING = "running"  # has a slot and pages
     PREEMPTED = "paused"  # preempted and waiting again; its generated tokens are kept
+    SUSPENDED = "suspended"  # paused by its client; it is in no queue
     FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class Suspension:
+    """Pause of a sequence by its client. since: when it began, in seconds."""
+
+    resumes_as: State  # waiting, or preempted if it has had a slot
+    since: float
 
 
 class Sequence:
@@ -59,9 +69,11 @@ class Sequence:
         "slot",
         "state",
         "stop_ids",
+        "suspension",
         "tokens",
         "victim_reason",
         "waiting_since",
+        "was_paused",
     )
 
     def __init__(self, request: Request, choice: int, arrival: int, now: float, page_size: int, max_len: int) -> None:
@@ -91,6 +103,8 @@ class Sequence:
         self.mechanism: PreemptionMode | None = None
         self.policy_state: Any = None  # created, read and changed by the policy alone
         self.reported_position = 0  # queue position last reported to its client
+        self.suspension: Suspension | None = None  # while it is suspended
+        self.was_paused = False  # by its client, since it last had a slot
         self.constraint: Constraint | None = None  # of the next token
         self.prompt_leader: Sequence | None = None  # the choice that computes the prompt for this one
         self.siblings: list[Sequence] = []  # choices held back until this one has computed the prompt
@@ -111,6 +125,11 @@ class Sequence:
     def has_token_in_flight(self) -> bool:
         """Return whether a step in flight samples a token for it."""
         return self.num_tokens > len(self.tokens)
+
+    @property
+    def lost_tokens(self) -> int:
+        """Return the number of tokens that a pause by its client makes it compute again, beyond the last one."""
+        return max(0, len(self.tokens) - 1 - self.num_computed) if self.was_paused else 0
 
     @property
     def pages_needed(self) -> int:

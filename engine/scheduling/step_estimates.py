@@ -33,7 +33,7 @@ class StepEstimates:
         cached = 0
         if sequence.prompt_leader is not None:
             cached = sequence.prompt_len
-        elif sequence.state is State.WAITING:
+        elif sequence.state in (State.WAITING, State.SUSPENDED):
             cached = self._kv_manager.cached_tokens(sequence)
         return self._policy.step_time_model.min_seconds_left(sequence, cached)
 

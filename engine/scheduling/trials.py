@@ -58,6 +58,11 @@ class Trials:
         self._pending[request.id] = _Trial(request)
         self._turns.setdefault(request.tenant, 0)
 
+    def change(self, request: Request) -> None:
+        """Note the new state of a request, if it is on trial."""
+        if (trial := self._pending.get(request.id)) is not None:
+            trial.request = request
+
     def remove(self, request_id: str) -> None:
         """Remove a request that has ended or has made progress, if it is on trial."""
         if (trial := self._pending.pop(request_id, None)) is None:

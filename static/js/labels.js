@@ -15,6 +15,7 @@ export const CAUSE_TEXTS = /** @type {Record<string, string>} */ ({
   deadline: "earlier deadline of another request",
   batch: "batch not complete",
   restart: "engine restarted",
+  client: "paused by its client",
   trial: "paused while a request that may have ended an engine was tried alone",
   body: "request body incomplete",
   grammar: "grammar of the answer being compiled",
@@ -55,6 +56,7 @@ export function describe(status) {
       status.position === 1 ? "Next in line" : status.position ? `${ordinal(status.position)} in line` : "In line";
     return { kind: "queued", head, why: CAUSE_TEXTS[status.cause ?? ""] ?? "" };
   }
+  if (status.cause === "client") return { kind: "paused", head: "Paused", why: "it goes on when you resume it" };
   if (status.state === "paused") {
     const beneficiary = status.by ? ` for a request of class ${status.by}` : ", memory ran short";
     return { kind: "paused", head: `Paused${beneficiary}`, why: "it resumes at the same word" };
@@ -107,7 +109,7 @@ export function intervalReason({ phase, cause, by, mechanism, why, ...move }) {
     return `engine ${move.left_engine} ${reason} ${activity}${successor}`;
   }
   const reason = CAUSE_TEXTS[cause ?? ""] ?? "";
-  if (phase !== "paused") return reason;
+  if (phase !== "paused" || cause === "client") return reason;
   const beneficiary = by ? `for a request of class ${by}` : "as memory ran short";
   return `${beneficiary}, ${MECHANISM_TEXTS[mechanism ?? ""] ?? mechanism}${why ? `: ${why}` : ""}`;
 }

@@ -18,7 +18,9 @@ from engine.types import (
     Phase,
     Request,
     SamplingParams,
+    ServiceClass,
     StatusEvent,
+    TokenEvent,
     Vocabulary,
     WaitReason,
 )
@@ -134,3 +136,20 @@ def test_a_grammar_that_failed_to_compile_is_not_compiled_again(demo: Path):
     assert engine.constraints.prepare(wrong) is None
     with pytest.raises(InvalidParameter, match="missing"):
         engine.submit(wrong)
+
+
+def test_a_request_is_paused_while_its_grammar_is_compiled(compiling: Compiling):
+    """It is paused in the engine too, and goes on when it is resumed."""
+    compiling.submit(request())
+    compiling.intake.change("r", is_paused=True, service_class=ServiceClass.BATCH)
+    [status] = compiling.turn()
+    assert isinstance(status, StatusEvent)
+    assert (status.phase, status.cause) == (Phase.PAUSED, WaitReason.CLIENT)
+    compiling.compilation.set_result(None)
+    compiling.turn()
+    assert compiling.engine.load().suspended == (0, 0, 1)
+    compiling.intake.change("r", is_paused=False, service_class=ServiceClass.BATCH)
+    events: list[Event] = []
+    while compiling.engine.has_work:
+        events += compiling.engine.step()
+    assert len([event for event in events if isinstance(event, TokenEvent)]) == 4

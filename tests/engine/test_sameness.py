@@ -16,7 +16,7 @@ from app.text.text_model import TextModel
 from engine.execution.graphs import Shape
 from engine.execution.runner import ModelRunner
 from engine.scheduling.sequence import Sequence
-from engine.types import PreemptionMode, ReasoningLimit, TokenEvent
+from engine.types import PreemptionMode, ReasoningLimit, ServiceClass, TokenEvent
 from tests.engine.same import Texts, alone, make_engine, requests, run
 from tests.kernels.conftest import cpu_kernels
 from tests.profiles import nightly
@@ -226,6 +226,27 @@ def test_preemption_at_every_step_changes_no_text(demo: Path, stream_requests, s
     assert len(texts) == len(some)
     counters = engine.load().counters
     assert sum(map(counters.paused_by, PreemptionMode)) > TOKENS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runs_ahead", [False, True])
+def test_pauses_and_changes_of_class_change_no_text(
+    demo: Path, stream_requests, solo: Texts, runs_ahead: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """Clients pause half of the requests before each step and resume the others, which move through all classes."""
+    monkeypatch.setattr(ModelRunner, "runs_ahead", runs_ahead)
+    engine, steps = make_engine(demo, max_num_seqs=16, max_num_batched_tokens=256), itertools.count()
+
+    def change_all() -> None:
+        step = next(steps)
+        for number, name in enumerate(list(engine.scheduler.requests)):
+            is_paused = (step // 3 + number) % 2 == 0 and len(engine.scheduler.requests) > 1
+            engine.change(name, is_paused=is_paused, service_class=ServiceClass((step + number) % 3))
+
+    some = stream_requests[:24]
+    texts = run(engine, some, change_all)
+    assert texts == {key: solo[key] for key in texts}
+    assert len(texts) == len(some) and engine.load().counters.recomputed_tokens > 0
 
 
 @pytest.mark.slow

@@ -79,6 +79,7 @@ FIELD_TEXTS: Mapping[str, str] = MappingProxyType(
         "add_generation_prompt": "Render the beginning of an answer after the messages. Default: true.",
         "continue_final_message": "Continue the last message, which must be the assistant's. Default: false.",
         # Scheduling
+        "state": "`paused` frees its slot; `running` lets it wait for one again, and go on at the same token.",
         "service_tier": "Urgency: `priority` for a person who waits, `flex` for work that may be preempted.",
         "priority": "Order of requests of one key within a tier, lower first. Default: 0.",
         "deadline_ms": "Time from arrival to the last token. A request that cannot meet it ends with 504.",

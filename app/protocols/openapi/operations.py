@@ -11,6 +11,7 @@ from app.protocols.chat import ChatRequest
 from app.protocols.completions import CompletionRequest
 from app.protocols.conversations import ConversationRequest, ItemsRequest, MetadataRequest
 from app.protocols.ollama import OllamaChatRequest, OllamaGenerateRequest, ShowRequest
+from app.protocols.request_changes import RequestChange
 from app.protocols.responses import InputTokensRequest, ResponsesRequest
 from app.protocols.schema import Strict
 from app.protocols.tokens import DetokenizeRequest, TokenizeRequest
@@ -290,7 +291,17 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("DELETE", "/v1/streams/{stream_id}"): Operation(
         STREAMS, media_type="", status=204, summary="Stop an answer. The text so far stays readable.", errors=(404, 410)
     ),
-    ("GET", "/v1/requests/{request_id}"): Operation(STREAMS, "Timeline", errors=(404,)),
+    ("GET", "/v1/requests/{request_id}"): Operation(
+        STREAMS, "Timeline", summary="Return the timeline of a request.", errors=(404, 503)
+    ),
+    ("POST", "/v1/requests/{request_id}"): Operation(
+        STREAMS,
+        "Timeline",
+        RequestChange,
+        {"pause": {"state": "paused"}, "go on behind people": {"state": "running", "service_tier": "flex"}},
+        summary="Pause or resume a request that has not ended, or move it to another service tier.",
+        errors=(400, 403, 404, 409, 429, 503),
+    ),
     ("GET", "/v1/realtime"): Operation(
         STREAMS,
         "Error",

@@ -59,6 +59,7 @@ from engine.scheduling.sequence import Sequence, State
 from engine.types import ServiceClass, WaitReason
 
 MAX_SERVICE_GAP_TOKENS = 1024.0  # weighted tokens
+MIN_STALE_ALARMS = 64  # stale alarms of a class below which its heap is not rebuilt
 
 
 def _order(sequence: Sequence) -> tuple[Any, ...]:
@@ -69,6 +70,13 @@ def _order(sequence: Sequence) -> tuple[Any, ...]:
         sequence.arrival,
         sequence.choice,
     )
+
+
+def _is_current(alarm: tuple[float, int, Sequence], service_class: ServiceClass) -> bool:
+    """Return whether a sequence waits in a class, and becomes overdue at the time of an alarm."""
+    due, _, sequence = alarm
+    is_waiting = sequence.state in (State.WAITING, State.PREEMPTED) and sequence.service_class is service_class
+    return is_waiting and not state_of(sequence).is_overdue and due == state_of(sequence).overdue_at
 
 
 def _overdue_order(sequence: Sequence) -> tuple[Any, ...]:
@@ -109,6 +117,7 @@ class Carousel(StepSharing):
         state.overdue_at = sequence.waiting_since + self.max_wait[sequence.service_class]
         if state.overdue_at < math.inf:
             heapq.heappush(self._alarms[sequence.service_class], (state.overdue_at, next(self._serial), sequence))
+            self._drop_stale(sequence.service_class)
 
     def remove(self, sequence: Sequence) -> None:
         """Remove `sequence` from its class and from the overdue queue."""
@@ -145,14 +154,13 @@ class Carousel(StepSharing):
     def begin_step(self, now: float) -> None:
         """Move sequences that have waited past their class's bound into the overdue queue (rule 6)."""
         self._steps_to_guarantee = max(0, self._steps_to_guarantee - 1)
-        for alarms in self._alarms.values():
+        for service_class, alarms in self._alarms.items():
             while alarms:
                 due, _, sequence = alarms[0]
-                state, is_waiting = state_of(sequence), sequence.state in (State.WAITING, State.PREEMPTED)
-                if is_waiting and not state.is_overdue and due == state.overdue_at:
+                if _is_current(alarms[0], service_class):
                     if due > now:
                         break
-                    state.is_overdue = True
+                    state_of(sequence).is_overdue = True
                     self._overdue_queue.push(sequence)
                 heapq.heappop(alarms)
 
@@ -266,6 +274,10 @@ class Carousel(StepSharing):
             tokens = seconds / self.step_time_model.single_row_seconds
             state_of(sequence).account.charge(OUTPUT_WEIGHT * tokens)
 
+    def class_changed(self, sequence: Sequence) -> None:
+        """Charge further tokens to the tenant's account in the new class."""
+        state_of(sequence).account = self._queues[sequence.service_class].join_running(sequence)
+
     def slot_released(self, sequence: Sequence) -> None:
         """End its minimum share."""
         state = state_of(sequence)
@@ -273,6 +285,14 @@ class Carousel(StepSharing):
         state.guaranteed_tokens_left, state.has_guarantee = 0, False
 
     # Internals ----------------------------------------------------------------------------------------------------
+
+    def _drop_stale(self, service_class: ServiceClass) -> None:
+        """Drop stale alarms once they are the majority: a client can pause and resume a request again and again."""
+        alarms = self._alarms[service_class]
+        if len(alarms) > MIN_STALE_ALARMS + 2 * len(self._queues[service_class]):
+            current = {alarm[2]: alarm for alarm in alarms if _is_current(alarm, service_class)}
+            self._alarms[service_class] = list(current.values())
+            heapq.heapify(self._alarms[service_class])
 
     def _first_overdue(self, view: AdmissionView) -> Sequence | None:
         """Return the first overdue sequence if a reserved slot is left for it and it need not yield."""

@@ -10,7 +10,9 @@ import pytest
 
 from app.__main__ import main, print_text
 from app.cli.bench.client import ServerUnreachable
-from app.cli.explain import explain
+from app.cli.explain import explain, timeline_lines
+from app.streams.timeline import IntakeTimeline, RequestTimeline
+from engine.types import Phase, StatusEvent, WaitReason
 from tests.app.cli.test_bench import responding_with, serving
 
 
@@ -68,3 +70,12 @@ def test_output_can_be_written_in_every_encoding(encoding: str, expected: str, m
     print_text("bär ██ 2 × –")
     output.flush()
     assert output.buffer.getvalue().decode(encoding) == expected
+
+
+def test_a_pause_by_the_client_is_explained():
+    """It has neither a beneficiary nor a mechanism."""
+    timeline = RequestTimeline(1, IntakeTimeline(0.0), 0.0)
+    timeline.add(StatusEvent("r", 0, Phase.PAUSED, cause=WaitReason.CLIENT, monotonic_time=1.0))
+    account = {"id": "r", "class": "batch", "state": "paused", "prompt_tokens": 1, "cached_tokens": 0}
+    lines = timeline_lines(account | {"completion_tokens": 0} | timeline.view(3.0))
+    assert lines[-1].startswith("   1.00 s +2.00 s    paused") and lines[-1].endswith("paused by its client")

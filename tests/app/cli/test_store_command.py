@@ -23,7 +23,7 @@ from app.store.entries import Entry, Note, Origin
 from app.store.parts import PARTS
 from app.store.pruning import BATCH_RECORDS, DAY_SECONDS, AgeLimit, remove_batch
 from app.store.state_file import StateFile
-from engine.types import Request, SamplingParams
+from engine.types import Request, SamplingParams, ServiceClass
 from tests.conftest import ROOT
 from tests.limits import HANG_SECONDS
 
@@ -38,7 +38,7 @@ def add(
     request = Request(id=name, prompt=(1, 2), sampling=SamplingParams(max_tokens=9, seed=3))
     origin = Origin("ChatRequest", json.dumps(BODY).encode(), 60.0)
     began = NOW - days * DAY_SECONDS
-    entry = Entry(request, Note(origin, owner, "", "", began, None, "f", "v", "e"))
+    entry = Entry(request, Note(origin, owner, "", "", began, None, "f", "v", "e", ServiceClass.STANDARD))
     connection.execute(
         "INSERT INTO request (id, owner, created, ended, entry) VALUES (?, ?, ?, ?, ?)",
         (name, owner, began, began + 1 if has_ended else None, msgspec.msgpack.encode(entry)),

@@ -82,8 +82,9 @@ class InFlightMachine(RuleBasedStateMachine):
         for choice in sent.choices:
             assert list(sent.output_so_far.get(choice, ())) == self.output[sent.id, choice]
         assert sent.is_trial == (state.deaths >= SUSPECT_DEATHS)
-        if sent.service_class is ServiceClass.BATCH:
-            assert self.num_choices(member) < MAX_BATCH, "a batch request is bound early"
+        assert (sent.is_paused, sent.service_class) == (state.request.is_paused, state.request.service_class)
+        if sent.service_class is ServiceClass.BATCH and not sent.is_paused:
+            assert self.demand(member) < MAX_BATCH, "a batch request is bound early"
         self.joined[member].add(sent.id)
 
     def handle(self, event) -> None:
@@ -147,10 +148,11 @@ class InFlightMachine(RuleBasedStateMachine):
     def balance(self, seconds: float) -> None:
         """Ask for requests back that wait in a full member while another has free slots."""
         self.now += seconds
-        free = {member for member in self.joined if self.num_choices(member) < SLOTS}
+        free = {member for member in self.joined if self.demand(member) < SLOTS}
         for member, name in self.in_flight.requests_to_recall(ready(*sorted(self.joined))):
             assert name in self.joined[member] and member not in free and free
-            assert self.in_flight.get(name).deaths == 0 and name not in self.recalled
+            state = self.in_flight.get(name)
+            assert state.deaths == 0 and name not in self.recalled and not state.request.is_paused
             self.recalled.add(name)
 
     @rule(name=names, data=st.data())
@@ -179,6 +181,14 @@ class InFlightMachine(RuleBasedStateMachine):
                 finish = FinishReason.STOP if ends and serial == tokens - 1 else None
                 self.handle(TokenEvent(name, self.choices(name)[-1], self.tokens, finish))
 
+    @rule(name=names, is_paused=st.booleans(), service_class=st.sampled_from(ServiceClass))
+    def change(self, name: str, is_paused: bool, service_class: ServiceClass) -> None:
+        """Its client pauses or resumes a request, or moves it to a class; the member that has it is to do the same."""
+        state = self.in_flight.get(name)
+        expected = None if state is None else state.member
+        assert self.in_flight.change(name, is_paused=is_paused, service_class=service_class) == expected
+        self.send_waiting()
+
     @rule(name=names)
     def abort(self, name: str) -> None:
         """Abort all choices; a member that has the request ends it."""
@@ -201,6 +211,20 @@ class InFlightMachine(RuleBasedStateMachine):
     def num_choices(self, member: int) -> int:
         return sum(len(self.choices(name)) for name in self.joined[member])
 
+    def demand(self, member: int) -> int:
+        """Return the choices of a member that need a slot."""
+        running = [name for name in self.joined[member] if not self.in_flight.get(name).request.is_paused]
+        return sum(self.in_flight.get(name).num_choices for name in running)
+
+    @invariant()
+    def paused_choices_are_no_demand(self) -> None:
+        for member, names in self.joined.items():
+            expected = [0] * len(ServiceClass)
+            for state in map(self.in_flight.get, names):
+                expected[state.request.service_class] += state.num_choices * (not state.request.is_paused)
+            [load] = [self.in_flight._counts.load(each) for each in ready(member)]
+            assert load.demand == tuple(expected)
+
     @invariant()
     def counts_are_exact(self) -> None:
         for member in range(MEMBERS):
@@ -219,9 +243,9 @@ class InFlightMachine(RuleBasedStateMachine):
     def no_request_waits_beside_a_member_that_takes_it(self) -> None:
         waiting = [state for name, _ in self.output if (state := self.in_flight.get(name)).member is None]
         for state in waiting:
-            if state.request.service_class is not ServiceClass.BATCH:
+            if state.request.service_class is not ServiceClass.BATCH or state.request.is_paused:
                 assert not self.joined
-            assert all(self.num_choices(member) >= MAX_BATCH for member in self.joined)
+            assert all(self.demand(member) >= MAX_BATCH for member in self.joined)
 
 
 InFlightMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40)

@@ -73,7 +73,7 @@ def test_the_own_choices_of_a_tenant_are_counted_by_member_and_class():
     assert [counts.of_tenant(members, "a", ServiceClass.STANDARD, index) for index in members] == [2, 1, 0]
     assert [counts.of_tenant(members, "a", each, 0) for each in ServiceClass] == [0, 2, 3]
     assert counts.of_tenant({0: ReadyMember(0, 4, None, connections=3)}, "a", ServiceClass.BATCH, 0) == 9
-    counts.end(0, "a", ServiceClass.STANDARD)
+    counts.remove(0, "a", ServiceClass.STANDARD)
     assert counts.of_tenant(members, "a", ServiceClass.STANDARD, 0) == 1
     counts.clear(0)
     assert counts.of_tenant(members, "a", ServiceClass.BATCH, 0) == 0
@@ -147,7 +147,7 @@ def test_loads_count_requests_that_no_report_contains_yet():
     assert counts.load(ReadyMember(1, 4, report_of(running=2))).demand == (0, 3 + 3, 1)
     counts.report(1, ServiceClass.STANDARD, 3)
     assert counts.load(ReadyMember(1, 4, report_of(running=2))).demand == (0, 3, 1)
-    counts.end(1, "a", ServiceClass.STANDARD)
+    counts.remove(1, "a", ServiceClass.STANDARD)
     assert counts.load(ReadyMember(1, 4, report_of(running=1))).demand == (0, 2, 1)
     assert counts.total(1) == 2 and counts.total(0) == 0
     counts.clear(1)

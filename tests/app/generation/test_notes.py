@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 
 from app.generation.notes import MAX_NOTE_BYTES, alias_of, noted
 from app.store.entries import Entry, Note, Origin
-from engine.types import Request, SamplingParams
+from engine.types import Request, SamplingParams, ServiceClass
 
 REQUEST = Request(id="r", prompt=(1, 2), sampling=SamplingParams(max_tokens=3), tenant="anna", deadline=5.0)
 
 
 def note_of(body: bytes, key: str = "") -> Note:
-    return Note(Origin("ChatRequest", body, 60.0, key, b"d"), "anna", "k", "", 7.0, 9.0, "f", "v", "e")
+    origin = Origin("ChatRequest", body, 60.0, key, b"d")
+    return Note(origin, "anna", "k", "", 7.0, 9.0, "f", "v", "e", ServiceClass.STANDARD)
 
 
 @given(st.binary(max_size=200), st.text(max_size=20))

@@ -22,6 +22,7 @@ TARGETS = [(panel["title"], target) for panel in PANELS for target in panel["tar
 # metric families that are not on the dashboard, with the reason
 NOT_SHOWN: dict[str, str] = {
     "carousel:log_lines_dropped": "it is 0 unless nothing reads standard error",
+    "carousel:num_requests_suspended": "paused requests take nothing from others",
     "carousel:num_requests_unplaced": "it is 0 with one engine, unless that is lost",
     "carousel:replicas_wanted": "it is for an autoscaler",
     "carousel:people_demand": "it is a part of the wanted number of engines",

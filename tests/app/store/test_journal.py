@@ -18,7 +18,7 @@ from app.store.entries import Entry, Note, Origin, Saved, Token
 from app.store.state_file import StateFile
 from app.store.writer import Write, Writer
 from app.streams.stream_log import Cursor, CursorError, Delta, Failure, Reader, StreamLog, Usage
-from engine.types import Event, FinishReason, Phase, Request, SamplingParams, StatusEvent, TokenEvent
+from engine.types import Event, FinishReason, Phase, Request, SamplingParams, ServiceClass, StatusEvent, TokenEvent
 from tests.limits import HANG_SECONDS
 from tests.profiles import examples
 
@@ -27,7 +27,8 @@ ID = "a1"
 
 def entry(n: int = 1, **sampling) -> Entry:
     request = Request(id=ID, prompt=(1, 2), sampling=SamplingParams(max_tokens=9, seed=3, **sampling), n=n)
-    return Entry(request, Note(Origin("ChatRequest", b"{}", 60.0), "o", "", "", 5.0, None, "f", "v", "e"))
+    origin = Origin("ChatRequest", b"{}", 60.0)
+    return Entry(request, Note(origin, "o", "", "", 5.0, None, "f", "v", "e", ServiceClass.STANDARD))
 
 
 def token(number: int, choice: int = 0, finish: FinishReason | None = None) -> TokenEvent:

@@ -53,7 +53,9 @@ def model_info(num_pages: int, slots: int, page_size: int = PAGE_SIZE, max_model
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """State machine in which requests arrive, are aborted, preempted and stepped in any order, and engines crash."""
+    """State machine in which requests arrive, are aborted, paused, moved to other classes, preempted and stepped in any
+    order, and engines crash.
+    """
 
     @initialize(
         slots=st.integers(1, 4),
@@ -150,6 +152,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.engine.scheduler.preempt(sequence, self.now, mechanism=mechanism)
 
     @precondition(lambda self: self.engine.scheduler.requests)
+    @rule(data=st.data(), is_paused=st.booleans(), service_class=st.sampled_from(ServiceClass))
+    def change(self, data, is_paused, service_class):
+        """Its client pauses or resumes a request, and moves it to a class."""
+        request_id = data.draw(st.sampled_from(sorted(self.engine.scheduler.requests)))
+        self._change(request_id, is_paused, service_class)
+
+    def _change(self, request_id, is_paused, service_class):
+        self.engine.change(request_id, is_paused=is_paused, service_class=service_class)
+        request = self.requests[request_id]
+        self.requests[request_id] = replace(request, is_paused=is_paused, service_class=service_class)
+
+    @precondition(lambda self: self.engine.scheduler.requests)
     @rule(data=st.data())
     def abort(self, data):
         request_id = data.draw(st.sampled_from(sorted(self.engine.scheduler.requests)))
@@ -203,12 +217,16 @@ class SchedulerMachine(RuleBasedStateMachine):
                 s.state is State.PREEMPTED for choices in self.engine.scheduler.requests.values() for s in choices
             )
             assert sum(self.engine.scheduler.load().paused) == paused
+            slots = [s for s in self.engine.scheduler.slots if s is not None]
+            assert not any(s.request.is_paused for s in slots), "a paused request has no slot"
             pool = self.engine.scheduler.kv_manager.pool
             assert pool.free + pool.cached + pool.held == pool.total
 
     def teardown(self):
         if not hasattr(self, "engine"):
             return
+        for request_id in list(self.engine.scheduler.requests):
+            self._change(request_id, is_paused=False, service_class=self.requests[request_id].service_class)
         for _ in range(4000):  # every step computes at least one token; 4,000 is more than enough
             if not self.engine.has_work:
                 break
