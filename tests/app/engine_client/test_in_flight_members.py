@@ -84,7 +84,7 @@ class InFlightMachine(RuleBasedStateMachine):
         assert sent.is_trial == (state.deaths >= SUSPECT_DEATHS)
         assert (sent.is_paused, sent.service_class) == (state.request.is_paused, state.request.service_class)
         if sent.service_class is ServiceClass.BATCH and not sent.is_paused:
-            assert self.demand(member) < MAX_BATCH, "a batch request is bound early"
+            assert sum(self.demand(member)) < MAX_BATCH, "a batch request is bound early"
         self.joined[member].add(sent.id)
 
     def handle(self, event) -> None:
@@ -148,11 +148,11 @@ class InFlightMachine(RuleBasedStateMachine):
     def balance(self, seconds: float) -> None:
         """Ask for requests back that wait in a full member while another has free slots."""
         self.now += seconds
-        free = {member for member in self.joined if self.demand(member) < SLOTS}
+        free = {member for member in self.joined if sum(self.demand(member)) < SLOTS}
         for member, name in self.in_flight.requests_to_recall(ready(*sorted(self.joined))):
             assert name in self.joined[member] and member not in free and free
-            state = self.in_flight.get(name)
-            assert state.deaths == 0 and name not in self.recalled and not state.request.is_paused
+            assert (self.in_flight.get(name).deaths, self.in_flight.get(name).request.is_paused) == (0, False)
+            assert name not in self.recalled
             self.recalled.add(name)
 
     @rule(name=names, data=st.data())
@@ -184,8 +184,7 @@ class InFlightMachine(RuleBasedStateMachine):
     @rule(name=names, is_paused=st.booleans(), service_class=st.sampled_from(ServiceClass))
     def change(self, name: str, is_paused: bool, service_class: ServiceClass) -> None:
         """Its client pauses or resumes a request, or moves it to a class; the member that has it is to do the same."""
-        state = self.in_flight.get(name)
-        expected = None if state is None else state.member
+        expected = getattr(self.in_flight.get(name), "member", None)
         assert self.in_flight.change(name, is_paused=is_paused, service_class=service_class) == expected
         self.send_waiting()
 
@@ -211,19 +210,15 @@ class InFlightMachine(RuleBasedStateMachine):
     def num_choices(self, member: int) -> int:
         return sum(len(self.choices(name)) for name in self.joined[member])
 
-    def demand(self, member: int) -> int:
-        """Return the choices of a member that need a slot."""
-        running = [name for name in self.joined[member] if not self.in_flight.get(name).request.is_paused]
-        return sum(self.in_flight.get(name).num_choices for name in running)
+    def demand(self, member: int) -> tuple[int, ...]:
+        """Return the choices of a member that need a slot, by class."""
+        states = [each for each in map(self.in_flight.get, self.joined[member]) if not each.request.is_paused]
+        return tuple(sum(s.num_choices for s in states if s.request.service_class is each) for each in ServiceClass)
 
     @invariant()
     def paused_choices_are_no_demand(self) -> None:
-        for member, names in self.joined.items():
-            expected = [0] * len(ServiceClass)
-            for state in map(self.in_flight.get, names):
-                expected[state.request.service_class] += state.num_choices * (not state.request.is_paused)
-            [load] = [self.in_flight._counts.load(each) for each in ready(member)]
-            assert load.demand == tuple(expected)
+        for member in self.joined:
+            assert self.in_flight._counts.load(*ready(member)).demand == self.demand(member)
 
     @invariant()
     def counts_are_exact(self) -> None:
@@ -245,7 +240,7 @@ class InFlightMachine(RuleBasedStateMachine):
         for state in waiting:
             if state.request.service_class is not ServiceClass.BATCH or state.request.is_paused:
                 assert not self.joined
-            assert all(self.demand(member) >= MAX_BATCH for member in self.joined)
+            assert all(sum(self.demand(member)) >= MAX_BATCH for member in self.joined)
 
 
 InFlightMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
