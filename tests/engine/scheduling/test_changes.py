@@ -71,7 +71,7 @@ def test_each_policy_takes_pauses_and_moves_in_any_order(policy: str, seed: int)
 
 
 def test_a_scheduler_with_thousands_of_paused_requests_decides_as_without_them():
-    """They are looked at in no step: the same choices, with as many function calls."""
+    """They are looked at in no step, for which a function would be called for each of them."""
     calls = []
     for paused in (0, 3000):
         history = History(slots=2, pages=30)
@@ -85,7 +85,7 @@ def test_a_scheduler_with_thousands_of_paused_requests_decides_as_without_them()
             history.engine.step()
         profile.disable()
         calls.append(sum(entry.callcount for entry in profile.getstats()))
-    assert calls[0] == calls[1]
+    assert abs(calls[0] - calls[1]) < 100  # a collection of garbage has calls too
 
 
 def test_the_slot_of_a_paused_request_goes_to_another_one_in_the_next_step():
