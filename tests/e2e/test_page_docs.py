@@ -16,6 +16,7 @@ from tests.e2e.states import DESK, PHONE
 from tests.e2e.test_page_access import faults
 from tests.limits import HANG_SECONDS
 
+RESPONSES = "/v1/responses"
 BODIES = [
     pytest.param(path, name, id=f"{path} {name}")
     for (_, path), operation in OPERATIONS.items()
@@ -30,7 +31,7 @@ def described(server: Server) -> dict[str, Any]:
 
 
 def with_ids(server: Server, path: str) -> str:
-    """Return a path with the ids of stored records."""
+    """Return a path with the ids of stored records, or of a request that has not ended."""
     if "{completion_id}" in path:
         body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, "store": True}
         stored = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=HANG_SECONDS).json()
@@ -38,6 +39,10 @@ def with_ids(server: Server, path: str) -> str:
     if "{conversation_id}" in path:
         made = httpx.post(f"{server.url}/v1/conversations", json={}, timeout=HANG_SECONDS).json()
         return path.replace("{conversation_id}", made["id"])
+    if "{request_id}" in path:
+        body = {"input": "Tell me a story.", "background": True, "max_output_tokens": 1900, "ignore_eos": True}
+        begun = httpx.post(f"{server.url}{RESPONSES}", json=body, timeout=HANG_SECONDS).json()
+        return path.replace("{request_id}", begun["id"])
     return path
 
 
@@ -46,7 +51,10 @@ def test_examples_are_answered_as_described(server: Server, described: dict[str,
     """The schema of the answer accepts the server's answer; a streamed one has the declared media type."""
     operation = described["paths"][path]["post"]
     body = operation["requestBody"]["content"]["application/json"]["examples"][name]["value"]
-    answer = httpx.post(server.url + with_ids(server, path), json=body, timeout=HANG_SECONDS)
+    target = with_ids(server, path)
+    answer = httpx.post(server.url + target, json=body, timeout=HANG_SECONDS)
+    if "{request_id}" in path:
+        httpx.post(f"{server.url}{RESPONSES}/{target.rpartition('/')[2]}/cancel", timeout=HANG_SECONDS)
     assert answer.status_code == 200, answer.text
     content = operation["responses"]["200"]["content"]
     media_type = answer.headers["content-type"].partition(";")[0]
