@@ -77,6 +77,8 @@ def read_child(kind: type[Child]) -> Child:
     """Return the description of this process. Ends it if the supervisor has died before it had written all of it."""
     try:
         return msgspec.msgpack.decode(sys.stdin.buffer.read(), type=kind)
+    except msgspec.ValidationError:  # not of what is missing
+        raise
     except msgspec.DecodeError:
         sys.exit("carousel: the supervisor of this process has ended")
 
