@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any, Protocol
 
 from app.ray_launcher.arguments import Arguments
@@ -30,8 +30,8 @@ class Cluster(Protocol):
     async def stop(self, name: str) -> None:
         """Let a process end with its requests, and wait for its end."""
 
-    async def release(self, generation: str) -> None:
-        """Return the resources that are reserved for processes of other generations, once they have ended."""
+    async def release(self, generations: Set[str]) -> None:
+        """Return the resources that are reserved for processes of all other generations, which have ended."""
 
     async def addresses(self, kind: str) -> Mapping[str, str]:
         """Return the addresses of the processes that serve, by name."""
@@ -81,7 +81,7 @@ class Fleet:
             log.info("%s is started", name)
             kind, number = desired[name]
             await cluster.start(kind, name, number, arguments)
-        await cluster.release(arguments.generation)
+        await cluster.release({arguments.generation, *(name.rpartition("-")[2] for name in names)})
 
     async def close(self) -> None:
         """End all processes unless the fleet was replaced: those of the API first, as their answers need engines."""

@@ -7,7 +7,7 @@ import logging
 import secrets
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 import ray
@@ -71,10 +71,9 @@ class RayCluster:
             log.warning("%s is killed: %s", name, type(error).__name__)
         ray.kill(actor, no_restart=True)
 
-    async def release(self, generation: str) -> None:
+    async def release(self, generations: Set[str]) -> None:
         """Do as `Cluster.release`."""
-        names = await self.names()
-        await asyncio.to_thread(self._groups.release, {generation} | {name.rpartition("-")[2] for name in names})
+        await asyncio.to_thread(self._groups.release, generations)
 
     async def addresses(self, kind: str) -> Mapping[str, str]:
         """Do as `Cluster.addresses`."""
@@ -98,7 +97,7 @@ class RayCluster:
 
     async def close(self) -> None:
         """Do as `Cluster.close`."""
-        await asyncio.to_thread(self._groups.release, set())
+        await self.release(set())
         ray.kill(self._directory, no_restart=True)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 import pytest
@@ -42,8 +42,8 @@ class FakeCluster:
         await self.may_end.wait()
         del self.processes[name]
 
-    async def release(self, generation: str) -> None:
-        self.reserved &= {generation} | {name.split("-")[-1] for name in self.processes}
+    async def release(self, generations: Set[str]) -> None:
+        self.reserved &= generations
 
     async def addresses(self, kind: str) -> Mapping[str, str]:
         return {name: name for name, each in self.processes.items() if each == kind}
