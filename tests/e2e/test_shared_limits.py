@@ -105,7 +105,8 @@ def test_a_key_has_its_requests_per_minute_over_both_processes(service: Server):
         refused = [answer for answer in answers if answer.status_code == 429]
         assert len(refused) + codes.count(200) == 24
         assert all("6 requests a minute, over all API processes" in answer.text for answer in refused[2:])
-        assert 1 <= int(refused[-1].headers["Retry-After"]) <= 11
+        beyond = max(0, codes.count(200) - 6)  # each is replenished too before the next one
+        assert 1 <= int(refused[-1].headers["Retry-After"]) <= 10 * (1 + beyond) + 1
         assert refused_by_shared_limits(first, "requests_per_minute_exceeded") > 0
 
 

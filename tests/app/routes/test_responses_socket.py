@@ -314,11 +314,9 @@ def test_a_flood_of_steers_is_bounded(http, socket, monkeypatch: pytest.MonkeyPa
 
 
 def test_input_waits_for_the_outputs_of_calls(http, socket, monkeypatch: pytest.MonkeyPatch):
-    """A response with calls is completed, and the request in its lane that continues it has the input too."""
-    monkeypatch.setattr("app.generation.generation.Generation.is_calling", True)
+    """The request in its lane that continues a response with calls has the input too."""
     monkeypatch.setattr("app.routes.responses_lane.Turn.finish", "tool_calls")
-    socket.send(input="hi", max_output_tokens=100, stream_id="a")
-    given = socket.until("response.output_text.delta")[0]["response"]["id"]
+    given = socket.begin(stream_id="a")
     socket.send("response.steer", previous_response_id=given, input="shorter")
     found = socket.until("response.steer.pending")
     pending = ResponseSteerPendingEvent.model_validate(found[-1], strict=True)
