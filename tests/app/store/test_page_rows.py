@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -37,13 +37,19 @@ VERSIONS = st.builds(
 ).map(lambda row: PageRow(row.id, row.revision, row.writer, None if row.revision == 2 else f"{row}"))
 
 
-@pytest.fixture(scope="module")
-def memory() -> sqlite3.Connection:
-    """Return a store in memory, whose transactions tests undo."""
-    connection = sqlite3.connect(":memory:", isolation_level=None)
-    connection.execute("CREATE TABLE state (name, value)")
-    connection.executescript(page_part.SCHEMA)
-    return connection
+@contextlib.contextmanager
+def empty() -> Iterator[sqlite3.Connection]:
+    """Yield the tables in memory."""
+    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
+        connection.execute("CREATE TABLE state (name, value)")
+        connection.executescript(page_part.SCHEMA)
+        yield connection
+
+
+@pytest.fixture
+def memory() -> Iterator[sqlite3.Connection]:
+    with empty() as connection:
+        yield connection
 
 
 @pytest.fixture
@@ -79,20 +85,17 @@ async def follow(rows: PageRows, after: int, limit: int) -> tuple[list[NumberedR
 
 @given(st.lists(st.lists(VERSIONS, max_size=5), max_size=5), st.randoms())
 @settings(max_examples=examples(300))
-def test_joins_in_any_order_give_the_same_rows(
-    memory: sqlite3.Connection, joins: list[list[PageRow]], chance: random.Random
-):
+def test_joins_in_any_order_give_the_same_rows(joins: list[list[PageRow]], chance: random.Random):
     """Each row has its highest (revision, writer), and repeated joins change nothing, not even the counter."""
     seen = []
     for repetitions in (1, 2):
-        memory.execute("BEGIN")
-        for rows in chance.sample(joins * repetitions, len(joins) * repetitions):
-            put(memory, *chance.sample(rows, len(rows)))
-        found = rows_after(memory, OWNER, 0, 100)
-        assert [put(memory, *rows) for rows in joins] == [found.last] * len(joins)
-        assert rows_after(memory, OWNER, 0, 100) == found
-        assert sum(row.size for row in found.rows) == memory.execute(page_part.TOTAL).fetchone()[0]
-        memory.execute("ROLLBACK")
+        with empty() as connection:
+            for rows in chance.sample(joins * repetitions, len(joins) * repetitions):
+                put(connection, *chance.sample(rows, len(rows)))
+            found = rows_after(connection, OWNER, 0, 100)
+            assert [put(connection, *rows) for rows in joins] == [found.last] * len(joins)
+            assert rows_after(connection, OWNER, 0, 100).rows == found.rows
+            assert sum(row.size for row in found.rows) == connection.execute(page_part.TOTAL).fetchone()[0]
         seen.append(versions(found))
     highest: dict[str, PageRow] = {}
     for row in sorted((row for rows in joins for row in rows), key=lambda row: (row.revision, row.writer)):
@@ -103,18 +106,15 @@ def test_joins_in_any_order_give_the_same_rows(
 
 def test_rows_belong_to_one_owner(memory: sqlite3.Connection):
     """The same id is another row, and each owner has a counter of its own."""
-    memory.execute("BEGIN")
     assert put(memory, value("of a"), value("of a", row_id="y")) == 2
     assert put(memory, value("of b"), owner="b") == 1
     assert versions(rows_after(memory, "b", 0, 9)) == {"x": (1, "w", "of b")}
     assert rows_after(memory, OWNER, 2, 9).rows == [] and rows_after(memory, "c", 0, 9).last == 0
-    memory.execute("ROLLBACK")
 
 
 def test_a_page_ends_at_its_bytes(memory: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch):
     """It has one row in any case, and the next page begins after it."""
     monkeypatch.setattr(page_part, "MAX_PAGE_BYTES", 3 * ROW_BYTES)
-    memory.execute("BEGIN")
     put(memory, *(value("v" * size, row_id=f"{at}") for at, size in enumerate((1, 1, 5000, 5000, 1))))
     after, pages = 0, []
     while True:
@@ -124,31 +124,26 @@ def test_a_page_ends_at_its_bytes(memory: sqlite3.Connection, monkeypatch: pytes
         if not page.has_more:
             break
     assert pages == [["0", "1"], ["2"], ["3"], ["4"]] and after == 5
-    memory.execute("ROLLBACK")
 
 
 def test_a_join_beyond_the_bytes_of_its_owner_is_refused(memory: sqlite3.Connection):
     """One whose rows do not grow is accepted, also if a lower limit is exceeded already."""
-    memory.execute("BEGIN")
     put(memory, value("v" * 1000))
     with pytest.raises(TooManyBytes) as refused:
         put(memory, value("v" * 1001, 2), most=1000)
     assert refused.value.size == value("v" * 1001).size
     with pytest.raises(TooManyBytes):
         put(memory, value(None, row_id="another"), most=ROW_BYTES)
-    memory.execute("ROLLBACK")
-    memory.execute("BEGIN")
+    memory.rollback()
     put(memory, value("v" * 1000))
     assert put(memory, value("w" * 1000, 2), most=1000) == 2
     assert put(memory, value(None, 3), most=1000) == 3
     assert put(memory, value("v" * 1000, row_id="y"), most=10_000, owner="b") == 1
-    memory.execute("ROLLBACK")
 
 
 def test_deletions_are_forgotten_after_their_time(memory: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch):
     """The oldest first, some with each join; rows with a value stay."""
     monkeypatch.setattr(page_part, "MAX_FORGOTTEN", 2)
-    memory.execute("BEGIN")
     put(memory, value("kept", row_id="kept"))
     for at in range(4):
         put(memory, value(None, row_id=f"{at}"), now=float(at))
@@ -159,7 +154,6 @@ def test_deletions_are_forgotten_after_their_time(memory: sqlite3.Connection, mo
     found = rows_after(memory, OWNER, 0, 9)
     assert (list(versions(found)), found.last) == (["kept"], 5)
     assert len(rows_after(memory, "b", 0, 9).rows) == 1
-    memory.execute("ROLLBACK")
 
 
 @pytest.mark.parametrize("seed", range(examples(12)))
