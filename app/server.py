@@ -40,6 +40,7 @@ from app.observe.collectors import (
     KeptSessionCollector,
     LogCollector,
     MeteringCollector,
+    PageRowsCollector,
     RefusedKeysCollector,
     RequestPaceCollector,
     SharedUseCollector,
@@ -62,6 +63,7 @@ from app.routes import (
     ollama,
     openai_responses,
     ops,
+    page_rows,
     pages,
     parse_stream_id,
     realtime,
@@ -171,6 +173,7 @@ def create_app(
             PacedRoute("/v1/responses/{response_id}/cancel", openai_responses.cancel_response, methods=["POST"]),
             PacedRoute("/v1/responses/{response_id}/input_items", openai_responses.input_items),
             *conversations.ROUTES,
+            *page_rows.ROUTES,
             *chat_completions.ROUTES,
             *ollama.ROUTES,
             Route("/", pages.chat_page),
@@ -324,6 +327,7 @@ def _collect(service: Service, logs: LogWriter | None, connections: ConnectionLi
         registry.register(MeteringCollector(service.metering, model))
     if service.state_file is not None:
         registry.register(StoreCollector(service.state_file, model))
+        registry.register(PageRowsCollector(service.state_file.page_rows, model))
 
 
 async def _api_error(request: Request, error: Exception) -> Response:

@@ -305,7 +305,8 @@ class Settings(RemoteSettings, frozen=True, kw_only=True, dict=True):  # dict: f
         float,
         Option(
             RECOVERY,
-            "days after which ended records are removed from the store, at the start and each hour; inf: never",
+            "days after which ended records are removed from the store, at the start and each hour, except for rows of "
+            "the chat page; inf: never",
             bounds=(at_least(1),),
         ),
     ] = 30.0
@@ -368,12 +369,16 @@ class Settings(RemoteSettings, frozen=True, kw_only=True, dict=True):  # dict: f
     ] = None
     page_system_prompt: Annotated[
         str,
+        Option(PAGE, "system prompt of new conversations on the chat page; each person can change it there", "none"),
+    ] = ""
+    page_bytes: Annotated[
+        int,
         Option(
             PAGE,
-            "system prompt that new conversations on the chat page begin with; each person can change it there",
-            "none",
+            "maximum bytes of a key's rows of the chat page in the store (its conversations)",
+            bounds=(at_least(1),),
         ),
-    ] = ""
+    ] = 64 << 20
     engine: EngineConfig
 
     @property

@@ -54,4 +54,6 @@ def _open(path: Path, index: int, settings: Settings, listener: Listener) -> Sta
         max_days=settings.store_days,
         record_bytes=max(1, settings.store_size // settings.api_processes),
         others=files[:index] + files[index + 1 :],
+        page_file=files[0],
+        page_bytes=settings.page_bytes,
     )

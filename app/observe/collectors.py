@@ -28,6 +28,7 @@ from engine.types import ServiceClass
 
 if TYPE_CHECKING:
     from app.observe.metering import Metering
+    from app.store.page_rows import PageRows
     from app.store.state_file import StateFile
 
 
@@ -331,6 +332,23 @@ class StoredRecordsCollector(Collector):
             size.add_metric([self._model, kind], usage.bytes)
             evicted.add_metric([self._model, kind], usage.evicted)
         yield from (records, size, evicted)
+
+
+class PageRowsCollector(Collector):
+    """Reads the size of the chat page's rows."""
+
+    def __init__(self, rows: PageRows, model: str) -> None:
+        self._rows = rows
+        self._model = model
+
+    def collect(self) -> Iterator[Metric]:
+        text = "Bytes that count for all rows of the chat page, as of their last use by this process."
+        size = GaugeMetricFamily("carousel:page_rows_bytes", text, labels=("model_name",))
+        size.add_metric([self._model], self._rows.bytes)
+        text = "Joins of rows of the chat page that were refused because of --page-bytes."
+        refused = CounterMetricFamily("carousel:page_rows_refused", text, labels=("model_name",))
+        refused.add_metric([self._model], self._rows.refused)
+        yield from (size, refused)
 
 
 class ConnectionCollector(Collector):

@@ -36,7 +36,7 @@ def page(request: Request, items: Sequence[StoredItem], order: str) -> Response:
 
 def parameters(request: Request, order: str) -> WindowFields:
     """Return the fields of the window that a request asks for. order: the default. Raises `ApiError` (400)."""
-    limit = _limit(request)
+    limit = number(request, "limit", DEFAULT_LIMIT, 1, MAX_LIMIT)
     order = request.query_params.get("order", order)
     if order not in ("asc", "desc"):
         raise ApiError(400, f"order must be asc or desc, got {order[:40]!r}", param="order", code="invalid_value")
@@ -61,9 +61,10 @@ def list_response(found: Page[StoredItem]) -> Response:
     return Response(content, media_type="application/json")
 
 
-def _limit(request: Request) -> int:
-    value = request.query_params.get("limit", str(DEFAULT_LIMIT))
-    if not (value.isascii() and value.isdigit() and len(value) <= 3 and 1 <= int(value) <= MAX_LIMIT):
-        message = f"limit must be between 1 and {MAX_LIMIT}, got {value[:40]!r}"
-        raise ApiError(400, message, param="limit", code="invalid_value")
+def number(request: Request, name: str, default: int, least: int, most: int) -> int:
+    """Return a number of the query. Raises `ApiError` (400) if it is not from `least` to `most`."""
+    value = request.query_params.get(name, str(default))
+    if not (value.isascii() and value.isdigit() and len(value) <= len(str(most)) and least <= int(value) <= most):
+        message = f"{name} must be between {least} and {most}, got {value[:40]!r}"
+        raise ApiError(400, message, param=name, code="invalid_value")
     return int(value)

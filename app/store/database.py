@@ -8,10 +8,11 @@ import sqlite3
 from pathlib import Path
 
 from app.settings import SettingsError
+from app.store.page_part import PAGE_ROWS
 from app.store.parts import PARTS
 
 APPLICATION_ID = 0x43617253  # PRAGMA application_id of these files
-SCHEMA_VERSION = 4  # in PRAGMA user_version
+SCHEMA_VERSION = 5  # in PRAGMA user_version
 BUSY_SECONDS = 2.0  # time for which another process may lock the file before a write fails
 MODE = 0o600  # texts of users are in it
 
@@ -20,6 +21,13 @@ BEGIN IMMEDIATE;
 CREATE TABLE state (name TEXT NOT NULL PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 {"".join(part.schema for part in PARTS)}
 PRAGMA application_id = {APPLICATION_ID};
+PRAGMA user_version = {SCHEMA_VERSION};
+COMMIT;
+"""
+# From the version before, which lacks the rows of the chat page.
+UPGRADE = f"""
+BEGIN IMMEDIATE;
+{PAGE_ROWS.schema}
 PRAGMA user_version = {SCHEMA_VERSION};
 COMMIT;
 """
@@ -75,12 +83,14 @@ class StoreLock:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Open the file for the one thread that writes it, and create it if it is missing. Raises `StoreError` for another
-    program's file or another version, and `sqlite3.Error`.
+    """Open the file for the one thread that writes it, create it if it is missing, and upgrade it from the version
+    before. Raises `StoreError` for another program's file or another version, and `sqlite3.Error`.
     """
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, MODE))  # before SQLite creates it for everyone
     connection = sqlite3.connect(path.absolute(), timeout=BUSY_SECONDS, check_same_thread=False)
     try:
+        if _versions(connection) == (APPLICATION_ID, SCHEMA_VERSION - 1):
+            connection.executescript(UPGRADE)
         if not check(connection):
             connection.execute("PRAGMA journal_mode = WAL")  # a commit appends to one file and waits for no disk
             connection.executescript(SCHEMA)
@@ -98,11 +108,18 @@ def read_only(path: Path, busy_seconds: float = BUSY_SECONDS) -> sqlite3.Connect
 
 def check(connection: sqlite3.Connection) -> bool:
     """Return whether the file already has the tables. Raises `StoreError`."""
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+    application, version = _versions(connection)
+    if application != APPLICATION_ID:
         if version or connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
             raise StoreError("it is a database of another application")
         return False
     if version != SCHEMA_VERSION:
         raise StoreError(f"it has version {version}; this Carousel supports version {SCHEMA_VERSION}")
     return True
+
+
+def _versions(connection: sqlite3.Connection) -> tuple[int, int]:
+    """Return the application of a file, and the version of its schema."""
+    names = ("application_id", "user_version")
+    application, version = (int(connection.execute(f"PRAGMA {name}").fetchone()[0]) for name in names)
+    return application, version

@@ -50,7 +50,7 @@ class Part:
 
     name: of the kind, in the plural, as it is shown. schema: statements that create its tables. usage: query whose rows
     are those of `OwnerUsage`, one for each owner. prune: removes records and returns their number. export: yields the
-    JSON of all records, in order of their beginning.
+    JSON of all records, in order of their beginning. ages: `--store-days` applies; if not, their owner deletes them.
     """
 
     name: str
@@ -58,3 +58,4 @@ class Part:
     usage: str
     prune: Callable[[sqlite3.Connection, Outdated], int]
     export: Callable[[sqlite3.Connection], Iterator[Record]]
+    ages: bool = True

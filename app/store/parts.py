@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from app.store.journal_part import JOURNAL
 from app.store.limit_tables import RATES, REFUSED_KEYS
+from app.store.page_part import PAGE_ROWS
 from app.store.part import Part
 from app.store.record_parts import RECORD_PARTS
 from app.store.sessions_part import SESSIONS
@@ -16,6 +17,7 @@ from app.store.usage_rows import USAGE_ROWS
 PARTS: tuple[Part, ...] = (
     JOURNAL,
     *RECORD_PARTS,
+    PAGE_ROWS,
     SESSIONS,
     USAGE_ROWS,
     RATES.part("rate limits"),

@@ -29,6 +29,7 @@ from app.store.entries import Saved
 from app.store.journal import Journal
 from app.store.limit_tables import RATES, REFUSED_KEYS
 from app.store.other_files import adopted_elsewhere
+from app.store.page_rows import PageRows
 from app.store.pruning import DAY_SECONDS, AgeLimit
 from app.store.record_changes import FileLimits
 from app.store.record_file import RecordFile
@@ -70,10 +71,13 @@ class StateFile:
         max_days: float = math.inf,
         record_bytes: int = 1 << 30,
         others: Sequence[Path] = (),
+        page_file: Path | None = None,
+        page_bytes: int = 64 << 20,
     ) -> None:
         """waits: a file that another server has is waited for. max_days: age after which records are removed.
         record_bytes: maximum size of all responses, conversations and chat completions. others: files of the other API
-        processes. Raises `StoreError` if the file cannot be used.
+        processes. page_file: file with the rows of the chat page; None: this one. page_bytes: maximum bytes of those of
+        one owner. Raises `StoreError` if the file cannot be used.
         """
         self._path = path
         self._others = others
@@ -88,6 +92,7 @@ class StateFile:
         limits = FileLimits(record_bytes, max_days * DAY_SECONDS)
         self.records = RecordFile(path, self.writer, limits)
         self.conversations = FileStore(self.records, MemoryStore())
+        self.page_rows = PageRows(page_file or path, page_bytes)
         self.rates = CoalescedTable(RATES, self.writer)
         self.refused_keys = CoalescedTable(REFUSED_KEYS, self.writer)
         try:

@@ -1,5 +1,6 @@
 // Conversations on the server, by key: rows that it lacks are sent, and rows of other browsers are joined.
-import { ApiError, getRows, sendRows } from "./api.js";
+import { ApiError, apiKey, getRows, sendRows } from "./api.js";
+import { KEEPS_ROWS } from "./env.js";
 import { readPref, writePref } from "./prefs.js";
 import { joinRows, markSent, markUnsent, unsentRows } from "./shared_rows.js";
 
@@ -9,6 +10,7 @@ const POLL_MS = 30_000;
 const WRITE_MS = 1000; // after a write, since others often follow
 const MAX_VALUE = 1_000_000; // characters of a row
 const MAX_BATCH = 2_000_000; // characters of a request
+const SHORT = 200; // characters, more than those of a deletion
 
 export class Sync {
   #timer = 0;
@@ -29,7 +31,8 @@ export class Sync {
   /** Begins, or begins again with another key. */
   start() {
     this.#hasWarned = false;
-    this.#after(0);
+    if (KEEPS_ROWS && apiKey()) this.#after(0);
+    else this.#turn(false);
   }
 
   /** @param {number} ms */
@@ -77,7 +80,10 @@ export class Sync {
     for (let rows; (rows = await unsentRows(database)).length;) {
       const fitting = rows.filter(({ value }) => (value?.length ?? 0) <= MAX_VALUE);
       if (fitting.length < rows.length) this.#warn("A message is too long for the server. It stays in this browser.");
-      for (const batch of batches(fitting)) if (!(await this.#send(batch))) return;
+      // A full server still takes deletions, which are short, if nothing else is with them.
+      const isShort = (/** @type {SharedRow} */ { value }) => (value?.length ?? 0) < SHORT;
+      const sent = [...batches(fitting.filter(isShort)), ...batches(fitting.filter((row) => !isShort(row)))];
+      for (const batch of sent) if (!(await this.#send(batch))) return;
       await markSent(database, rows);
     }
   }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -22,6 +22,15 @@ BODIES = [
     for (_, path), operation in OPERATIONS.items()
     for name in operation.examples or ()
 ]
+
+
+@pytest.fixture(scope="module")
+def server_with_key(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Yield a server with a key and a store, which rows of the page need."""
+    store = tmp_path_factory.mktemp("docs") / "s.db"
+    running = Server.start("--api-key", "key-alice", "--store", str(store))
+    yield running
+    running.stop()
 
 
 @pytest.fixture(scope="module")
@@ -47,12 +56,17 @@ def with_ids(server: Server, path: str) -> str:
 
 
 @pytest.mark.parametrize(("path", "name"), BODIES)
-def test_examples_are_answered_as_described(server: Server, described: dict[str, Any], path: str, name: str) -> None:
+def test_examples_are_answered_as_described(
+    request: pytest.FixtureRequest, described: dict[str, Any], path: str, name: str
+) -> None:
     """The schema of the answer accepts the server's answer; a streamed one has the declared media type."""
     operation = described["paths"][path]["post"]
+    needs_key = {} not in operation["security"]
+    server: Server = request.getfixturevalue("server_with_key" if needs_key else "server")
+    headers = {"Authorization": "Bearer key-alice"} if needs_key else {}
     body = operation["requestBody"]["content"]["application/json"]["examples"][name]["value"]
     target = with_ids(server, path)
-    answer = httpx.post(server.url + target, json=body, timeout=HANG_SECONDS)
+    answer = httpx.post(server.url + target, json=body, headers=headers, timeout=HANG_SECONDS)
     if "{request_id}" in path:
         httpx.post(f"{server.url}{RESPONSES}/{target.rpartition('/')[2]}/cancel", timeout=HANG_SECONDS)
     assert answer.status_code == 200, answer.text

@@ -163,6 +163,13 @@ BUGS = (
         ("tests/app/text/tools/test_corpus.py", "tests/app/text/tools/test_any_text.py"),
     ),
     Bug(
+        "page-rows-writer",
+        "app/store/page_part.py",
+        "if known is None or (row.revision, row.writer) > known:",
+        "if known is None or row.revision > known[0]:",
+        ("tests/app/store/test_page_rows.py",),
+    ),
+    Bug(
         "page-sse-comment",
         "static/js/sse.js",
         "if (colon === 0) return",

@@ -135,6 +135,29 @@ ANSWERS: dict[str, Schema] = {
         created_at=INTEGER,
         metadata=OBJECT,
     ),
+    "PageRows": fields(
+        "Result of a join. `last` is the number of the key's last change, `epoch` that of the rows' life.",
+        object=constant("page.rows"),
+        last=INTEGER,
+        epoch=STRING,
+    ),
+    "PageRowList": fields(
+        "Rows in the order of their last changes. `last` is the next `after`.",
+        object=constant("list"),
+        data=array(
+            fields(
+                "Row; its value is null if it was deleted.",
+                id=STRING,
+                revision=INTEGER,
+                writer=STRING,
+                value=nullable(STRING),
+                number=INTEGER,
+            )
+        ),
+        last=INTEGER,
+        has_more=BOOLEAN,
+        epoch=STRING,
+    ),
     "Deleted": fields("Confirmation of a deletion.", id=STRING, object=STRING, deleted=BOOLEAN),
     "ResponseInputTokens": fields("Size of an input.", object=constant("response.input_tokens"), input_tokens=INTEGER),
     "AnthropicAnswer": fields(

@@ -31,6 +31,7 @@ SECURITY_SCHEMES = {
 # The empty requirement: a server without keys needs none.
 SECURITY: Mapping[str | None, list[dict[str, list[str]]]] = {
     "key": [{"bearer": []}, {"x_api_key": []}, {}],
+    "own key": [{"bearer": []}, {"x_api_key": []}],
     "operator": [{"operator": []}],
     "metrics": [{"metrics": []}, {}],
     None: [],

@@ -92,6 +92,7 @@ FIELD_TEXTS: Mapping[str, str] = MappingProxyType(
         "previous_response_id": "Id of a stored response whose items come before the input.",
         "conversation": "Conversation whose items come before the input, and which gets those of the response.",
         "items": "Items, oldest first.",
+        "rows": "Versions of rows. Of each row the version with the higher (revision, writer) is kept.",
         "functions": "Only an empty list is supported; use `tools`.",
         "modalities": 'Only `["text"]` is supported.',
         "suffix": "Only an empty text is supported.",

@@ -11,6 +11,7 @@ from app.protocols.chat import ChatRequest
 from app.protocols.completions import CompletionRequest
 from app.protocols.conversations import ConversationRequest, ItemsRequest, MetadataRequest
 from app.protocols.ollama import OllamaChatRequest, OllamaGenerateRequest, ShowRequest
+from app.protocols.page_rows import PageRowsRequest
 from app.protocols.request_changes import RequestChange
 from app.protocols.responses import InputTokensRequest, ResponsesRequest
 from app.protocols.schema import Strict
@@ -51,13 +52,14 @@ class Operation:
     key: str | None = "key"
 
 
-CHAT, RESPONSES, CONVERSATIONS, ANTHROPIC, OLLAMA, STREAMS, MODELS, SERVER = (
+CHAT, RESPONSES, CONVERSATIONS, ANTHROPIC, OLLAMA, STREAMS, CHAT_PAGE, MODELS, SERVER = (
     "Chat and text completions",
     "Responses",
     "Conversations",
     "Anthropic Messages",
     "Ollama",
     "Streams and timelines",
+    "Chat page",
     "Models and tokens",
     "Server",
 )
@@ -308,6 +310,29 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         summary="WebSocket of a realtime session. Without an upgrade it is refused.",
         status=426,
         errors=(403, 404, 429, 503),
+    ),
+    ("GET", "/v1/page/rows"): Operation(
+        CHAT_PAGE,
+        "PageRowList",
+        summary="Return the rows of the key that have changed after a number.",
+        parameters={
+            ("query", "after"): "`last` of the page before. Default: 0, which begins with the first row.",
+            ("query", "limit"): "Number of rows, from 1 to 1000. Default: 100.",
+        },
+        errors=(400, 403, 404, 429, 503),
+        key="own key",
+    ),
+    ("POST", "/v1/page/rows"): Operation(
+        CHAT_PAGE,
+        "PageRows",
+        PageRowsRequest,
+        {
+            "message": {"rows": [{"id": "m1", "revision": 1, "writer": "tab-1", "value": '{"text": "Hi"}'}]},
+            "deletion": {"rows": [{"id": "m1", "revision": 2, "writer": "tab-1", "value": None}]},
+        },
+        summary="Join rows: of each, the version with the higher (revision, writer) is kept.",
+        errors=(400, 403, 404, 408, 413, 415, 429, 503),
+        key="own key",
     ),
     ("GET", "/v1/models"): Operation(MODELS, "ModelList", summary="List the served model.", errors=(503,)),
     ("GET", "/v1/models/{model_id}"): Operation(

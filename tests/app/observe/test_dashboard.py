@@ -43,6 +43,13 @@ NOT_SHOWN: dict[str, str] = {
     "carousel:stored_records": "it is for a look at the memory of the store",
     "carousel:stored_bytes": "it is for a look at the memory of the store",
     "carousel:stored_records_evicted": "it is for an alert: clients continue what is no longer stored",
+    "carousel:store_pending_bytes": "it is for a look at the disk of the store",
+    "carousel:store_written_bytes": "it is for a look at the disk of the store",
+    "carousel:store_lost_changes": "it is for an alert: it is 0 unless the disk of the store fails",
+    "carousel:store_failing": "it is for an alert: it is 0 unless the disk of the store fails",
+    "carousel:store_waiting": "it is for a look at a server that replaces another one",
+    "carousel:page_rows_bytes": "it is for an alert near --page-bytes times the number of keys",
+    "carousel:page_rows_refused": "it is for an alert: conversations of its client stay in one browser",
     "carousel:mask_seconds": "it is for a look at the cost of formats",
     "carousel:rows_without_mask": "it is for an alert: it is near 0 unless formats are hostile",
     "carousel:trials": "it is for an alert: it is 0 unless engines die",
@@ -64,9 +71,8 @@ def exposed(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "pynvml", None)
         patch.setattr("app.observe.energy.POWERCAP", folder)
-        with make(
-            tenants=(night,), public_metrics=True, metering=str(folder / "usage.db"), price_per_hour=2.0
-        ) as client:
+        files = {"store": folder / "s.db", "metering": str(folder / "usage.db")}
+        with make(tenants=(night,), public_metrics=True, price_per_hour=2.0, **files) as client:
             headers = {"Authorization": "Bearer n"}
             assert ready(client).post(CHAT, json=BODY, headers=headers).status_code == 200
             refused = client.post(CHAT, json={**BODY, "service_tier": "priority"}, headers=headers)

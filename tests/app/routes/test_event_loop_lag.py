@@ -11,23 +11,26 @@ import json
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from app.admission.tenants import anonymous
+from app.admission.tenants import anonymous, tenant_of_key
 from app.cli.serve import MAX_FRAME_BYTES, SWITCH_SECONDS, spare_loaded_objects
 from app.conversations.store import StoredItem, StoredResponse
 from app.engine_client.client import EngineClient
 from app.protocols.messages import MAX_MESSAGES
+from app.protocols.page_rows import MAX_ROWS
 from app.protocols.responses_input import MAX_ITEMS
 from app.protocols.responses_tools import MAX_TOOLS
 from app.protocols.schema import MAX_CONTENT_PARTS
 from app.routes.responses_session import ResponsesSession
 from app.server import create_app
 from app.settings import Settings
+from app.store.state_file import StateFile
 from app.text.text_model import TextModel
 from engine.config import EngineConfig
 from tests.app.engine_client.test_client import CONFIG, fake_engine
@@ -255,14 +258,14 @@ def bodies() -> dict[str, tuple[str, bytes]]:
     return {name: (route, json.dumps(body).encode()) for name, (route, body) in BODIES.items()}
 
 
-@pytest.fixture
-async def http(demo: Path) -> AsyncIterator[httpx.AsyncClient]:
+@asynccontextmanager
+async def serving(demo: Path, state_file: StateFile | None = None, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
     """Yield a client of the application, which runs on this event loop.
 
     Switch interval and garbage collection are those of the server.
     """
-    settings = Settings(engine=EngineConfig(model="fake"), model_name="fake")
-    app = create_app(settings, EngineClient(CONFIG, fake_engine), TextModel.load(demo))
+    settings = Settings(engine=EngineConfig(model="fake"), model_name="fake", **options)
+    app = create_app(settings, EngineClient(CONFIG, fake_engine), TextModel.load(demo), state_file=state_file)
     before, thresholds = sys.getswitchinterval(), gc.get_threshold()
     sys.setswitchinterval(SWITCH_SECONDS)
     transport = httpx.ASGITransport(app)
@@ -277,6 +280,13 @@ async def http(demo: Path) -> AsyncIterator[httpx.AsyncClient]:
         gc.unfreeze()
     sys.setswitchinterval(before)
     gc.set_threshold(*thresholds)
+
+
+@pytest.fixture
+async def http(demo: Path) -> AsyncIterator[httpx.AsyncClient]:
+    """Yield a client of a server without keys and without a store."""
+    async with serving(demo) as client:
+        yield client
 
 
 async def longest_gap(work: asyncio.Task) -> float:
@@ -403,3 +413,30 @@ async def test_the_deepest_chain_does_not_block_the_event_loop(http: httpx.Async
         store.end_response(f"resp_{at}", b"{}", ())
     body = {"truncation": "auto", "input": "a", "max_output_tokens": 1, "previous_response_id": f"resp_{at}"}
     await check_gaps(http, RESPONSES, json.dumps(body).encode())
+
+
+async def test_the_heaviest_rows_of_the_chat_page_do_not_block_the_event_loop(demo: Path, tmp_path: Path):
+    """They are read and joined in threads, and a page of them has a bounded size."""
+    rows = "/v1/page/rows"
+    row = {"id": "a" * 200, "revision": 1, "writer": "w" * 64}
+    joins = [
+        [row | {"id": f"{number:0200}", "value": "a" * 3_000} for number in range(MAX_ROWS)],
+        [row | {"id": f"{number}", "value": text("\U0001f600", 1_900_000)} for number in range(2)],
+        [row | {"id": "2", "value": text("\1", 600_000)}],
+        [row | {"id": f"{number}", "value": text('"', 900_000)} for number in range(3, 5)],
+    ]
+    keys = {"tenants": (tenant_of_key("alice"),)}
+    async with serving(demo, StateFile(tmp_path / "s.db"), **keys) as client:
+        client.headers["Authorization"] = "Bearer alice"
+        for join in joins:
+            await check_gaps(client, rows, json.dumps({"rows": join}, ensure_ascii=False).encode())
+
+        async def read() -> None:
+            after, count = 0, 0
+            while count < sum(map(len, joins)):
+                answer = await client.get(rows, params={"after": after, "limit": MAX_ROWS}, timeout=HANG_SECONDS)
+                # Only the end is decoded, since this client runs on the same loop.
+                after = json.loads(b'{"' + answer.content[-100:].rpartition(b'],"')[2])["last"]
+                count += answer.content.count(b',"number":')
+
+        await check_attempts(read)

@@ -147,7 +147,7 @@ def create_foreign_table(path: Path) -> None:
 def create_older_version(path: Path) -> None:
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION - 1}")
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION - 2}")
 
 
 @pytest.mark.parametrize("damage", [tear, tear_a_table, create_foreign_table, create_older_version])
