@@ -18,14 +18,17 @@ from tests.e2e.test_page_tree import DONE, ask, edit, menu
 pytestmark = pytest.mark.browser
 
 KEY = "key-of-one"
-SEEDS = 6
+SEEDS = 4
 
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Yield a server with a store and two keys."""
     folder: Path = tmp_path_factory.mktemp("page")
-    server = Server.start("--store", str(folder / "store.db"), "--api-key", KEY, "--api-key", "key-of-two")
+    keys = folder / "keys.toml"
+    keys.write_text(f'[tenants.one]\nkey = "{KEY}"\n[tenants.two]\nkey = "key-of-two"\n')
+    keys.chmod(0o600)
+    server = Server.start("--store", str(folder / "store.db"), "--keys-file", str(keys))
     yield server
     server.stop()
     server.assert_no_traceback()
@@ -46,6 +49,7 @@ def browser_of(service: Server, new_page: Callable[..., Page]) -> Callable[..., 
 def exchange(chat: Chat) -> None:
     """Exchange rows with the server, as when the page is looked at again."""
     page = chat.page
+    expect(page.locator("#kept")).to_contain_text("on the server")
     with page.expect_response(lambda response: "/v1/page/rows?" in response.url):
         page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
     page.wait_for_function(
@@ -174,7 +178,6 @@ WORK = """async ([base, operations]) => {
             if (at > 0.5) await store.append(conversation, branch);
         } else await add(conversation, kind === "answer" ? message.id : message.parent, text);
     }
-    store.database.close();
     return { written, deleted };
 }"""
 
@@ -196,11 +199,10 @@ def test_random_edits_of_two_browsers_are_joined_in_any_order(
         done: Any = chat.page.evaluate(WORK, [service.url, operations])
         written |= set(done["written"])
         deleted |= set(done["deleted"])
+        chat.reload()
         if draw.random() < 0.5:
-            chat.reload()
             exchange(chat)
     for chat in (*sides, *sides):
-        chat.reload()
         exchange(chat)
 
     def state(chat: Chat) -> list[Any]:
