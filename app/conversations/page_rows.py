@@ -32,7 +32,7 @@ class NumberedRow(PageRow, frozen=True):
 
 class RowList(msgspec.Struct, frozen=True):
     """Rows that have changed after a number, in the order of their changes. last: number up to which they are complete.
-    epoch: of all rows; a file that lacks the rows of an earlier one has another.
+    epoch: of all rows of the owner; another one for another owner, and for a file that lacks earlier rows.
     """
 
     rows: Sequence[NumberedRow]

@@ -61,6 +61,7 @@ def render_page(request: Request, name: str, **variables: Any) -> Response:
         "system_prompt": settings.page_system_prompt,
         "sampling": effective_defaults(service.text.sampling_defaults),
         "resume_seconds": int(MAX_RESUME_SECONDS),
+        "keeps_rows": service.state_file is not None,
         "asset": lambda path: f"{base}/static/{version()}/{path}",
         "bundled": bundled,
         **variables,

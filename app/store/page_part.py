@@ -6,6 +6,7 @@ rows are gone, as its counter must not begin again.
 
 from __future__ import annotations
 
+import hashlib
 import sqlite3
 from collections.abc import Iterator, Sequence
 
@@ -84,9 +85,10 @@ class TooManyBytes(Exception):
         self.size = size
 
 
-def epoch_of(connection: sqlite3.Connection) -> str:
-    """Return the epoch of the rows in a file."""
-    return str(connection.execute(EPOCH).fetchone()[0])
+def epoch_of(connection: sqlite3.Connection, owner: str) -> str:
+    """Return the epoch of an owner's rows in a file."""
+    epoch = connection.execute(EPOCH).fetchone()[0]
+    return hashlib.sha256(f"{epoch} {owner}".encode()).hexdigest()[:16]
 
 
 def join(connection: sqlite3.Connection, owner: str, rows: Sequence[PageRow], max_bytes: int, now: float) -> int:
@@ -119,9 +121,9 @@ def rows_after(connection: sqlite3.Connection, owner: str, number: int, limit: i
     for *values, row_size in connection.execute(AFTER, (owner, number, limit + 1)):
         size += row_size
         if rows and (len(rows) == limit or size > MAX_PAGE_BYTES):
-            return RowList(rows, rows[-1].number, True, epoch_of(connection))
+            return RowList(rows, rows[-1].number, True, epoch_of(connection, owner))
         rows.append(NumberedRow(*values))
-    return RowList(rows, last, False, epoch_of(connection))
+    return RowList(rows, last, False, epoch_of(connection, owner))
 
 
 def _export(connection: sqlite3.Connection) -> Iterator[Record]:

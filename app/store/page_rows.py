@@ -50,7 +50,7 @@ class PageRows:
 
         def run(connection: sqlite3.Connection) -> Joined:
             last = join(connection, owner, rows, self._max_bytes, time.time())
-            return Joined(last, epoch_of(connection))
+            return Joined(last, epoch_of(connection, owner))
 
         try:
             return await self._run(self._joins, "BEGIN IMMEDIATE", run, caller)

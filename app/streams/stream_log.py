@@ -253,18 +253,17 @@ class Reader:
     def read(self, limit: int | None = None) -> list[Item]:
         """Return the new items since the last call; only the newest status, and none after the end of the request.
 
-        limit: maximum number of records.
+        The status follows the records, as it is that of the request after them. limit: maximum number of records.
         """
         log, after = self._log, self._after
-        items: list[Item] = []
-        if log.status is not self._last_status:
-            self._last_status = log.status
-            if log.status is not None and not log.is_closed:
-                items.append(log.status)
         end = len(log.records) if limit is None else min(len(log.records), after + limit)
         records = log.records[after:end]
         self._after = max(after, end)  # the log is shorter while a restored answer is computed again
-        items += [LogEntry(seq, record) for seq, record in enumerate(records, after + 1)]
+        items: list[Item] = [LogEntry(seq, record) for seq, record in enumerate(records, after + 1)]
+        if log.status is not self._last_status and not self.is_behind:
+            self._last_status = log.status
+            if log.status is not None and not log.is_closed:
+                items.append(log.status)
         return items
 
 

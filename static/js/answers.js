@@ -8,38 +8,27 @@ import { appendPiece } from "./tools.js";
 /** @import { AnswerRequest, Conversation, Message, Status } from "./types.js" */
 /** @import { AnswerEvent } from "./stream.js" */
 
-/** Fields that are reset when an answer is continued: its text stays, all else belongs to the new request. */
-const CONTINUED_FIELDS = {
-  state: "streaming",
-  error: null,
-  finish: undefined,
-  usage: undefined,
-  stream: null,
-  last: null,
-  resumed: false,
-  firstAt: undefined,
-  lastAt: undefined,
-  pieces: 0,
-  pausedMs: 0,
-};
 const SAVE_INTERVAL_MS = 400;
 // Ms without an update before another tab takes an answer over; a longer time in the queue causes two readers
 const TAKEOVER_MS = 4000;
 
 /**
  * View of an answer in the open conversation.
- * @typedef {{ begin(): void, write(text: string): void, think(text: string): void, call(): void, status(status: Status): void,
- *   reconnecting(): void, offline(): void, retrying(error: ApiError, at: number): void, settle(): void }} AnswerDisplay
+ * @typedef {{ show(message: Message): void, status(status: Status): void, reconnecting(): void, offline(): void,
+ *   retrying(error: ApiError, at: number): void }} AnswerDisplay
  *
  * @typedef {{ viewOf(message: Message): AnswerDisplay | null, changed(): void,
- *   ended(conversation: Conversation, message: Message): void, announce(text: string, conversation: Conversation): void,
+ *   ended(conversation: Conversation, messages: Message[]): void, announce(text: string, conversation: Conversation): void,
  *   onError(error: ApiError): void }} AnswerPage
+ *
+ * A stream and the answers that it writes, one for each choice.
+ * @typedef {{ answer: Answer, conversation: Conversation, messages: Message[] }} Run
  */
 
 export class Answers {
   #takingOver = /** @type {Set<string>} */ (new Set());
   #ended = Promise.resolve(); // resolves when the last ended answer is saved
-  #running = /** @type {Map<string, { answer: Answer, message: Message }>} */ (new Map());
+  #runs = /** @type {Set<Run>} */ (new Set());
 
   /** @param {import("./store.js").Store} store @param {AnswerPage} page */
   constructor(store, page) {
@@ -47,47 +36,50 @@ export class Answers {
     this.page = page;
   }
 
-  /** Ids of conversations with an answer in progress. */
+  /** Ids of the conversations with an answer in progress. */
   get running() {
-    return new Set(this.#running.keys());
+    return new Set([...this.#runs].map(({ conversation }) => conversation.id));
   }
 
-  /** @param {Conversation} conversation @param {Message} message @param {AnswerRequest} body */
-  start(conversation, message, body) {
-    return this.#drive(conversation, message, new Answer(body));
+  /** Whether this tab writes an answer. @param {Message} message */
+  drives(message) {
+    return this.#runOf(message.id) !== undefined;
   }
 
-  /**
-   * Continues an ended answer after its present text.
-   * @param {Conversation} conversation @param {Message} message @param {AnswerRequest} body
-   */
-  continue(conversation, message, body) {
-    // Reasoning that goes on has lasted as long as before the pause.
-    if (message.thinkingAt && message.thoughtMs === undefined)
-      message.thinkingAt += Date.now() - (message.lastAt ?? Date.now());
-    Object.assign(message, { ...CONTINUED_FIELDS, sentAt: Date.now() });
-    this.store.save(conversation, message);
-    this.page.viewOf(message)?.begin();
-    return this.start(conversation, message, body);
+  /** @param {string} id */
+  #runOf(id) {
+    return [...this.#runs].find(({ messages }) => messages.some((message) => message.id === id));
+  }
+
+  /** Starts a request whose choices are written into messages. @param {Conversation} conversation @param {Message[]} messages @param {AnswerRequest} body */
+  start(conversation, messages, body) {
+    const run = { answer: new Answer(body), conversation, messages };
+    return this.#exclusively(messages[0].id, () => this.#drive(run));
   }
 
   /**
-   * Resumes an answer after a reload or a closed tab; if another tab still drives it, waits for its end first.
-   * @param {Conversation} conversation @param {Message} message
+   * Resumes answers of one request after a reload or a closed tab; if another tab still drives them, waits for their end
+   * first.
+   * @param {Conversation} conversation @param {Message} message any of them
    */
   async resumeSaved(conversation, message) {
-    await this.#exclusively(message.id, async () => {
+    await this.#exclusively(message.run ?? message.id, async () => {
       await this.store.refresh({ id: conversation.id });
       const now = this.store.get(conversation.id);
-      const last = now?.messages.at(-1);
-      if (!now || last?.id !== message.id || last.state !== "streaming" || this.#running.has(now.id)) return;
+      const messages = (now?.messages ?? [])
+        .filter(({ id, run }) => id === message.id || (run && run === message.run))
+        .sort((a, b) => (a.choice ?? 0) - (b.choice ?? 0));
+      const left = messages.filter((one) => one.state === "streaming" && !this.drives(one));
+      if (!now || !left.length) return;
+      const [{ stream = null, last = null, usage }] = left;
+      const run = { answer: new Answer(null, stream, last), conversation: now, messages };
       // The text is complete, only the end of the stream was missed
-      if (last.usage) return this.#end(now, last, "done");
-      last.resumed = true;
-      if (last.stream) return this.#run(now, last, new Answer(null, last.stream, last.last));
+      if (usage) return this.#end(run, left, "done");
+      for (const one of left) one.resumed = true;
+      if (stream) return this.#drive(run);
       this.#end(
-        now,
-        last,
+        run,
+        left,
         "error",
         new ApiError({ code: "interrupted", message: "The page closed before the answer had begun." }),
       );
@@ -109,115 +101,117 @@ export class Answers {
   /** Waits until the tab that drives an answer stops updating it. @param {string} conversation @param {string} id */
   async #untilSilent(conversation, id) {
     for (;;) {
-      const last = this.store.get(conversation)?.messages.at(-1);
-      if (last?.id !== id || last.state !== "streaming" || Date.now() - (last.lastAt ?? last.created) > TAKEOVER_MS)
-        return;
+      const now = this.store.get(conversation)?.messages.find((message) => message.id === id);
+      if (now?.state !== "streaming" || Date.now() - (now.lastAt ?? now.created) > TAKEOVER_MS) return;
       await new Promise((resolve) => setTimeout(resolve, TAKEOVER_MS / 4));
     }
   }
 
-  /** @param {string} id */
+  /** Stops the answers of one request; returns whether this tab writes them. @param {string} id of any of them */
   stop(id) {
-    const active = this.#running.get(id);
-    if (!active) return false;
-    active.answer.stop();
-    const conversation = this.store.get(id);
-    this.#running.delete(id);
-    if (conversation) this.#end(conversation, active.message, "stopped");
+    const run = this.#runOf(id);
+    if (!run) return false;
+    run.answer.stop();
+    this.#runs.delete(run);
+    this.#end(run, run.messages.filter(isStreaming), "stopped");
     return true;
   }
 
-  /** Ends an answer that another tab deleted, alone or with its conversation, without saving it. @param {string} id */
+  /** Stops all answers of a conversation. @param {string} id */
+  stopAll(id) {
+    for (const { conversation, messages } of this.#runs) if (conversation.id === id) this.stop(messages[0].id);
+  }
+
+  /** Ends answers of a conversation that another tab deleted, without saving them. @param {string} id */
   dropRemoved(id) {
-    const active = this.#running.get(id);
-    if (!active || this.store.get(id)?.messages.includes(active.message)) return;
-    active.answer.stop();
-    this.#running.delete(id);
-    this.store.ownMessages.delete(active.message.id);
-    this.page.changed();
+    const left = new Set(this.store.get(id)?.messages);
+    for (const run of this.#runs) {
+      if (run.conversation.id !== id) continue;
+      for (const message of run.messages) if (!left.has(message)) this.store.ownMessages.delete(message.id);
+      run.messages = run.messages.filter((message) => left.has(message));
+      if (run.messages.length) continue;
+      run.answer.stop();
+      this.#runs.delete(run);
+      this.page.changed();
+    }
   }
 
   /** @param {string} id */
   now(id) {
-    this.#running.get(id)?.answer.now();
+    this.#runOf(id)?.answer.now();
   }
 
-  /** @param {Conversation} conversation @param {Message} message @param {Answer} answer */
-  #drive(conversation, message, answer) {
-    return this.#exclusively(message.id, () => this.#run(conversation, message, answer));
-  }
-
-  /** @param {Conversation} conversation @param {Message} message @param {Answer} answer */
-  async #run(conversation, message, answer) {
-    this.#running.set(conversation.id, { answer, message });
-    this.store.ownMessages.add(message.id);
+  /** @param {Run} run */
+  async #drive(run) {
+    const { answer, conversation } = run;
+    this.#runs.add(run);
+    for (const { id } of run.messages) this.store.ownMessages.add(id);
     this.page.changed();
     this.page.announce("Reading your message", conversation);
     let savedAt = 0;
     let pausedAt = 0;
     for await (const event of answer.events()) {
-      // Stopped meanwhile: the generator still has to clean up
-      if (this.#running.get(conversation.id)?.answer !== answer) continue;
-      if (pausedAt) message.pausedMs = (message.pausedMs ?? 0) + Date.now() - pausedAt;
-      const isWaiting =
-        event.kind === "status" && (event.state === "paused" || (event.state === "queued" && message.pieces));
+      if (!this.#runs.has(run)) continue; // stopped meanwhile: the generator still has to clean up
+      const { messages } = run;
+      const live = messages.filter(isStreaming);
+      if (pausedAt) for (const message of live) message.pausedMs = (message.pausedMs ?? 0) + Date.now() - pausedAt;
+      const hasBegun = messages.some(({ pieces }) => pieces);
+      const isWaiting = event.kind === "status" && (event.state === "paused" || (event.state === "queued" && hasBegun));
       pausedAt = isWaiting ? Date.now() : 0;
-      const end = this.#apply(conversation, message, event);
+      const end = this.#apply(run, event);
       if (end) {
-        this.#running.delete(conversation.id);
-        this.#end(conversation, message, end, event.kind === "error" ? event.error : null);
-        return;
+        this.#runs.delete(run);
+        return this.#end(run, messages.filter(isStreaming), end, event.kind === "error" ? event.error : null);
       }
       // Save at the first token: its time cannot be derived from later events.
-      const begins = event.kind === "open" || ("id" in event && message.pieces === 1);
+      const begins = event.kind === "open" || ("choice" in event && messages.some(({ pieces }) => pieces === 1));
       if (Date.now() - savedAt < SAVE_INTERVAL_MS && !begins) continue;
       savedAt = Date.now();
-      this.store.save(conversation, message);
+      this.store.save(conversation, ...messages); // together, since all of them are resumed after the same event
     }
   }
 
   /**
-   * Applies an event to the record and, if the answer is visible, to the page. Returns the final state, or null.
-   * @param {Conversation} conversation @param {Message} message @param {AnswerEvent} event
+   * Applies an event to the records and, if the answers are visible, to the page. Returns the final state, or null.
+   * @param {Run} run @param {AnswerEvent} event
    */
-  #apply(conversation, message, event) {
-    const view = this.page.viewOf(message);
-    if ("id" in event && event.id) message.last = event.id;
+  #apply(run, event) {
+    const { conversation, messages } = run;
+    const views = messages.filter(isStreaming).map((message) => this.page.viewOf(message));
+    if ("id" in event && event.id) for (const message of messages) message.last = event.id;
     switch (event.kind) {
       case "open":
-        message.stream = event.stream;
-        view?.status({ state: "running" });
+        for (const message of messages) message.stream = event.stream;
+        for (const view of views) view?.status({ state: "running" });
+        this.page.changed();
         return null;
       case "status":
-        view?.status(event);
+        for (const view of views) view?.status(event);
+        this.#setPaused(run, event.state === "paused" && event.cause === "client");
         if (event.state !== "running") this.page.announce(shortStatus(event), conversation);
         return null;
       case "delta":
       case "call":
-        message.lastAt = Date.now();
-        // After a reload the time of the first token is unknown
-        if (!message.resumed) message.firstAt ??= message.lastAt;
-        message.pieces = (message.pieces ?? 0) + 1;
-        if (event.kind === "call") this.#appendCall(message, event.piece);
-        else this.#append(message, event);
-        this.page.announce(progress(message), conversation);
-        return null;
       case "finish":
-        message.finish = event.reason;
+        this.#applyToChoice(
+          run,
+          messages.find((one) => (one.choice ?? 0) === event.choice),
+          event,
+        );
         return null;
       case "usage":
-        message.usage = event.usage;
+        for (const message of messages) message.usage = usageOf(message, event.usage, messages.length);
         return null;
       case "reconnecting":
-        view?.reconnecting();
+        for (const view of views) view?.reconnecting();
         this.page.announce("Reconnecting", conversation);
         return null;
       case "offline":
-        view?.offline();
+        for (const view of views) view?.offline();
         this.page.announce("The server cannot be reached", conversation);
         return null;
       case "retry":
-        view?.retrying(event.error, event.at);
+        for (const view of views) view?.retrying(event.error, event.at);
         this.page.announce(`Waiting: ${event.error.message}`, conversation);
         return null;
       case "error":
@@ -228,39 +222,57 @@ export class Answers {
     return null;
   }
 
-  /** @param {Message} message @param {{ text: string, thinking: string }} added */
-  #append(message, { text, thinking }) {
-    const view = this.page.viewOf(message);
-    if (thinking) {
-      message.thinking = (message.thinking ?? "") + thinking;
-      message.thinkingAt ??= Date.now();
-    }
-    if (text && message.thinkingAt) message.thoughtMs ??= Date.now() - message.thinkingAt;
-    if (thinking) view?.think(thinking);
-    if (text) message.content += text;
-    if (text) view?.write(text);
-  }
-
-  /** @param {Message} message @param {import("./types.js").CallPiece} piece */
-  #appendCall(message, piece) {
-    if (message.thinkingAt) message.thoughtMs ??= Date.now() - message.thinkingAt;
-    appendPiece(message, piece);
-    this.page.viewOf(message)?.call();
+  /** @param {Run} run @param {boolean} paused */
+  #setPaused({ messages }, paused) {
+    if (Boolean(messages[0].paused) === paused) return;
+    for (const message of messages) message.paused = paused;
+    this.page.changed();
   }
 
   /**
-   * @param {Conversation} conversation @param {Message} message @param {"done" | "stopped" | "error"} state
-   * @param {ApiError | null} [error]
+   * Applies an event of one choice to its message; undefined if that was deleted.
+   * @param {Run} run @param {Message | undefined} message @param {Extract<AnswerEvent, { choice: number }>} event
    */
-  #end(conversation, message, state, error = null) {
-    message.state = state;
-    message.error = error && { message: error.message, code: error.code, status: error.status };
+  #applyToChoice(run, message, event) {
+    if (!message) return;
+    if (event.kind === "finish") {
+      message.finish = event.reason;
+      if (run.messages.length > 1) this.#end(run, [message], "done");
+      return;
+    }
+    this.#setPaused(run, false);
+    const now = (message.lastAt = Date.now());
+    if (!message.resumed) message.firstAt ??= now; // after a reload the time of the first token is unknown
+    message.pieces = (message.pieces ?? 0) + 1;
+    if (event.kind === "delta" && event.thinking) {
+      message.thinking = (message.thinking ?? "") + event.thinking;
+      message.thinkingAt ??= now;
+    }
+    if (message.thinkingAt && (event.kind === "call" || event.text)) message.thoughtMs ??= now - message.thinkingAt;
+    if (event.kind === "call") appendPiece(message, event.piece);
+    else message.content += event.text;
+    this.page.viewOf(message)?.show(message);
+    this.page.announce(progress(message), run.conversation);
+  }
+
+  /**
+   * Ends answers of a request: all that are left, or one whose choice has ended.
+   * @param {Run} run @param {Message[]} messages @param {"done" | "stopped" | "error"} state @param {ApiError | null} [error]
+   */
+  #end(run, messages, state, error = null) {
+    const { conversation } = run;
+    for (const message of messages) {
+      Object.assign(message, { state, paused: false });
+      message.error = error && { message: error.message, code: error.code, status: error.status };
+    }
     conversation.updated = Date.now();
-    this.#ended = this.store.save(conversation, message);
-    this.store.ownMessages.delete(message.id);
-    this.page.viewOf(message)?.settle();
+    const isOver = !this.#runs.has(run);
+    this.#ended = this.store.save(conversation, ...(isOver ? run.messages : messages));
+    for (const message of isOver ? run.messages : messages) this.page.viewOf(message)?.show(message);
+    if (!isOver) return;
+    for (const { id } of run.messages) this.store.ownMessages.delete(id);
     this.page.changed();
-    this.page.ended(conversation, message);
+    this.page.ended(conversation, run.messages);
     this.page.announce({ done: "Done", stopped: "Stopped", error: `Problem: ${error?.message}` }[state], conversation);
     if (error) this.page.onError(error);
   }
@@ -274,6 +286,19 @@ export class Answers {
     const saved = () => work().finally(() => this.#ended);
     await (navigator.locks ? navigator.locks.request(`carousel.answer.${name}`, saved) : saved());
   }
+}
+
+/** @param {Message} message */
+const isStreaming = ({ state }) => state === "streaming";
+
+/**
+ * Returns the usage of one answer of a request. That of several answers has their tokens in all, so those of one are counted
+ * by its events.
+ * @param {Message} message @param {import("./types.js").Usage} usage @param {number} choices
+ */
+function usageOf({ pieces = 0 }, usage, choices) {
+  if (choices === 1) return usage;
+  return { ...usage, completion_tokens: pieces, total_tokens: usage.prompt_tokens + pieces };
 }
 
 /** Returns the progress of an answer for screen readers. @param {Message} message */

@@ -1,7 +1,7 @@
 // HTTP client of the server: URLs, the API key, and the form of errors. Independent of the page.
 import { RESUME_SECONDS, url } from "./env.js";
 
-/** @import { AnswerRequest, ErrorBody, ErrorFields, Model, Timeline, Turn } from "./types.js" */
+/** @import { AnswerRequest, ErrorBody, ErrorFields, Model, RequestChange, SharedRow, SharedRows, Timeline, Turn } from "./types.js" */
 
 const KEY = "carousel.key";
 
@@ -129,17 +129,23 @@ export const resumeAnswer = (stream, last, signal) =>
  * Returns the tokens of a conversation and the context length of the model.
  * @param {Turn[]} messages @returns {Promise<{ count: number, max_model_len: number }>}
  */
-export const countTokens = async (messages) =>
-  (
-    await call("/tokenize", {
-      method: "POST",
-      body: JSON.stringify({ messages }),
-      headers: { "Content-Type": "application/json" },
-    })
-  ).json();
+export const countTokens = async (messages) => (await post("/tokenize", { messages })).json();
+
+/** @param {string} path @param {unknown} body */
+const post = (path, body) =>
+  call(path, { method: "POST", body: JSON.stringify(body), headers: { "Content-Type": "application/json" } });
+
+/** Returns rows of conversations that have changed after a number. @param {number} after @returns {Promise<SharedRows>} */
+export const getRows = async (after) => (await call(`/v1/page/rows?after=${after}`)).json();
+
+/** Joins rows of conversations with those of the server. @param {SharedRow[]} rows */
+export const sendRows = (rows) => post("/v1/page/rows", { rows });
 
 /** Returns the timeline of an answer. @param {string} stream @returns {Promise<Timeline>} */
 export const getTimeline = async (stream) => (await call(`/v1/requests/${encodeURIComponent(stream)}`)).json();
+
+/** Pauses or resumes an answer, or moves it to another tier. @param {string} stream @param {RequestChange} change */
+export const changeRequest = (stream, change) => post(`/v1/requests/${encodeURIComponent(stream)}`, change);
 
 /**
  * Stops an answer, which frees its slot at once. With `keepalive` the request survives the page.

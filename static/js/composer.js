@@ -8,13 +8,18 @@ export class Composer {
   #busy = false;
   #ready = true;
 
-  /** @param {{ send(text: string): void, queue(text: string): boolean, stop(): void, editLast(): void }} actions */
+  /**
+   * @param {{ send(text: string): void, queue(text: string): boolean, stop(): void, pause(): void, later(): void,
+   *   editLast(): void }} actions
+   */
   constructor(actions) {
     this.actions = actions;
     this.form = byId("composer", HTMLFormElement);
     this.area = byId("prompt", HTMLTextAreaElement);
     this.sendButton = byId("send", HTMLButtonElement);
     this.stopButton = byId("stop", HTMLButtonElement);
+    this.pauseButton = byId("pause", HTMLButtonElement);
+    this.laterButton = byId("later", HTMLButtonElement);
     this.note = byId("composer-note");
     this.form.addEventListener("submit", (event) => {
       event.preventDefault();
@@ -24,6 +29,8 @@ export class Composer {
     this.area.addEventListener("input", () => this.#changed());
     this.area.addEventListener("keydown", (event) => this.#key(event));
     this.stopButton.addEventListener("click", () => this.actions.stop());
+    this.pauseButton.addEventListener("click", () => this.actions.pause());
+    this.laterButton.addEventListener("click", () => this.actions.later());
     new ResizeObserver(() => this.#size()).observe(this.form);
   }
 
@@ -45,9 +52,19 @@ export class Composer {
     writeDraft(`draft.${id}`, "");
   }
 
-  /** While an answer runs, Stop replaces Send. @param {boolean} busy */
-  setBusy(busy) {
-    const hadFocus = document.activeElement === this.stopButton;
+  /**
+   * While an answer runs, Stop replaces Send, with Pause and Later if this tab writes it.
+   * @param {boolean} busy @param {{ paused?: boolean, later?: boolean }} [running]
+   */
+  setBusy(busy, running) {
+    const hadFocus = [this.stopButton, this.pauseButton, this.laterButton].includes(
+      /** @type {HTMLButtonElement} */ (document.activeElement),
+    );
+    this.pauseButton.hidden = !running;
+    this.laterButton.hidden = !running || Boolean(running.later);
+    this.pauseButton.title = running?.paused ? "Go on at the same word" : "Pause, and keep the place";
+    this.pauseButton.setAttribute("aria-label", running?.paused ? "Go on" : "Pause");
+    this.pauseButton.toggleAttribute("data-paused", Boolean(running?.paused));
     this.#busy = busy;
     this.stopButton.hidden = !busy;
     this.sendButton.hidden = busy;

@@ -10,10 +10,10 @@ const MAX_PROMPT_SHARE = 0.75; // share of the context for the prompt afterwards
 /**
  * Returns the id of the first message to send so that the prompt fits: a question, with at least one turn less than before.
  * Null if only the last question is left.
- * @param {Conversation} conversation
+ * @param {Conversation} conversation @param {Message[]} messages to which an answer is requested
  */
-export async function firstMessageThatFits(conversation) {
-  const sent = sentMessages(conversation, conversation.messages);
+export async function firstMessageThatFits(conversation, messages) {
+  const sent = sentMessages(conversation, messages);
   const questions = sent.filter(({ role }) => role === "user");
   if (questions.length < 2) return null;
   const share = await shareThatFits(conversation, sent);

@@ -1,11 +1,23 @@
 // Schema of the IndexedDB database: its tables, the upgrade from older versions, and promises for its requests.
-// `conversations` has a small row per conversation, `messages` a row per message under [conversation, id].
+// `conversations` has a small row per conversation, `messages` a row per message under [conversation, id], and `choices` the
+// branches that were read last.
+import { writer } from "./ids.js";
 
 /** @import { Conversation, Message } from "./types.js" */
 
 export const CONVERSATIONS = "conversations";
 export const MESSAGES = "messages";
-const VERSION = 2;
+export const CHOICES = "choices";
+export const TABLES = [CONVERSATIONS, MESSAGES, CHOICES];
+/** Tables whose rows other browsers have too, and their index of rows that the server lacks. */
+export const SHARED = [CONVERSATIONS, MESSAGES];
+export const UNSENT = "unsent";
+const VERSION = 3;
+
+/**
+ * Message of a version whose conversations were lists.
+ * @typedef {Message & { conversation: string, position: number }} ListedRow
+ */
 
 /**
  * Opens the database, after an upgrade if an older page created it.
@@ -35,7 +47,11 @@ export function openDatabase(onOutdated) {
 function upgrade(request, from) {
   if (from < 1) request.result.createObjectStore(CONVERSATIONS, { keyPath: "id" });
   if (from < 2) request.result.createObjectStore(MESSAGES, { keyPath: ["conversation", "id"] });
-  if (from === 1) splitRecords(/** @type {IDBTransaction} */ (request.transaction));
+  request.result.createObjectStore(CHOICES, { keyPath: "id" });
+  const transaction = /** @type {IDBTransaction} */ (request.transaction);
+  for (const name of SHARED) transaction.objectStore(name).createIndex(UNSENT, UNSENT);
+  if (from === 1) splitRecords(transaction);
+  if (from === 2) linkLists(transaction);
 }
 
 /** Version 1 kept a conversation as one record with all of its messages inside. @param {IDBTransaction} transaction */
@@ -45,13 +61,39 @@ function splitRecords(transaction) {
   cursors.onsuccess = () => {
     const cursor = cursors.result;
     if (!cursor) return;
-    const { messages = [], ...row } = /** @type {Omit<Conversation, "messages"> & { messages?: Message[] }} */ (
-      cursor.value
-    );
-    cursor.update({ ...row, revision: 1, next: messages.length });
-    messages.forEach((message, position) => rows.put({ ...message, conversation: row.id, position }));
+    const { messages = [], ...row } = /** @type {Conversation} */ (cursor.value);
+    cursor.update({ ...row, revision: 1, writer: writer(), unsent: 1, changes: 1 });
+    link(row.id, messages, rows);
     cursor.continue();
   };
+}
+
+/** Version 2 kept the messages of a conversation in the order of their positions. @param {IDBTransaction} transaction */
+function linkLists(transaction) {
+  const rows = transaction.objectStore(MESSAGES);
+  const cursors = transaction.objectStore(CONVERSATIONS).openCursor();
+  cursors.onsuccess = () => {
+    const cursor = cursors.result;
+    if (!cursor) return;
+    const { next: _, ...row } = cursor.value;
+    cursor.update({ ...row, writer: writer(), unsent: 1, changes: row.revision });
+    const listed = rows.getAll(messagesOf(row.id));
+    listed.onsuccess = () => {
+      const inOrder = /** @type {ListedRow[]} */ (listed.result).sort((a, b) => a.position - b.position);
+      const bare = inOrder.map(({ position: _, ...message }) => message);
+      link(row.id, bare, rows);
+    };
+    cursor.continue();
+  };
+}
+
+/** Stores the messages of a list, each with the one before it as its parent.
+ * @param {string} conversation @param {Message[]} messages @param {IDBObjectStore} rows */
+function link(conversation, messages, rows) {
+  const version = { revision: 1, writer: writer(), unsent: 1 };
+  messages.forEach((message, i) =>
+    rows.put({ ...message, conversation, parent: messages[i - 1]?.id ?? null, ...version }),
+  );
 }
 
 /** Returns the key range of all messages of a conversation. @param {string} id */

@@ -14,6 +14,8 @@ export const SAMPLING = JSON.parse(meta("sampling") || "{}");
 export const VERSION = meta("version");
 /** Seconds for which the server continues an answer without a reader. */
 export const RESUME_SECONDS = Number(meta("resume"));
+/** Whether the server keeps conversations by key. */
+export const KEEPS_ROWS = meta("keeps-rows") !== "";
 export const ICONS = meta("icons") || `${BASE}/static/icons.svg`;
 export const MAC = /Mac|iPhone|iPad/.test(navigator.platform);
 

@@ -72,7 +72,10 @@ export function shortStatus({ state, cause, position }) {
   return position ? `${ordinal(position)} in line` : "In line";
 }
 
-/** @param {Message} message @returns {string[]} time to first token, speed, time paused, tokens */
+/**
+ * Returns the time to the first token, speed, time paused, tokens, and how many of the prompt were in the cache.
+ * @param {Message} message @returns {string[]}
+ */
 export function figures(message) {
   const parts = [];
   if (message.firstAt && message.sentAt) parts.push(`${seconds(message.firstAt - message.sentAt)} to first token`);
@@ -83,6 +86,9 @@ export function figures(message) {
   if (tokens > 3 && span > 50) parts.push(`${decimal(((tokens - 1) * 1000) / span)} tokens/s`);
   if ((message.pausedMs ?? 0) > 50) parts.push(`paused ${seconds(message.pausedMs ?? 0)}`);
   if (message.usage) parts.push(`${tokens} ${tokens === 1 ? "token" : "tokens"}`);
+  const { prompt_tokens: prompt = 0, prompt_tokens_details: details } = message.usage ?? {};
+  const shared = details?.cached_tokens ?? 0;
+  if (shared) parts.push(`${count(prompt - shared)} read, ${count(shared)} shared`);
   return parts;
 }
 
@@ -154,5 +160,7 @@ const sentence = (text) => text.replace(/^\p{Ll}/u, (letter) => letter.toUpperCa
 /** @param {number} ms */
 const seconds = (ms) =>
   ms < 995 ? `${Math.max(0, Math.round(ms))} ms` : `${(ms / 1000).toFixed(ms < 9950 ? 1 : 0)} s`;
+/** @param {number} value */
+const count = (value) => value.toLocaleString("en-US");
 /** @param {number} value */
 const decimal = (value) => (value < 9.95 ? value.toFixed(1) : String(Math.round(value)));

@@ -29,7 +29,7 @@ export class Library {
   remove(id) {
     const conversation = this.store.get(id);
     if (!conversation) return;
-    this.answers.stop(id);
+    this.answers.stopAll(id);
     this.store.remove(id);
     this.chat.composer.forget(id);
     if (id === this.chat.current.id) location.hash = "#/";
@@ -56,8 +56,8 @@ export class Library {
   resumeSaved() {
     for (const conversation of this.store.list())
       for (const message of conversation.messages.filter(({ state }) => state === "streaming")) {
-        const isKept = !message.stream || Date.now() - (message.lastAt ?? message.created) < MAX_AGE_MS;
-        if (isKept && message === conversation.messages.at(-1)) this.answers.resumeSaved(conversation, message);
+        if (!message.stream || Date.now() - (message.lastAt ?? message.created) < MAX_AGE_MS)
+          this.answers.resumeSaved(conversation, message);
         else this.#interrupted(conversation, message);
       }
   }

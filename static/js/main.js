@@ -16,9 +16,11 @@ import { openMenu } from "./menu.js";
 import { announce, setStatus, toast } from "./notices.js";
 import { Queue } from "./queue.js";
 import { Answers } from "./answers.js";
+import { Ready } from "./ready.js";
 import { SettingsSheet } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
 import { Store } from "./store.js";
+import { Sync } from "./sync.js";
 import { Thread } from "./thread.js";
 
 /** @import { Conversation, Message } from "./types.js" */
@@ -32,19 +34,23 @@ const store = new Store(
 const answers = new Answers(store, {
   viewOf: (message) => thread.answer(message),
   changed: () => show(),
-  ended: (conversation, message) => ended(conversation, message),
+  ended: (conversation, messages) => ended(conversation, messages),
   announce: (text, conversation) => conversation === chat.current && setStatus(text),
   onError: (error) => error.status === 401 && askKey(error.message),
 });
 const thread = new Thread({
   send: (text) => chat.send(text),
-  regenerate: (id) => chat.regenerate(id),
+  regenerate: (id, count) => chat.regenerate(id, count),
   resume: (id) => chat.resume(id),
+  goOnFrom: (id, text) => chat.goOnFrom(id, text),
+  rewrite: (id, text) => chat.rewrite(id, text),
+  choose: (id, step) => chat.choose(id, step),
+  removeBranch: (id) => chat.removeBranch(id),
   sendResults: (id, results) => chat.sendResults(id, results),
   leaveOut: (id) => chat.leaveOut(id),
   startOver: () => chat.startOver(),
   edit: (id, text) => chat.edit(id, text),
-  retryNow: () => answers.now(chat.current.id),
+  retryNow: (id) => answers.now(id),
   askKey: () => askKey(),
   timeline: getTimeline,
 });
@@ -52,6 +58,8 @@ const composer = new Composer({
   send: (text) => chat.send(text),
   queue: (text) => chat.queue(text),
   stop: () => chat.stop(),
+  pause: () => chat.pause(),
+  later: () => chat.later(),
   editLast: () => chat.editLast(),
 });
 const sidebar = new Sidebar({
@@ -65,30 +73,46 @@ const queue = new Queue((id) => {
   chat.takeBack(id);
   composer.focus();
 });
+const ready = new Ready({
+  shown: () => chat.current.id,
+  changed: () => show(),
+  open: (id) => (location.hash = `#/c/${id}`),
+});
 /** @type {Chat} */
-const chat = new Chat({ store, answers, thread, composer, queue, show: () => show() });
+const chat = new Chat({ store, answers, thread, composer, queue, ready, show: () => show() });
 const library = new Library({ store, answers, chat });
+const sync = new Sync(store, {
+  changed: (isOn) =>
+    (byId("kept").textContent = isOn
+      ? "Conversations are also kept on the server, for your key."
+      : "Conversations stay in this browser."),
+  warn: (text) => toast(text, { ms: 12_000 }),
+});
 const settings = new SettingsSheet((apply) => chat.change(apply));
 
 /** Updates everything outside the message column for the open conversation. */
 function show() {
   const { current } = chat;
   sidebar.show(store.list(), current.id, answers.running);
-  composer.setBusy(chat.isBusy);
+  composer.setBusy(chat.isBusy, chat.running);
   byId("title").textContent = current.title;
   byId("more").hidden = !current.messages.length;
-  document.title = current.messages.length ? `${current.title} · ${TITLE}` : TITLE;
+  const mark = ready.unread.size ? `(${ready.unread.size}) ` : "";
+  document.title = mark + (current.messages.length ? `${current.title} · ${TITLE}` : TITLE);
   showModels();
   showContext();
 }
 
 /**
- * Announces a complete answer to screen readers and sends a queued message.
- * @param {Conversation} conversation @param {Message} message
+ * Announces complete answers to screen readers and sends a queued message.
+ * @param {Conversation} conversation @param {Message[]} messages
  */
-function ended(conversation, message) {
-  if (conversation === chat.current && message.state === "done") announce(thread.answer(message)?.blockTexts() ?? []);
-  chat.onAnswerEnd(conversation, message);
+function ended(conversation, messages) {
+  const complete = messages.filter(({ state }) => state === "done");
+  if (conversation === chat.current)
+    announce(complete.flatMap((message) => thread.answer(message)?.blockTexts() ?? []));
+  ready.ended(conversation, messages[0]);
+  chat.onAnswerEnd(conversation, messages);
 }
 
 let modelLengths = /** @type {Record<string, number | undefined>} */ ({});
@@ -107,7 +131,7 @@ function showModels() {
 
 /** Shows the context use only when the conversation nears the context length. */
 function showContext() {
-  const used = chat.current.messages.findLast((message) => message.usage)?.usage?.total_tokens ?? 0;
+  const used = chat.tree.path.findLast((message) => message.usage)?.usage?.total_tokens ?? 0;
   const share = used / (modelLengths[chat.current.model] ?? Infinity);
   byId("context-note").textContent = share > 0.6 ? `${Math.round(share * 100)} % of the context used` : "";
 }
@@ -146,7 +170,8 @@ setUpFormulaCopy();
 refuseFiles();
 setUpKey(() => {
   loadModels();
-  const last = chat.current.messages.at(-1);
+  sync.start();
+  const last = chat.tree.path.at(-1);
   if (last?.error?.status === 401) chat.regenerate(last.id);
 });
 setUpKeys({
@@ -180,5 +205,6 @@ route();
 untilReady((ready) => {
   composer.setReady(ready);
   if (ready) loadModels();
+  if (ready) sync.start();
 });
 document.documentElement.dataset.ready = "";

@@ -2,25 +2,37 @@
 import { CallList, foldSummary } from "./calls.js";
 import { TimelineView } from "./timeline.js";
 import { h, icon, iconButton } from "./dom.js";
+import { readDraft } from "./drafts.js";
+import { Editor } from "./editor.js";
+import { openMenu } from "./menu.js";
 import { copy } from "./notices.js";
 import { MarkdownStream } from "./render.js";
+import { VersionSwitch } from "./versions.js";
 import { WaitLine } from "./waiting.js";
 import { ending, errorText, figures, isThinking, isUnfinished, reasoningLabel } from "./labels.js";
 
 /** @import { Message, MessageError, Status, Timeline } from "./types.js" */
 
 /**
- * @typedef {{ regenerate(id: string): void, resume(id: string): void, edit(id: string, text: string): boolean, retryNow(id: string): void,
- *   sendResults(id: string, results: (string | undefined)[]): boolean, leaveOut(id: string): void, startOver(): void, askKey(): void, timeline(stream: string): Promise<Timeline> }} Actions
+ * @typedef {{ regenerate(id: string, count?: number): void, resume(id: string): void, edit(id: string, text: string): boolean,
+ *   rewrite(id: string, text: string): boolean, goOnFrom(id: string, text: string): boolean, choose(id: string, step: number): void,
+ *   removeBranch(id: string): void, retryNow(id: string): void, sendResults(id: string, results: (string | undefined)[]): boolean,
+ *   leaveOut(id: string): void, startOver(): void, askKey(): void, timeline(stream: string): Promise<Timeline> }} Actions
  */
 
 /** Attributes of a scroller that the keyboard reaches. */
 const SCROLLER = { tabindex: "0", role: "group", "aria-label": "Reasoning" };
 
 export class AnswerView {
-  #text = /** @type {MarkdownStream | null} */ (null);
-  #thinking = /** @type {MarkdownStream | null} */ (null);
+  #text = /** @type {MarkdownStream} */ (/** @type {unknown} */ (null));
+  #thinking = /** @type {MarkdownStream} */ (/** @type {unknown} */ (null));
   #isDrawn = true;
+  // Characters of text and reasoning, pieces and calls that are shown
+  #written = 0;
+  #thought = 0;
+  #pieces = 0;
+  #called = 0;
+  #shownError = "";
 
   /**
    * @param {Message} message @param {Actions} actions
@@ -41,21 +53,24 @@ export class AnswerView {
       this.thinkingFrame,
     );
     this.body = h("div", { class: "body prose" });
+    this.editor = h("div");
     this.calls = new CallList((results) => this.actions.sendResults(this.message.id, results));
     this.wait = new WaitLine(() => this.actions.retryNow(this.message.id));
     this.trouble = h("div", { class: "trouble", role: "group", "aria-label": "Problem", hidden: true });
     this.figures = h("p", { class: "figures" });
-    this.resume = h(
-      "button",
-      { class: "button small resume", type: "button", onclick: () => this.actions.resume(this.message.id) },
-      "Continue",
-    );
+    this.versions = new VersionSwitch(actions.choose);
+    const button = (/** @type {string} */ kind, /** @type {string} */ label, /** @type {() => void} */ onclick) =>
+      h("button", { class: `button small ${kind}`, type: "button", onclick }, label);
+    this.resume = button("resume", "Continue", () => this.actions.resume(this.message.id));
     this.copy = iconButton("copy", "Copy answer", (button) => copy(this.message.content, button));
     this.tools = h(
       "div",
       { class: "tools" },
+      message.run ? button("pick", "Go on with this one", () => this.actions.choose(this.message.id, 0)) : null,
+      this.versions.node,
       this.copy,
       iconButton("again", "Answer again", () => this.actions.regenerate(this.message.id)),
+      iconButton("more", "More", (button) => openMenu(button, this.#menu()), { "aria-haspopup": "menu" }),
       this.figures,
       this.resume,
     );
@@ -64,6 +79,7 @@ export class AnswerView {
       "article",
       { class: "message message-answer", "aria-label": "Answer", "data-role": "assistant" },
       this.reasoning,
+      this.editor,
       this.body,
       this.calls.node,
       this.wait.node,
@@ -74,82 +90,83 @@ export class AnswerView {
     this.node.addEventListener("contentvisibilityautostatechange", (event) => {
       if (!(/** @type {ContentVisibilityAutoStateChangeEvent} */ (event).skipped)) this.draw();
     });
-    this.begin();
+    this.#clear();
+    this.show(message);
+    if (readDraft(this.#draft)) this.#edit();
   }
 
-  /** Shows the deferred text; also called when the answer isLive near the viewport. */
+  get #draft() {
+    return `edit.${this.message.id}`;
+  }
+
+  /** Shows the deferred text; also called when the answer is near the viewport. */
   draw() {
     if (this.#isDrawn) return;
     this.#isDrawn = true;
-    this.begin();
+    this.show(this.message);
   }
 
-  /** Redraws the message in its current state. */
-  begin() {
+  /** Shows the present state of the message, or of a newer copy of it. @param {Message} message */
+  show(message) {
+    const before = this.message;
+    this.message = message;
+    if (message !== before && !this.#extends(before)) this.#clear();
+    if (this.#isDrawn) this.#write();
+    const isLive = message.state === "streaming";
+    const pieces = message.pieces ?? 0;
+    if (!isLive) this.#finish();
+    else if (isThinking(message)) this.wait.thinking(message);
+    else if (pieces !== this.#pieces) this.#clearWait();
+    else if (!pieces && !this.wait.isShown) this.status({ state: "running" });
+    this.#pieces = pieces;
+    this.#showSummary();
+    this.#showError();
+    this.#showTools(isLive);
+    this.#showFigures();
+  }
+
+  /** Whether the message extends the shown part of an older copy. @param {Message} before */
+  #extends({ content, thinking = "" }) {
     const { message } = this;
+    return (
+      message.content.startsWith(content.slice(0, this.#written)) &&
+      (message.thinking ?? "").startsWith(thinking.slice(0, this.#thought))
+    );
+  }
+
+  #clear() {
     this.#text?.finish();
     this.#thinking?.finish();
     this.body.replaceChildren();
     this.thinking.replaceChildren();
     this.calls.clear();
     this.reasoning.hidden = true;
-    this.trouble.hidden = true;
     this.#text = new MarkdownStream(this.body);
     this.#thinking = new MarkdownStream(this.thinking);
-    if (this.#isDrawn && message.thinking) this.think(message.thinking);
-    if (this.#isDrawn && message.content) this.#text.write(message.content);
-    if (this.#isDrawn) this.calls.show(message);
-    if (message.state !== "streaming") return this.settle();
-    this.#setLive(true);
-    this.#showFigures();
-    if (!message.pieces) this.status({ state: "running" });
+    this.#written = this.#thought = this.#called = 0;
   }
 
-  /** @param {string} text */
-  write(text) {
-    if (this.wait.isShown) this.#clearWait();
-    if (this.#text?.isEmpty) this.reasoning.open = false;
-    this.#showSummary();
-    this.trouble.hidden = true;
-    this.#text?.write(text);
-    this.#showFigures();
-  }
-
-  /** Shows further parts of tool calls. */
-  call() {
-    if (this.wait.isShown) this.#clearWait();
-    if (this.message.calls?.length === 1 && !this.message.content) this.reasoning.open = false;
-    this.#showSummary();
-    this.calls.show(this.message);
-    this.#showFigures();
-  }
-
-  /**
-   * Adopts a newer copy of the message if it only extends the shown one; returns whether it did.
-   * @param {Message} message
-   */
-  adopt(message) {
-    const before = this.message;
-    if (message.id !== before.id || !message.content.startsWith(before.content)) return false;
-    this.message = message;
-    if (this.#isDrawn) this.calls.show(message);
-    if (before.state !== "streaming") return message.state === before.state;
-    const added = message.thinking?.slice(before.thinking?.length ?? 0);
-    if (added) this.think(added);
-    if (message.content.length > before.content.length) this.write(message.content.slice(before.content.length));
-    if (message.state !== "streaming") this.settle();
-    return true;
-  }
-
-  /** Appends reasoning, which is unfolded while it arrives and folded when the answer begins. @param {string} text */
-  think(text) {
+  /** Writes what has arrived since the last time. Reasoning is unfolded until the answer begins. */
+  #write() {
     const { message } = this;
-    const isLive = isThinking(message);
-    if (this.reasoning.hidden) this.reasoning.open = isLive;
-    this.reasoning.hidden = false;
-    this.#thinking?.write(text);
-    this.#showSummary();
-    if (isLive) this.wait.thinking(message);
+    const { content, thinking = "", calls = [] } = message;
+    if (thinking.length > this.#thought) {
+      if (!this.#thought) this.reasoning.open = isThinking(message);
+      this.reasoning.hidden = false;
+      this.#thinking.write(thinking.slice(this.#thought));
+      this.#thought = thinking.length;
+    }
+    if ((content && !this.#written) || (calls.length && !this.#called)) this.reasoning.open = false;
+    if (content.length > this.#written) this.#text.write(content.slice(this.#written));
+    this.#written = content.length;
+    this.#called = calls.length;
+    this.calls.show(message);
+  }
+
+  #finish() {
+    this.#clearWait();
+    this.#text.finish();
+    this.#thinking.finish();
   }
 
   /** Shows the reason for a wait. @param {Status} status */
@@ -176,18 +193,38 @@ export class AnswerView {
     this.#wait(() => this.wait.retrying(error, at));
   }
 
-  /** Shows the final state of an ended answer: text, figures and possibly an error. */
-  settle() {
-    this.#clearWait();
-    this.#setLive(false);
-    this.#text?.finish();
-    this.#thinking?.finish();
-    this.#showSummary();
-    if (this.#isDrawn) this.calls.show(this.message);
-    const { error, state } = this.message;
-    this.trouble.hidden = state !== "error" || !error;
-    if (state === "error" && error) this.#showError(error);
-    this.#showFigures();
+  /** Shows the editor of the answer in place of its text. */
+  #edit() {
+    const { id, content } = this.message;
+    const close = () => {
+      this.editor.replaceChildren();
+      this.body.hidden = false;
+    };
+    const editor = new Editor({
+      draft: this.#draft,
+      text: content,
+      label: "Edit answer",
+      onCancel: () => {
+        close();
+        this.tools.querySelector("button")?.focus();
+      },
+      actions: [
+        ["Continue from the cursor", (text, caret) => this.actions.goOnFrom(id, text.slice(0, caret))],
+        ["Save", (text) => this.actions.rewrite(id, text)],
+      ],
+    });
+    this.body.hidden = true;
+    this.editor.replaceChildren(editor.node);
+    return editor;
+  }
+
+  #menu() {
+    const { id } = this.message;
+    return [
+      { label: "Edit answer", icon: "edit", run: () => this.#edit().focus() },
+      { label: "Three answers at once", icon: "again", run: () => this.actions.regenerate(id, 3) },
+      { label: "Delete from here", icon: "trash", danger: true, run: () => this.actions.removeBranch(id) },
+    ];
   }
 
   /** Returns the text of each block, for screen readers. @returns {string[]} */
@@ -222,28 +259,41 @@ export class AnswerView {
   /** @param {() => void} show */
   #wait(show) {
     show();
-    this.body.classList.remove("live"); // the cursor is shown only while text arrives
+    this.#showCursor();
   }
 
   #clearWait() {
-    this.wait.hide();
-    this.body.classList.toggle("live", this.message.state === "streaming");
+    if (this.wait.isShown) this.wait.hide();
+    this.#showCursor();
   }
 
-  /** @param {boolean} live */
-  #setLive(live) {
+  /** Shows the cursor while text arrives. */
+  #showCursor() {
+    this.body.classList.toggle("live", this.message.state === "streaming" && !this.wait.isShown);
+  }
+
+  /** @param {boolean} isLive */
+  #showTools(isLive) {
     const { message } = this;
-    this.body.classList.toggle("live", live);
-    this.node.setAttribute("aria-busy", String(live));
+    this.#showCursor();
+    this.node.setAttribute("aria-busy", String(isLive));
     // An empty answer has no text to copy, and its error already offers the next action.
-    for (const button of this.tools.querySelectorAll(".icon-button"))
-      button.toggleAttribute("hidden", live || (message.state === "error" && !message.content));
+    for (const button of this.tools.querySelectorAll(":scope > .icon-button"))
+      button.toggleAttribute("hidden", isLive || (message.state === "error" && !message.content));
     this.copy.hidden ||= !message.content;
-    this.resume.hidden = live || message.state === "error" || !isUnfinished(message);
+    this.resume.hidden = isLive || message.state === "error" || !isUnfinished(message);
+  }
+
+  #showError() {
+    const { error, state } = this.message;
+    const shown = state === "error" && error ? JSON.stringify(error) : "";
+    this.trouble.hidden = !shown;
+    if (error && shown && shown !== this.#shownError) this.#drawError(error);
+    this.#shownError = shown;
   }
 
   /** @param {MessageError} error */
-  #showError(error) {
+  #drawError(error) {
     const { id } = this.message;
     const button = (/** @type {string} */ label, /** @type {() => void} */ run) =>
       h("button", { class: "button small", type: "button", onclick: () => run() }, label);
@@ -268,7 +318,7 @@ export class AnswerView {
 
   #showFigures() {
     const parts = figures(this.message).map((text, i) =>
-      h("span", { class: i && / tokens?$/.test(text) ? "secondary" : null }, text),
+      h("span", { class: i && /( tokens?| shared)$/.test(text) ? "secondary" : null }, text),
     );
     const end = ending(this.message);
     if (end) parts.push(h("span", { class: "note" }, end));

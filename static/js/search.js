@@ -6,7 +6,7 @@ import { callsText } from "./tools.js";
 
 export class SearchIndex {
   #stop = () => {};
-  #entries = /** @type {Map<string, { revision: number, length: number, title: string, text: string }>} */ (new Map());
+  #entries = /** @type {Map<string, { changes: number, length: number, title: string, text: string }>} */ (new Map());
 
   /** Returns the conversations that contain all words. @param {Conversation[]} list @param {string} query */
   find(list, query) {
@@ -29,14 +29,14 @@ export class SearchIndex {
   }
 
   /** @param {Conversation} conversation */
-  #text({ id, revision = 0, title, messages }) {
+  #text({ id, changes = 0, title, messages }) {
     const known = this.#entries.get(id);
     const length = messages.at(-1)?.content.length ?? 0;
-    if (known && known.revision === revision && known.length === length && known.title === title) return known.text;
+    if (known && known.changes === changes && known.length === length && known.title === title) return known.text;
     const text = [title, ...messages.flatMap((message) => [message.content, callsText(message)])]
       .join("\n")
       .toLowerCase();
-    this.#entries.set(id, { revision, length, title, text });
+    this.#entries.set(id, { changes, length, title, text });
     return text;
   }
 }

@@ -2,22 +2,21 @@
 // stream of a stopped answer ends like that of a complete one.
 import { stopAnswer } from "./api.js";
 
-/** @import { Conversation } from "./types.js" */
+/** @import { Message } from "./types.js" */
 
 const PATIENCE_MS = 1500; // after which the tab is taken for frozen, and the server stops the answer
 
 export class StopSignal {
   #channel = "BroadcastChannel" in window ? new BroadcastChannel("carousel.stop") : null;
 
-  /** @param {(id: string) => void} onStop called with the id of a conversation whose answer this tab may be writing */
+  /** @param {(id: string) => void} onStop called with the id of an answer that this tab may be writing */
   constructor(onStop) {
     if (this.#channel) this.#channel.onmessage = ({ data }) => onStop(data);
   }
 
-  /** @param {Conversation} conversation @param {() => boolean} isStillRunning */
-  send(conversation, isStillRunning) {
-    this.#channel?.postMessage(conversation.id);
-    const stream = conversation.messages.at(-1)?.stream;
+  /** @param {Message} message @param {() => boolean} isStillRunning */
+  send({ id, stream }, isStillRunning) {
+    this.#channel?.postMessage(id);
     const stop = () => stream && isStillRunning() && stopAnswer(stream);
     setTimeout(stop, this.#channel ? PATIENCE_MS : 0);
   }

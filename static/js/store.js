@@ -1,11 +1,22 @@
 // Store of conversations: all in memory, each change written through to IndexedDB, other tabs notified. Independent of the
 // page. A write reads the stored row in the same transaction and changes only its own fields, so it never undoes the
-// write of another tab; a deleted conversation leaves a tombstone, so a tab that missed the deletion cannot write it back.
-import { asPromise, committed, CONVERSATIONS, MESSAGES, messagesOf, openDatabase } from "./database.js";
+// write of another tab; what is deleted leaves a tombstone, so a tab that missed the deletion cannot write it back.
+import {
+  asPromise,
+  CHOICES,
+  committed,
+  CONVERSATIONS,
+  MESSAGES,
+  messagesOf,
+  openDatabase,
+  TABLES,
+} from "./database.js";
+import { writer } from "./ids.js";
 
-/** @import { Conversation, ConversationRow, Message, MessageRow, Tombstone } from "./types.js" */
+/** @import { ChoicesRow, Conversation, ConversationRow, Message, MessageRow, MessageTombstone, Tombstone, Version } from "./types.js" */
 
 /** @typedef {ConversationRow | Tombstone} Row */
+/** @typedef {MessageRow | MessageTombstone} AnyMessageRow */
 
 /**
  * Change of a conversation's own fields, applied to it in memory and to its row.
@@ -23,6 +34,8 @@ export class Store {
   #writes = /** @type {Map<string, number>} */ (new Map());
   /** Ids of the messages that this tab writes: their state in memory is newer than their row. */
   ownMessages = /** @type {Set<string>} */ (new Set());
+  /** Called after each write of this tab. */
+  onWrite = () => {};
 
   /**
    * @param {(reason: string) => void} onFailure called once if storage does not work
@@ -40,14 +53,14 @@ export class Store {
       this.#db = await openDatabase(() =>
         this.#fail(new Error("a newer version of this page is open in another tab; reload this one")),
       );
-      const transaction = this.#db.transaction([CONVERSATIONS, MESSAGES]);
-      const [rows, messages] = /** @type {[Row[], MessageRow[]]} */ (
-        await Promise.all([CONVERSATIONS, MESSAGES].map((name) => asPromise(transaction.objectStore(name).getAll())))
+      const transaction = this.#db.transaction(TABLES);
+      const [rows, messages, choices] = /** @type {[Row[], AnyMessageRow[], ChoicesRow[]]} */ (
+        await Promise.all(TABLES.map((name) => asPromise(transaction.objectStore(name).getAll())))
       );
-      const groups = new Map(rows.map(({ id }) => [id, /** @type {MessageRow[]} */ ([])]));
+      const groups = new Map(rows.map(({ id }) => [id, /** @type {AnyMessageRow[]} */ ([])]));
       for (const message of messages) groups.get(message.conversation)?.push(message);
-      for (const row of rows)
-        if (row.deleted === undefined) this.#all.set(row.id, { ...row, messages: inOrder(groups.get(row.id) ?? []) });
+      for (const row of rows) if (row.deleted === undefined) this.#load(row, groups.get(row.id) ?? []);
+      for (const { id, chosen } of choices) Object.assign(this.#all.get(id) ?? {}, { chosen });
       this.#forget(rows.filter(({ deleted }) => deleted && deleted < Date.now() - TOMBSTONE_MS));
     } catch (error) {
       this.#fail(error);
@@ -65,35 +78,49 @@ export class Store {
   }
 
   /**
-   * Saves messages that were appended to a conversation, which may be new.
+   * Saves messages that are new, or that were deleted, in a conversation that may be new.
    * @param {Conversation} conversation @param {Message[]} added
    */
   append(conversation, added) {
     const isNew = !this.#all.has(conversation.id);
+    return this.#add(conversation, added, (stored) => (stored ? stored.deleted === undefined : isNew));
+  }
+
+  /** Saves a conversation that was deleted or comes from a file. @param {Conversation} conversation */
+  restore(conversation) {
+    const saved = this.#add(conversation, conversation.messages, () => true);
+    this.choose(conversation.id, conversation.chosen ?? {});
+    return saved;
+  }
+
+  /**
+   * @param {Conversation} conversation @param {Message[]} added
+   * @param {(stored: Row | undefined) => boolean} isAllowed
+   */
+  #add(conversation, added, isAllowed) {
+    const { messages: list, gone = {}, chosen: _, ...fields } = conversation;
+    for (const message of added) {
+      delete gone[message.id];
+      if (!list.includes(message)) list.push(message);
+    }
     this.#all.set(conversation.id, conversation);
-    const { messages: _, ...fields } = conversation;
-    return this.#write(conversation.id, async (conversations, messages, stored) => {
-      if (stored ? stored.deleted !== undefined : !isNew) return false;
-      const row = /** @type {ConversationRow} */ (stored ?? { ...fields, revision: 0, next: 0 });
-      for (const message of added) messages.put({ ...message, conversation: row.id, position: row.next++ });
-      conversations.put({ ...row, updated: fields.updated, revision: row.revision + 1 });
-      return true;
+    return this.#write(conversation.id, async (tables, row) => {
+      if (!isAllowed(row)) return null;
+      for (const message of added) await put(tables.messages, conversation.id, message);
+      return row && row.deleted === undefined ? row : { ...fields, ...next(row), changes: row?.changes ?? 0 };
     });
   }
 
-  /** Saves a changed message. @param {Conversation} conversation @param {Message} message */
-  save({ id, updated }, message) {
-    const now = { ...message };
+  /** Saves changed messages of a conversation. @param {Conversation} conversation @param {Message[]} changed */
+  save({ id }, ...changed) {
+    const now = changed.map((message) => ({ ...message }));
     return this.#write(
       id,
-      async (conversations, messages, row) => {
-        const stored = await asPromise(messages.get([id, message.id]));
-        if (!row || row.deleted !== undefined || !stored) return false;
-        messages.put({ ...now, conversation: id, position: stored.position });
-        conversations.put({ ...row, updated: Math.max(row.updated, updated), revision: row.revision + 1 });
-        return true;
+      async (tables, row) => {
+        for (const message of now) if (!(await put(tables.messages, id, message, true))) return null;
+        return row?.deleted === undefined ? (row ?? null) : null;
       },
-      message.id,
+      now.map((message) => message.id),
     );
   }
 
@@ -102,100 +129,111 @@ export class Store {
     const conversation = this.#all.get(id);
     if (!conversation) return Promise.resolve();
     apply(conversation);
-    return this.#write(id, async (conversations, _, row) => {
-      if (!row || row.deleted !== undefined) return false;
+    return this.#write(id, async (_, row) => {
+      if (!row || row.deleted !== undefined) return null;
       apply(row);
-      conversations.put({ ...row, revision: row.revision + 1 });
-      return true;
+      return { ...row, ...next(row) };
     });
   }
 
-  /** Removes a message and all that follow it. @param {string} id @param {string} from */
-  cut(id, from) {
+  /** Chooses branches, in this browser only: children by their parents. @param {string} id @param {Record<string, string>} chosen */
+  choose(id, chosen) {
     const conversation = this.#all.get(id);
-    if (!conversation) return Promise.resolve();
-    conversation.messages.splice(conversation.messages.findIndex((message) => message.id === from));
-    return this.#write(id, async (conversations, messages, row) => {
-      const stored = await asPromise(messages.getAll(messagesOf(id)));
-      const first = stored.find((message) => message.id === from);
-      if (!row || row.deleted !== undefined || !first) return false;
-      for (const message of stored) if (message.position >= first.position) messages.delete([id, message.id]);
-      conversations.put({ ...row, revision: row.revision + 1 });
-      return true;
+    if (!conversation) return;
+    conversation.chosen = { ...conversation.chosen, ...chosen };
+    const table = this.#db?.transaction(CHOICES, "readwrite").objectStore(CHOICES);
+    table?.put({ id, chosen: conversation.chosen });
+  }
+
+  /** Deletes messages. @param {Conversation} conversation @param {Message[]} deleted */
+  cut(conversation, deleted) {
+    const ids = new Set(deleted.map(({ id }) => id));
+    conversation.messages = conversation.messages.filter(({ id }) => !ids.has(id));
+    conversation.gone = { ...conversation.gone, ...Object.fromEntries(deleted.map(({ id, parent }) => [id, parent])) };
+    return this.#write(conversation.id, async (tables, row) => {
+      for (const { id, parent } of deleted) await bury(tables.messages, conversation.id, id, parent);
+      return row ?? null;
     });
   }
 
-  /** Deletes a conversation: removes its messages and replaces its row with a tombstone. @param {string} id */
+  /** Deletes a conversation and its messages. @param {string} id */
   remove(id) {
     this.#all.delete(id);
-    return this.#write(id, async (conversations, messages, row) => {
-      messages.delete(messagesOf(id));
-      conversations.put({ id, deleted: Date.now(), revision: (row?.revision ?? 0) + 1 });
-      return true;
+    return this.#write(id, async (tables, row) => {
+      const stored = /** @type {AnyMessageRow[]} */ (await asPromise(tables.messages.getAll(messagesOf(id))));
+      for (const message of stored) await bury(tables.messages, id, message.id, null);
+      tables.choices.delete(id);
+      return { id, deleted: Date.now(), ...next(row), changes: row?.changes ?? 0 };
     });
   }
 
-  /** Undoes a deletion or a cut: saves all messages of the conversation again. @param {Conversation} conversation */
-  restore(conversation) {
-    const { messages: list, ...fields } = conversation;
-    this.#all.set(conversation.id, conversation);
-    return this.#write(conversation.id, async (conversations, messages, row) => {
-      const kept = row && row.deleted === undefined ? row : fields;
-      messages.delete(messagesOf(conversation.id));
-      list.forEach((message, position) => messages.put({ ...message, conversation: conversation.id, position }));
-      conversations.put({ ...kept, next: list.length, revision: (row?.revision ?? 0) + 1 });
-      return true;
-    });
+  /** The database; null if storage does not work. */
+  get database() {
+    return this.#db;
+  }
+
+  /** Reads conversations again whose rows were replaced, in all tabs. @param {Iterable<string>} ids */
+  async replaced(ids) {
+    for (const id of ids) {
+      await this.refresh({ id });
+      this.#channel?.postMessage({ id });
+    }
   }
 
   /**
-   * Runs `change` on the stored row of a conversation in one transaction. It returns false if the row or message is gone:
-   * another tab has removed it, and memory is updated.
+   * Runs `change` on the stored row of a conversation in one transaction. It returns the row to store, or null if the row or
+   * a message is gone: another tab has removed it, and memory is updated.
    * @param {string} id
-   * @param {(conversations: IDBObjectStore, messages: IDBObjectStore, row: Row | undefined) => Promise<boolean>} change
-   * @param {string} [message] the only message that it changes
+   * @param {(tables: Record<string, IDBObjectStore>, row: Row | undefined) => Promise<Row | null>} change
+   * @param {string[]} [messages] the only messages that it changes
    */
-  async #write(id, change, message) {
+  async #write(id, change, messages) {
     if (!this.#db) return;
     this.#writes.set(id, (this.#writes.get(id) ?? 0) + 1);
     try {
-      const transaction = this.#db.transaction([CONVERSATIONS, MESSAGES], "readwrite");
+      const transaction = this.#db.transaction(TABLES, "readwrite");
       const done = committed(transaction);
       done.catch(() => {}); // awaited below, unless the change itself fails first
-      const conversations = transaction.objectStore(CONVERSATIONS);
-      const row = /** @type {Row | undefined} */ (await asPromise(conversations.get(id)));
-      const isKept = await change(conversations, transaction.objectStore(MESSAGES), row);
+      const tables = Object.fromEntries(TABLES.map((name) => [name, transaction.objectStore(name)]));
+      const row = await change(tables, await asPromise(tables[CONVERSATIONS].get(id)));
+      if (row) tables[CONVERSATIONS].put({ ...row, changes: row.changes + 1 });
       await done;
-      if (!isKept) return this.refresh({ id });
+      if (!row) return this.refresh({ id });
       const conversation = this.#all.get(id);
-      if (conversation) conversation.revision = (row?.revision ?? 0) + 1;
-      this.#channel?.postMessage({ id, message });
+      if (conversation) conversation.changes = row.changes + 1;
+      this.#channel?.postMessage({ id, messages });
+      this.onWrite();
     } catch (error) {
       this.#fail(error);
     }
   }
 
   /**
-   * Reloads a conversation, or one message of it.
-   * @param {{ id: string, message?: string }} changed @returns {Promise<void>}
+   * Reloads a conversation, or some messages of it.
+   * @param {{ id: string, messages?: string[] }} changed @returns {Promise<void>}
    */
-  async refresh({ id, message }) {
+  async refresh({ id, messages = [] }) {
     if (!this.#db) return;
     const before = this.#writes.get(id);
     try {
-      const transaction = this.#db.transaction([CONVERSATIONS, MESSAGES]);
-      const messages = transaction.objectStore(MESSAGES);
-      const held = this.#all.get(id)?.messages.some((one) => one.id === message);
-      const read = held && message ? messages.get([id, message]) : messages.getAll(messagesOf(id));
-      const [row, stored] = await Promise.all([
+      const transaction = this.#db.transaction(TABLES);
+      const table = transaction.objectStore(MESSAGES);
+      const held = new Map(this.#all.get(id)?.messages.map((message) => [message.id, message]));
+      const isPart = messages.length > 0 && messages.every((one) => held.has(one));
+      const [row, ...stored] = await Promise.all([
         asPromise(transaction.objectStore(CONVERSATIONS).get(id)),
-        asPromise(read),
+        ...(isPart
+          ? messages.map((one) => asPromise(table.get([id, one])))
+          : [asPromise(table.getAll(messagesOf(id)))]),
       ]);
       if (this.#writes.get(id) !== before) return this.refresh({ id });
       if (!row || row.deleted !== undefined) this.#all.delete(id);
-      else if (Array.isArray(stored)) this.#merge(row, inOrder(stored));
+      else if (!isPart) this.#load(row, stored[0]);
       else
-        this.#merge(row, this.#all.get(id)?.messages.map((one) => (one.id === message && stored ? stored : one)) ?? []);
+        this.#load(
+          row,
+          [...held.values()].map((one) => stored.find((now) => now?.id === one.id) ?? one),
+        );
       this.onChangeElsewhere(id);
     } catch (error) {
       this.#fail(error);
@@ -204,32 +242,42 @@ export class Store {
 
   /**
    * Keeps the identity of the conversation object and of the messages that this tab writes.
-   * @param {ConversationRow} row @param {Message[]} messages
+   * @param {ConversationRow} row @param {(Message | AnyMessageRow)[]} stored
    */
-  #merge(row, messages) {
+  #load(row, stored) {
     const conversation = this.#all.get(row.id) ?? { ...row, messages: [] };
     const own = new Map(
       conversation.messages.filter(({ id }) => this.ownMessages.has(id)).map((message) => [message.id, message]),
     );
-    Object.assign(conversation, row, { messages: messages.map((message) => own.get(message.id) ?? message) });
+    const gone = { ...conversation.gone };
+    const messages = /** @type {Message[]} */ ([]);
+    for (const message of stored)
+      if ("deleted" in message) gone[message.id] = message.parent;
+      else messages.push(own.get(message.id) ?? message);
+    for (const { id } of messages) delete gone[id];
+    const updated = messages.reduce((at, { lastAt, created }) => Math.max(at, lastAt ?? created), row.updated);
+    Object.assign(conversation, row, { messages, gone, updated });
     this.#all.set(row.id, conversation);
   }
 
-  /** Reloads changed conversations by their revisions, as a frozen tab may have missed notifications. */
+  /** Reloads changed conversations, as a frozen tab may have missed notifications. */
   async #catchUp() {
     if (!this.#db) return;
     const table = this.#db.transaction(CONVERSATIONS).objectStore(CONVERSATIONS);
     const rows = /** @type {Row[]} */ (await asPromise(table.getAll()).catch(() => []));
-    for (const { id, revision, deleted } of rows) {
+    for (const { id, changes, deleted } of rows) {
       const known = this.#all.get(id);
-      if (deleted ? known : known?.revision !== revision) this.refresh({ id });
+      if (deleted ? known : known?.changes !== changes) this.refresh({ id });
     }
   }
 
   /** @param {Row[]} rows */
   #forget(rows) {
-    const table = rows.length ? this.#db?.transaction(CONVERSATIONS, "readwrite").objectStore(CONVERSATIONS) : null;
-    for (const { id } of rows) table?.delete(id);
+    const transaction = rows.length ? this.#db?.transaction([CONVERSATIONS, MESSAGES], "readwrite") : null;
+    for (const { id } of rows) {
+      transaction?.objectStore(CONVERSATIONS).delete(id);
+      transaction?.objectStore(MESSAGES).delete(messagesOf(id));
+    }
   }
 
   /** @param {unknown} error */
@@ -240,8 +288,31 @@ export class Store {
   }
 }
 
-/** @param {MessageRow[]} rows */
-const inOrder = (rows) => rows.sort((a, b) => a.position - b.position);
+/** Returns the version after a stored row, which the server lacks. @param {Version | undefined} row @returns {Version} */
+const next = (row) => ({ revision: (row?.revision ?? 0) + 1, writer: writer(), unsent: 1 });
+
+/**
+ * Stores a message; with `onlyIfPresent` returns false if it is absent or deleted.
+ * @param {IDBObjectStore} table @param {string} conversation @param {Message} message @param {boolean} [onlyIfPresent]
+ */
+async function put(table, conversation, message, onlyIfPresent = false) {
+  const stored = /** @type {AnyMessageRow | undefined} */ (await asPromise(table.get([conversation, message.id])));
+  if (onlyIfPresent && (!stored || stored.deleted !== undefined)) return false;
+  const { unsent, ...version } = next(stored);
+  // An answer is sent to the server when it has ended.
+  table.put({ ...message, conversation, ...version, unsent: message.state === "streaming" ? undefined : unsent });
+  return true;
+}
+
+/**
+ * Replaces a message by a tombstone. Its parent stays for what may follow it.
+ * @param {IDBObjectStore} table @param {string} conversation @param {string} id @param {string | null} parent
+ */
+async function bury(table, conversation, id, parent) {
+  const stored = /** @type {AnyMessageRow | undefined} */ (await asPromise(table.get([conversation, id])));
+  if (!stored || stored.deleted !== undefined) return;
+  table.put({ id, conversation, parent, deleted: Date.now(), ...next(stored) });
+}
 
 /**
  * Returns the first line of a question; the list and the top bar truncate it to their width.

@@ -9,9 +9,9 @@ import { readParts, SseTooLong } from "./sse.js";
 /**
  * @typedef {{ kind: "open", stream: string }
  *   | { kind: "status" } & Status
- *   | { kind: "delta", text: string, thinking: string, id: string }
- *   | { kind: "call", piece: CallPiece, id: string }
- *   | { kind: "finish", reason: string, id: string }
+ *   | { kind: "delta", choice: number, text: string, thinking: string, id: string }
+ *   | { kind: "call", choice: number, piece: CallPiece, id: string }
+ *   | { kind: "finish", choice: number, reason: string, id: string }
  *   | { kind: "usage", usage: Usage, id: string }
  *   | { kind: "reconnecting", attempt: number }
  *   | { kind: "offline" }
@@ -124,12 +124,12 @@ export class Answer {
     const chunk = /** @type {Chunk} */ (JSON.parse(part.data));
     if (chunk.error) return [{ kind: "error", error: new ApiError(chunk.error) }];
     const events = /** @type {AnswerEvent[]} */ ([]);
-    for (const { delta = {}, finish_reason: reason } of chunk.choices ?? []) {
+    for (const { index: choice = 0, delta = {}, finish_reason: reason } of chunk.choices ?? []) {
       const text = delta.content ?? "";
       const thinking = delta.reasoning_content ?? "";
-      if (text || thinking) events.push({ kind: "delta", text, thinking, id: part.id });
-      for (const piece of delta.tool_calls ?? []) events.push({ kind: "call", piece, id: part.id });
-      if (reason) events.push({ kind: "finish", reason, id: part.id });
+      if (text || thinking) events.push({ kind: "delta", choice, text, thinking, id: part.id });
+      for (const piece of delta.tool_calls ?? []) events.push({ kind: "call", choice, piece, id: part.id });
+      if (reason) events.push({ kind: "finish", choice, reason, id: part.id });
     }
     if (chunk.usage && !chunk.choices?.length) {
       this.#complete = true; // usage is the last event: if only [DONE] was lost, the answer is complete

@@ -5,13 +5,15 @@ import { whenIdle } from "./idle.js";
 import { AnswerView } from "./messages.js";
 import { UserView } from "./question.js";
 import { AutoScroll } from "./scroll.js";
+import { Tree } from "./tree.js";
 
-/** @import { Message } from "./types.js" */
+/** @import { Conversation, Message } from "./types.js" */
 
 const DRAWN_AT_ONCE = 12; // messages at the end of a conversation that are drawn when it is opened; more than a screen
 
 export class Thread {
   #stopDrawing = () => {};
+  #conversation = "";
   #views = /** @type {Map<string, AnswerView | UserView>} */ (new Map());
 
   /** @param {import("./messages.js").Actions & { send(text: string): void }} actions */
@@ -19,6 +21,7 @@ export class Thread {
     this.actions = actions;
     this.node = byId("thread");
     this.empty = byId("empty");
+    this.apart = h("div", { class: "side-by-side" });
     this.follow = new AutoScroll(byId("scroller"), this.node, byId("jump"));
     byId("examples").append(
       ...EXAMPLES.map((text) =>
@@ -27,39 +30,41 @@ export class Thread {
     );
   }
 
-  /** @param {Message[]} messages @param {string} [first] the first message that is sent, if older ones are left out */
-  show(messages, first) {
-    this.#views.clear();
-    this.node.replaceChildren();
-    const views = messages.map((message, i) => this.#add(message, i < messages.length - DRAWN_AT_ONCE));
-    this.#drawWhenIdle(views.filter((view) => view instanceof AnswerView));
-    this.markFirst(first);
-    this.#showEmpty();
-    this.follow.open(messages.length > 0);
+  /** Shows the path of a conversation. Messages that are shown already keep their views. @param {Conversation} conversation */
+  show(conversation) {
+    const tree = new Tree(conversation);
+    const { path, open } = tree;
+    const shown = [...(open.length ? path.slice(0, -1) : path), ...open];
+    const views = [...this.#views.values()];
+    const same =
+      conversation.id === this.#conversation ? views.findIndex((view, i) => view.message.id !== shown[i]?.id) : 0;
+    const kept = same < 0 ? views.length : same;
+    for (const { message, node } of views.slice(kept)) {
+      this.#views.delete(message.id);
+      node.remove();
+    }
+    const added = shown.slice(kept).map((message, i) => this.#add(message, kept + i < shown.length - DRAWN_AT_ONCE));
+    this.apart.remove();
+    [...views.slice(0, kept), ...added].forEach((view, i) => {
+      // Of the others only a newer copy can differ from what is shown.
+      if (view.message !== shown[i] || i >= shown.length - 2) view.show(shown[i]);
+      view.versions.show(tree.siblings(shown[i]), shown[i]);
+      const column = open.includes(shown[i]) ? this.apart : this.node;
+      if (view.node.parentNode !== column) column.append(view.node);
+    });
+    if (open.length) this.node.append(this.apart);
+    this.#drawWhenIdle(added.filter((view) => view instanceof AnswerView));
+    this.#markFirst(conversation.first);
+    this.empty.hidden = shown.length > 0;
+    this.node.hidden = !shown.length;
+    if (conversation.id !== this.#conversation) this.follow.open(shown.length > 0);
+    this.#conversation = conversation.id;
   }
 
-  /** Draws the line above the first sent message. @param {string} [first] */
-  markFirst(first = "") {
+  /** Draws the line above the first message that is sent, if older ones are left out. @param {string} [first] */
+  #markFirst(first = "") {
     this.node.querySelector(".left-out")?.remove();
     this.#views.get(first)?.node.before(h("p", { class: "left-out" }, "The model no longer sees the messages above."));
-  }
-
-  /**
-   * Updates the conversation after a change by another tab: adds text and messages, or redraws all if others changed.
-   * @param {Message[]} messages @param {string} [first]
-   */
-  sync(messages, first) {
-    const views = [...this.#views.values()];
-    const grown = messages.length >= views.length && views.every((view, i) => view.adopt(messages[i]));
-    if (!grown) return this.show(messages, first);
-    for (const message of messages.slice(views.length)) this.append(message);
-    this.markFirst(first);
-  }
-
-  /** @param {Message} message */
-  append(message) {
-    this.#add(message, false);
-    this.#showEmpty();
   }
 
   /** @param {Message} message @param {boolean} later */
@@ -67,7 +72,6 @@ export class Thread {
     const view =
       message.role === "user" ? new UserView(message, this.actions) : new AnswerView(message, this.actions, later);
     this.#views.set(message.id, view);
-    this.node.append(view.node);
     return view;
   }
 
@@ -77,6 +81,7 @@ export class Thread {
    * @param {AnswerView[]} views
    */
   #drawWhenIdle(views) {
+    if (!views.length) return;
     this.#stopDrawing();
     this.#stopDrawing = whenIdle(() => {
       views.pop()?.draw();
@@ -101,8 +106,8 @@ export class Thread {
     if (view instanceof UserView) view.edit();
   }
 
-  #showEmpty() {
-    this.empty.hidden = this.#views.size > 0;
-    this.node.hidden = this.#views.size === 0;
+  /** Moves the focus to the switch of a version that was chosen. @param {string} id @param {number} step */
+  focusVersion(id, step) {
+    this.#views.get(id)?.versions.focus(step);
   }
 }

@@ -63,6 +63,8 @@ export interface AnswerRequest {
   service_tier: string;
   tools?: Tool[];
   tool_choice?: "required";
+  /** Number of answers. */
+  n?: number;
   continue_final_message?: boolean;
   add_generation_prompt?: boolean;
 }
@@ -71,12 +73,13 @@ export interface Usage {
   prompt_tokens: number;
   completion_tokens: number;
   total_tokens: number;
+  prompt_tokens_details?: { cached_tokens?: number };
   time_ms?: Record<string, number>;
 }
 
 /** Data of an event of an answer. */
 export interface Chunk {
-  choices?: { delta?: Delta; finish_reason?: string | null }[];
+  choices?: { index?: number; delta?: Delta; finish_reason?: string | null }[];
   usage?: Usage | null;
   error?: ErrorFields;
 }
@@ -85,6 +88,12 @@ export interface Delta {
   content?: string | null;
   reasoning_content?: string | null;
   tool_calls?: CallPiece[];
+}
+
+/** Change of a running request. */
+export interface RequestChange {
+  state?: "paused" | "running";
+  service_tier?: "flex";
 }
 
 /** Status of a request, which the server sends in comments of the stream. */
@@ -196,6 +205,8 @@ export interface ToolCall {
 /** A message of a conversation. Times are in ms since 1970, durations in ms. */
 export interface Message {
   id: string;
+  /** Id of the message that it follows; null for a beginning. */
+  parent: string | null;
   role: "user" | "assistant";
   content: string;
   created: number;
@@ -207,6 +218,9 @@ export interface Message {
   /** Id of the answer's stream and of its last received event. */
   stream?: string | null;
   last?: string | null;
+  /** Of several answers of one request: id of the first of them, and the number of this one. */
+  run?: string;
+  choice?: number;
   /** Whether a reload interrupted the answer, so that its times are not all known. */
   resumed?: boolean;
   thinking?: string;
@@ -218,6 +232,10 @@ export interface Message {
   lastAt?: number;
   pieces?: number;
   pausedMs?: number;
+  /** Whether the user has paused it. */
+  paused?: boolean;
+  /** Whether the user has let it give way to others. */
+  later?: boolean;
 }
 
 export interface Conversation {
@@ -233,26 +251,69 @@ export interface Conversation {
   requiresCall?: boolean;
   /** Id of the first message that is sent, if older ones are left out. */
   first?: string;
-  revision?: number;
+  /** All messages of all branches. */
   messages: Message[];
+  /** Parents of deleted messages, by id. */
+  gone?: Record<string, string | null>;
+  /** Ids of the children that were read last, by the id of their parent; "" for beginnings. */
+  chosen?: Record<string, string>;
+  /** Number of the last change of its row or of its messages in this browser. */
+  changes?: number;
 }
 
-/** Row of a conversation in the database. The messages have rows of their own. */
-export interface ConversationRow extends Omit<Conversation, "messages"> {
+/** Version of a row. Of two versions the one with the higher revision is kept, or else with the greater writer. */
+export interface Version {
   revision: number;
-  /** Position of the next message. */
-  next: number;
+  writer: string;
+  /** 1 while the server may lack it; absent otherwise. */
+  unsent?: 1;
+}
+
+/** Row as the server keeps it (/v1/page/rows). value: JSON; null if it was deleted. */
+export interface SharedRow {
+  id: string;
+  revision: number;
+  writer: string;
+  value: string | null;
+}
+
+/** Rows of the server that have changed after a number. last: number up to which they are complete. */
+export interface SharedRows {
+  data: SharedRow[];
+  last: number;
+  has_more: boolean;
+  /** Name of all rows of a key, which is another one if the server has lost them. */
+  epoch: string;
+}
+
+/** Row of a conversation in the database. Messages and choices have rows of their own. */
+export interface ConversationRow extends Omit<Conversation, "messages" | "gone" | "chosen">, Version {
+  changes: number;
   deleted?: undefined;
 }
 
 /** Row that replaces that of a deleted conversation. */
-export interface Tombstone {
+export interface Tombstone extends Version {
   id: string;
-  revision: number;
+  changes: number;
   deleted: number;
 }
 
-export interface MessageRow extends Message {
+export interface MessageRow extends Message, Version {
   conversation: string;
-  position: number;
+  deleted?: undefined;
+}
+
+/** Row that replaces that of a deleted message. */
+export interface MessageTombstone extends Version {
+  id: string;
+  conversation: string;
+  parent: string | null;
+  deleted: number;
+}
+
+/** Row of the choices of a conversation, which stays in this browser. */
+export interface ChoicesRow {
+  id: string;
+  chosen: Record<string, string>;
 }

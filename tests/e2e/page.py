@@ -71,8 +71,10 @@ class Chat:
                 const all = open.result.transaction("messages").objectStore("messages").getAll();
                 await new Promise((done) => (all.onsuccess = done));
                 open.result.close();
-                const shown = all.result.filter(({ conversation }) => location.hash.endsWith(conversation));
-                return Boolean(shown.sort((a, b) => a.position - b.position).at(-1)?.[field]);
+                const isShown = ({ conversation, role }) =>
+                    role === "assistant" && location.hash.endsWith(conversation);
+                const shown = all.result.filter(isShown);
+                return Boolean(shown.sort((a, b) => a.created - b.created).at(-1)?.[field]);
             }""",
             arg=field,
         )

@@ -211,6 +211,49 @@ def _editing(chat: Chat) -> None:
     expect(chat.questions.last.locator("textarea")).to_be_focused()
 
 
+def _message_menu(chat: Chat, item: str) -> None:
+    chat.answers.last.get_by_role("button", name="More", exact=True).click()
+    chat.page.get_by_role("menuitem", name=item).click()
+
+
+def _versions(chat: Chat) -> None:
+    usage = {"prompt_tokens": 1216, "completion_tokens": 8, "total_tokens": 1224}
+    usage["prompt_tokens_details"] = {"cached_tokens": 1204}
+    _ask(chat, "Which is better?", delta("The first one is better."), _finish("stop"))
+    answer_with(chat.page, delta("The second one."), _finish("stop"), {"choices": [], "usage": usage}, DONE)
+    chat.answers.last.get_by_role("button", name="Answer again").click()
+    expect(chat.answers.last.locator(".figures")).to_contain_text("12 read, 1,204 shared")
+    answer_with(chat.page, delta("Neither."), _finish("stop"), DONE)
+    chat.questions.last.hover()
+    chat.questions.last.get_by_role("button", name="Edit").click()
+    chat.page.get_by_role("textbox", name="Edit message").fill("Which is better, and why?")
+    chat.page.keyboard.press("Enter")
+    expect(chat.text()).to_have_text("Neither.")
+    chat.questions.last.get_by_role("button", name="Earlier version").click()
+    expect(chat.text()).to_have_text("The second one.")
+    chat.questions.last.hover()
+
+
+def _three_answers(chat: Chat) -> None:
+    _ask(chat, "Tell me a story about a fox", delta("A fox ran."), _finish("stop"))
+    texts = ("A fox ran over the hill. " * 12, "An owl saw a fox, and ", "Once upon a time there was a fox. " * 3)
+    chunks = [{"choices": [{"index": i, "delta": {"content": text}}]} for i, text in enumerate(texts)]
+    begin_with(chat.page, *chunks, {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+    _message_menu(chat, "Three answers at once")
+    expect(chat.page.locator(".side-by-side .body").last).to_contain_text("Once upon")
+
+
+def _editing_answer(chat: Chat) -> None:
+    _ask(chat, "Tell me a story about a fox", delta("A fox ran over the hill. It slept."), _finish("stop"))
+    _message_menu(chat, "Edit answer")
+    expect(chat.page.get_by_role("textbox", name="Edit answer")).to_be_focused()
+
+
+def _paused_by_user(chat: Chat) -> None:
+    _wait(chat, delta("A batch is built "), ': carousel {"state": "paused", "cause": "client"}')
+    expect(chat.page.get_by_role("button", name="Go on")).to_be_visible()
+
+
 def _list(chat: Chat) -> None:
     for title in ("Seats", f"A title that is {'much ' * 12}longer than its row", "كيف تعمل الدفعات؟"):
         chat.page.evaluate("location.hash = '#/'")
@@ -272,6 +315,10 @@ CHAT: dict[str, Callable[[Chat], None]] = {
     "long words": _long_words,
     "continue": _continue,
     "editing": _editing,
+    "editing an answer": _editing_answer,
+    "versions": _versions,
+    "three answers": _three_answers,
+    "paused by the user": _paused_by_user,
     "error": _error,
     "full context": _full_context,
     "retry": _retry,

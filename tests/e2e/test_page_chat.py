@@ -60,8 +60,8 @@ def test_escape_stops(chat: Chat) -> None:
     expect(chat.answers.last.locator(".figures")).to_contain_text("stopped")
 
 
-def test_answer_again_replaces_the_answer(chat: Chat) -> None:
-    """Another answer to the same question replaces the first one."""
+def test_answer_again_adds_a_version(chat: Chat) -> None:
+    """The newest answer to the question is shown, and the first one is its other version."""
     chat.send("Tell me a story about a fox")
     chat.wait_done()
     with chat.page.expect_request("**/v1/chat/completions") as sent:
@@ -70,10 +70,11 @@ def test_answer_again_replaces_the_answer(chat: Chat) -> None:
     chat.wait_done()
     expect(chat.answers).to_have_count(1)
     expect(chat.questions).to_have_count(1)
+    expect(chat.answers.get_by_role("group", name="Version 2 of 2")).to_be_visible()
 
 
-def test_an_edited_question_is_sent_again_and_later_messages_are_dropped(chat: Chat) -> None:
-    """Editing the first of two questions leaves one question and one answer."""
+def test_an_edited_question_begins_another_branch(chat: Chat) -> None:
+    """Editing the first of two questions shows one question and one answer."""
     for text in ("Tell me a story about a fox", "And one about an owl"):
         chat.send(text)
         chat.wait_done()
@@ -277,7 +278,7 @@ def test_a_finished_answer_shows_its_timeline(chat: Chat) -> None:
     expect(timeline.locator(".timeline-bar [data-phase=decode]")).to_be_visible()
     icon = summary.locator("svg")
     expect(icon).to_have_css("transform", "none")
-    chat.answers.last.get_by_role("button", name="Answer again").focus()
+    chat.answers.last.get_by_role("button", name="More", exact=True).focus()
     chat.page.keyboard.press("Tab")
     expect(summary).to_be_focused()
     chat.page.keyboard.press("Enter")
@@ -503,7 +504,7 @@ def test_a_second_tab_shows_the_growing_answer(chat: Chat) -> None:
 
 
 def test_a_tab_does_not_overwrite_the_answer_of_another(chat: Chat) -> None:
-    """While it grows, the other tab cannot send or edit, and its Stop button stops the tab that writes."""
+    """While it grows, the other tab queues a message, and its Stop button stops the tab that writes, which takes it back."""
     chat.send_long()
     chat.wait_started()
     other = Chat(chat.page.context.new_page(), chat.url)
@@ -511,15 +512,12 @@ def test_a_tab_does_not_overwrite_the_answer_of_another(chat: Chat) -> None:
     expect(other.stop).to_be_visible()
     other.prompt.fill("And now?")
     other.page.keyboard.press("Enter")
-    expect(other.prompt).to_have_value("And now?")
+    expect(other.page.locator("#queued")).to_contain_text("And now?")
     expect(other.answers).to_have_count(1)
-    other.page.get_by_role("button", name="Edit and send again").click()
-    other.page.get_by_role("textbox", name="Edit message").fill("Something else")
-    other.page.keyboard.press("Enter")
-    expect(other.page.locator(".toast")).to_contain_text("Another tab is writing")
-    other.page.keyboard.press("Escape")
     other.stop.click()
     chat.wait_done()
+    expect(chat.prompt).to_have_value("And now?")
+    expect(other.page.locator("#queued")).to_be_hidden()
     chat.page.bring_to_front()
     expect(chat.page.locator("#send")).to_be_visible()
     other.page.bring_to_front()
@@ -626,52 +624,6 @@ def test_an_answer_abandoned_long_ago_does_not_block_sending(
     page.reload()
     expect(chat.answers.last.locator(".trouble")).to_contain_text("closed before")
     expect(page.locator("#send")).to_be_visible()
-
-
-def test_messages_after_a_replaced_answer_can_be_restored(chat: Chat) -> None:
-    """Answering it again or editing its question drops the rest of the conversation, which can be undone."""
-    for number in range(3):
-        chat.page.unroute_all()
-        answer_with(chat.page, delta(f"Answer {number}."), "id: s.0.9\ndata: [DONE]")
-        chat.send(f"Question {number}?")
-        chat.wait_done()
-    chat.page.unroute_all()
-    answer_with(chat.page, delta("Another."), "id: s.0.9\ndata: [DONE]")
-    chat.answers.first.get_by_role("button", name="Answer again").click()
-    expect(chat.answers).to_have_count(1)
-    expect(chat.answers.first).to_contain_text("Another.")
-    chat.page.get_by_role("button", name="Undo").click()
-    expect(chat.answers).to_have_count(3)
-    expect(chat.answers.first).to_contain_text("Answer 0.")
-    chat.reload()
-    expect(chat.answers).to_have_count(3)
-
-
-def test_a_replaced_answer_can_be_restored(chat: Chat) -> None:
-    """This holds for Answer again and for an edited question, except for an answer without text."""
-    undo = chat.page.get_by_role("button", name="Undo")
-    done = "id: s.0.9\ndata: [DONE]"
-    answer_with(chat.page, done)
-    chat.send("Which is better?")
-    chat.wait_done()
-    for text in ("The first.", "The second."):
-        expect(undo).to_have_count(0)
-        chat.page.unroute_all()
-        answer_with(chat.page, delta(text), done)
-        chat.answers.last.get_by_role("button", name="Answer again").click()
-        expect(chat.text()).to_have_text(text)
-    undo.click()
-    expect(chat.text()).to_have_text("The first.")
-    chat.questions.last.hover()
-    chat.questions.last.get_by_role("button", name="Edit and send again").click()
-    chat.page.get_by_role("textbox", name="Edit message").fill("Which is worse?")
-    chat.page.keyboard.press("Enter")
-    expect(chat.text()).to_have_text("The second.")
-    undo.click()
-    expect(chat.questions).to_have_text("Which is better?")
-    expect(chat.text()).to_have_text("The first.")
-    chat.reload()
-    expect(chat.text()).to_have_text("The first.")
 
 
 def test_a_conversation_that_is_full_offers_a_new_one(chat: Chat) -> None:
@@ -864,10 +816,10 @@ def test_a_toast_covers_neither_figures_nor_buttons(
     expect(chat.status).to_have_text("Copied")
     expect(chat.page.locator(".toast")).to_have_count(0)
     expect(icon).to_have_attribute("href", before)
-    chat.answers.last.get_by_role("button", name="Answer again").click()
+    chat.page.locator("#settings-open").click()
+    chat.page.locator("#settings-default").click()
     toast = chat.page.locator(".toast")
     expect(toast).to_be_visible()
-    chat.wait_done()
     figures = chat.answers.last.locator(".figures").bounding_box()
     chat.page.mouse.move(width - 100, 300)
     chat.page.mouse.wheel(0, -900)

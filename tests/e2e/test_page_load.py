@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.conftest import Server
-from tests.e2e.page import Chat
+from tests.e2e.page import Chat, answer_with, delta
 
 pytestmark = pytest.mark.browser
 
@@ -20,10 +20,10 @@ FILL = """async ([conversations, messages]) => {
     for (let c = 0; c < conversations; c++) {
         const id = `c${c}`;
         write.objectStore("conversations").put({ id, title: `Title ${c}`, created: c, updated: c, model: "carousel-demo",
-            system: "", sampling: {}, revision: 1, next: messages });
+            system: "", sampling: {}, revision: 1, writer: "w", changes: 1 });
         for (let m = 0; m < messages; m++)
-            write.objectStore("messages").put({ id: `m${m}`, conversation: id, position: m, role: m % 2 ? "assistant" : "user",
-                content: `Text ${c} ${m} ` + "word ".repeat(100), created: m, state: "done" });
+            write.objectStore("messages").put({ id: `m${m}`, conversation: id, parent: m ? `m${m - 1}` : null, revision: 1, writer: "w", role: m % 2 ? "assistant" : "user",
+                content: `Text ${c} ${m} ` + "word ".repeat(100), created: c, state: "done" });
     }
     await new Promise((done) => (write.oncomplete = done));
     open.result.close();
@@ -134,6 +134,7 @@ def test_rows_of_the_list_are_built_once(slow_server: Server, new_page: Callable
     before = chat.rows.evaluate_all(ids)
     assert before == [f"c{i}" for i in range(29, -1, -1)]
     chat.rows.nth(12).get_by_role("link").click()
+    answer_with(chat.page, delta("1, 2, 3, 4, 5"), "data: [DONE]")
     chat.send("Count from 1 to 5.")
     chat.wait_done()
     moved = [before[12], *before[:12], *before[13:]]
@@ -159,9 +160,10 @@ LONG_THREAD = """async ([base, hasIdle]) => {
     }
     const { Thread } = await import(`${base}/static/js/thread.js`);
     const messages = Array.from({ length: 60 }, (_, i) =>
-        ({ id: String(i), role: i % 2 ? "assistant" : "user", content: `Text ${i}`, state: "done", created: 0 }));
+        ({ id: String(i), role: i % 2 ? "assistant" : "user", content: `Text ${i}`, state: "done", created: 0,
+            parent: i ? String(i - 1) : null }));
     window.thread = new Thread({ send() {} });
-    window.thread.show(messages);
+    window.thread.show({ id: "long", messages });
     return [...document.querySelectorAll("#thread .body")].map((body) => body.textContent.trim());
 }"""
 

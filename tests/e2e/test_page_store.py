@@ -52,6 +52,11 @@ def rows(page: Page, table: str) -> list[dict]:
     )
 
 
+def texts(page: Page) -> list[str]:
+    """Return the texts of all messages in the page's database."""
+    return [row["content"] for row in rows(page, "messages") if "content" in row]
+
+
 def delete(chat: Chat) -> None:
     """Delete the open conversation with its menu."""
     chat.page.locator("#more").click()
@@ -70,7 +75,7 @@ def test_a_conversation_deleted_in_another_tab_stays_deleted(chat: Chat) -> None
     expect(chat.page.locator(".toast")).to_contain_text("Another tab deleted this conversation.")
     expect(chat.rows).to_have_count(0)
     expect(other.rows).to_have_count(0)
-    assert rows(chat.page, "messages") == []
+    assert texts(chat.page) == []
     chat.reload()
     expect(chat.page.locator("#conversations-none")).to_be_visible()
 
@@ -87,7 +92,7 @@ def test_a_tab_that_missed_the_deletion_cannot_write_the_conversation_back(chat:
     expect(other.rows).to_have_count(0)
     chat.send("And now?")
     expect(chat.page.locator(".toast")).to_contain_text("Another tab deleted this conversation.")
-    assert rows(chat.page, "messages") == []
+    assert texts(chat.page) == []
     assert [row["title"] for row in rows(chat.page, "conversations") if "title" in row] == []
 
 
@@ -115,8 +120,8 @@ def test_a_rename_and_settings_of_another_tab_survive_an_answer(chat: Chat) -> N
     expect(chat.page.locator("#settings [name=top_p]")).to_have_value("0.7")
 
 
-def test_a_question_sent_again_in_another_tab_ends_the_answer_here(chat: Chat) -> None:
-    """The tab that wrote the replaced answer stops it and shows the new one."""
+def test_an_answer_again_in_another_tab_is_shown_here(chat: Chat) -> None:
+    """The tab that wrote the first answer stays with it, and has the new version beside it."""
     chat.send_long()
     chat.wait_started()
     other = second_tab(chat)
@@ -126,9 +131,10 @@ def test_a_question_sent_again_in_another_tab_ends_the_answer_here(chat: Chat) -
     expect(other.page.locator("#send")).to_be_visible(timeout=ANSWER_MS)
     other.answers.last.get_by_role("button", name="Answer again").click()
     expect(other.text()).to_have_text("The new one.")
-    expect(chat.text()).to_have_text("The new one.")
     expect(chat.answers).to_have_count(1)
-    assert len(rows(chat.page, "messages")) == 2
+    chat.answers.last.get_by_role("button", name="Later version").click()
+    expect(chat.text()).to_have_text("The new one.")
+    assert len(texts(chat.page)) == 3
 
 
 def test_a_deletion_that_is_undone_brings_all_messages_back(chat: Chat) -> None:
@@ -146,22 +152,35 @@ def test_a_deletion_that_is_undone_brings_all_messages_back(chat: Chat) -> None:
     expect(chat.text()).to_have_text("Yes.")
 
 
-def test_records_of_the_first_version_become_rows(slow_server: Server, new_page: Callable[..., Page]) -> None:
+@pytest.mark.parametrize("version", [1, 2])
+def test_records_of_older_versions_become_rows_of_a_tree(
+    slow_server: Server, new_page: Callable[..., Page], version: int
+) -> None:
     """Title, settings, and every message in its order are present after the upgrade."""
     page = new_page()
     page.route("**/blank", lambda route: route.fulfill(body="<p>blank", content_type="text/html"))
     page.goto(slow_server.url + "/blank")
     page.evaluate(
-        """async (record) => {
-            const open = indexedDB.open("carousel", 1);
-            open.onupgradeneeded = () => open.result.createObjectStore("conversations", { keyPath: "id" });
+        """async ([record, version]) => {
+            const open = indexedDB.open("carousel", version);
+            open.onupgradeneeded = () => {
+                open.result.createObjectStore("conversations", { keyPath: "id" });
+                if (version > 1) open.result.createObjectStore("messages", { keyPath: ["conversation", "id"] });
+            };
             await new Promise((done) => (open.onsuccess = done));
-            const transaction = open.result.transaction("conversations", "readwrite");
-            transaction.objectStore("conversations").put(record);
+            const transaction = open.result.transaction([...open.result.objectStoreNames], "readwrite");
+            const { messages, ...row } = record;
+            const next = messages.length;
+            transaction.objectStore("conversations").put(version > 1 ? { ...row, revision: 3, next } : record);
+            if (version > 1)
+                messages.forEach((message, i) =>
+                    transaction.objectStore("messages").put({
+                        ...message, id: message.id.split("").reverse().join(""), conversation: row.id, position: i,
+                    }));
             await new Promise((done) => (transaction.oncomplete = done));
             open.result.close();
         }""",
-        OLD,
+        [OLD, version],
     )
     chat = Chat(page, slow_server.url).open()
     expect(chat.rows).to_have_text(["Old times"])

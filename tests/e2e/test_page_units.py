@@ -304,7 +304,7 @@ def test_calls_count_when_a_conversation_is_shortened(run: Run) -> None:
             message("q2", "user", "c"), message("a2", "assistant", "", [call]), message("q3", "user", "d")];
         const fetch = window.fetch;
         window.fetch = () => Promise.reject(new TypeError("offline"));
-        try { return await m.firstMessageThatFits({ system: "", sampling: {}, messages }); }
+        try { return await m.firstMessageThatFits({ system: "", sampling: {}, messages }, messages); }
         finally { window.fetch = fetch; }""",
     )
     assert first == "q3"

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.streams.stream_log import Delta, Item, LogEntry, StreamLog, Usage
+from app.streams.stream_log import ChoiceStarted, Delta, Item, LogEntry, StreamLog, Usage
 from app.streams.tail import stream_chunks
 from engine.types import Phase, StatusEvent
 from tests.limits import HANG_SECONDS
@@ -87,6 +87,16 @@ async def test_a_reader_that_is_cancelled_does_not_affect_another():
     log.notify()
     assert len(await asyncio.wait_for(staying, HANG_SECONDS)) == 1
     assert (log.readers, log.listeners) == (0, ())
+
+
+async def test_the_status_follows_what_a_late_reader_has_missed():
+    """It is that of the request after these records: a paused answer is shown as paused."""
+    log = StreamLog("s", "e", "")
+    log.append(ChoiceStarted(0))
+    log.status = StatusEvent("s", 0, Phase.PAUSED)
+    reader = LogReader(accepts_writes=False)
+    async with aclosing(stream_chunks(log, 0, reader, reader)) as chunks:
+        assert [type(item) for item in await anext(chunks)] == [LogEntry, StatusEvent]
 
 
 async def test_a_late_reader_gets_the_current_status_only():

@@ -1,0 +1,215 @@
+"""Conversations on a server with a store follow their key to other browsers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.conftest import Server
+from tests.e2e.page import ANSWER_MS, Chat, answer_with, delta
+from tests.e2e.test_page_store import delete, rows, texts
+from tests.e2e.test_page_tree import DONE, ask, edit, menu
+
+pytestmark = pytest.mark.browser
+
+KEY = "key-of-one"
+SEEDS = 4
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Yield a server with a store and two keys."""
+    folder: Path = tmp_path_factory.mktemp("page")
+    keys = folder / "keys.toml"
+    keys.write_text(f'[tenants.one]\nkey = "{KEY}"\n[tenants.two]\nkey = "key-of-two"\n')
+    keys.chmod(0o600)
+    server = Server.start("--store", str(folder / "store.db"), "--keys-file", str(keys))
+    yield server
+    server.stop()
+    server.assert_no_traceback()
+
+
+@pytest.fixture
+def browser_of(service: Server, new_page: Callable[..., Page]) -> Callable[..., Chat]:
+    """Return a function that opens the page in a new browser with a key."""
+
+    def make(key: str = KEY) -> Chat:
+        page = new_page()
+        page.context.add_init_script(f"sessionStorage['carousel.key'] = {key!r}")
+        return Chat(page, service.url).open()
+
+    return make
+
+
+def exchange(chat: Chat) -> None:
+    """Exchange rows with the server, as when the page is looked at again."""
+    page = chat.page
+    expect(page.locator("#kept")).to_contain_text("on the server")
+    with page.expect_response(lambda response: "/v1/page/rows?" in response.url):
+        page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    page.wait_for_function(
+        """async () => {
+            await navigator.locks.request("carousel.sync", () => {});
+            const open = indexedDB.open("carousel");
+            await new Promise((done) => (open.onsuccess = done));
+            const left = ["conversations", "messages"].map((name) =>
+                open.result.transaction(name).objectStore(name).index("unsent").count());
+            await Promise.all(left.map((one) => new Promise((done) => (one.onsuccess = done))));
+            open.result.close();
+            return left.every(({ result }) => result === 0);
+        }"""
+    )
+
+
+def test_a_conversation_follows_its_key_to_another_browser(browser_of: Callable[..., Chat]) -> None:
+    """It is continued there, and comes back with its answer, its title and its versions."""
+    one = browser_of()
+    ask(one, "One?", "Yes.")
+    exchange(one)
+    two = browser_of()
+    expect(two.rows).to_have_text(["One?"])
+    two.rows.first.get_by_role("link").click()
+    expect(two.text()).to_have_text("Yes.")
+    ask(two, "Two?", "Also.")
+    answer_with(two.page, delta("No."), DONE)
+    edit(two, two.questions.first, "Not one?")
+    expect(two.text()).to_have_text("No.")
+    two.wait_done()
+    exchange(two)
+    exchange(one)
+    expect(one.answers.locator(".body")).to_have_text(["Yes.", "Also."])
+    one.questions.first.get_by_role("button", name="Later version").click()
+    expect(one.answers.locator(".body")).to_have_text(["No."])
+    other = browser_of("key-of-two")
+    exchange(other)
+    expect(other.rows).to_have_count(0)
+    delete(one)
+    exchange(one)
+    exchange(two)
+    expect(two.rows).to_have_count(0)
+    one.page.get_by_role("button", name="Undo").click()
+    exchange(one)
+    exchange(two)
+    expect(two.rows).to_have_count(1)
+
+
+def test_offline_edits_of_two_browsers_are_versions_in_both(browser_of: Callable[..., Chat]) -> None:
+    """Neither is lost, and an answer in a branch that was deleted elsewhere meanwhile is kept too."""
+    one = browser_of()
+    ask(one, "First?", "Yes.")
+    exchange(one)
+    two = browser_of()
+    two.rows.filter(has_text="First?").get_by_role("link").click()
+    expect(two.text()).to_have_text("Yes.")
+    for chat, text in ((one, "Edited by one?"), (two, "Edited by two?")):
+        chat.page.route("**/v1/page/rows*", lambda route: route.abort())
+        chat.page.route("**/v1/chat/completions", lambda route: route.fallback())
+        answer_with(chat.page, delta(f"Answer to {text}"), DONE)
+        edit(chat, chat.questions.first, text)
+        expect(chat.text()).to_have_text(f"Answer to {text}")
+        chat.wait_done()
+    menu(one, one.answers.last, "Delete from here")
+    for chat in (one, two, one):
+        chat.page.unroute_all()
+        exchange(chat)
+    for chat in (one, two):
+        expect(chat.questions.first.get_by_role("group", name="Version")).to_contain_text("/3")
+        assert {"Edited by one?", "Edited by two?", "First?", "Answer to Edited by two?"} <= set(texts(chat.page))
+
+
+@pytest.mark.parametrize("has_store", [True, False])
+def test_a_page_without_a_key_or_a_store_asks_for_no_rows(
+    service: Server, slow_server: Server, new_page: Callable[..., Page], has_store: bool
+) -> None:
+    """Conversations stay in the browser, and the page says so."""
+    page = new_page()
+    if not has_store:
+        page.context.add_init_script(f"sessionStorage['carousel.key'] = {KEY!r}")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url) if "/v1/page/rows" in request.url else None)
+    chat = Chat(page, service.url if has_store else slow_server.url)
+    page.goto(chat.url + "/")
+    expect(page.locator("html[data-ready]")).to_be_attached()
+    page.keyboard.press("Escape")
+    answer_with(page, delta("Yes."), DONE)
+    chat.send("Is it so?")
+    chat.wait_done()
+    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    page.locator("#help-button").click()
+    expect(page.locator("#kept")).to_have_text("Conversations stay in this browser.")
+    assert not asked
+
+
+WORK = """async ([base, operations]) => {
+    const { Store } = await import(`${base}/static/js/store.js`);
+    const { Tree } = await import(`${base}/static/js/tree.js`);
+    const store = new Store((reason) => { throw new Error(reason); }, () => {});
+    await store.open();
+    const written = [], deleted = [];
+    const add = async (conversation, parent, text) => {
+        const message = { id: text, parent, role: "user", content: text, created: Date.now() };
+        await store.append(conversation, [message]);
+        written.push(text);
+    };
+    for (const [kind, text, at] of operations) {
+        const list = store.list(), conversation = list[Math.floor(at * list.length)];
+        if (kind === "new" || !conversation) {
+            const now = Date.now();
+            await add({ id: `c${text}`, title: text, created: now, updated: now, system: "", model: "m", sampling: {},
+                messages: [] }, null, text);
+            continue;
+        }
+        const message = conversation.messages[Math.floor(((at * 997) % 1) * conversation.messages.length)];
+        if (kind === "rename") await store.change(conversation.id, (row) => (row.title = text));
+        else if (kind === "delete") {
+            await store.remove(conversation.id);
+            deleted.push(...conversation.messages.map(({ content }) => content));
+            if (at > 0.5) await store.restore(conversation);
+        } else if (!message) await add(conversation, null, text);
+        else if (kind === "cut") {
+            const branch = new Tree(conversation).branch(message);
+            await store.cut(conversation, branch);
+            deleted.push(...branch.map(({ content }) => content));
+            if (at > 0.5) await store.append(conversation, branch);
+        } else await add(conversation, kind === "answer" ? message.id : message.parent, text);
+    }
+    return { written, deleted };
+}"""
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_random_edits_of_two_browsers_are_joined_in_any_order(
+    browser_of: Callable[..., Chat], service: Server, seed: int
+) -> None:
+    """Both browsers end with the same rows, and what was written and never deleted is in them."""
+    draw = random.Random(seed)
+    sides = [browser_of(), browser_of()]
+    written: set[str] = set()
+    deleted: set[str] = set()
+    for number in range(8):
+        side = draw.randrange(2)
+        chat = sides[side]
+        kinds = draw.choices(["new", "answer", "edit", "rename", "cut", "delete"], [1, 5, 3, 1, 1, 0.4], k=6)
+        operations = [[kind, f"s{seed}n{number}o{i}", draw.random()] for i, kind in enumerate(kinds)]
+        done: Any = chat.page.evaluate(WORK, [service.url, operations])
+        written |= set(done["written"])
+        deleted |= set(done["deleted"])
+        chat.reload()
+        if draw.random() < 0.5:
+            exchange(chat)
+    for chat in (*sides, *sides):
+        exchange(chat)
+
+    def state(chat: Chat) -> list[Any]:
+        kept = ("id", "parent", "content", "title", "revision", "writer")
+        found = [*rows(chat.page, "conversations"), *rows(chat.page, "messages")]
+        return sorted(([row.get(name) for name in kept] for row in found), key=str)
+
+    assert state(sides[0]) == state(sides[1])
+    assert written - deleted <= set(texts(sides[0].page))
+    expect(sides[0].page.locator("html[data-ready]")).to_be_attached(timeout=ANSWER_MS)
