@@ -55,7 +55,6 @@ const composer = new Composer({
   editLast: () => chat.editLast(),
 });
 const sidebar = new Sidebar({
-  open: (id) => (location.hash = `#/c/${id}`),
   create,
   rename: (id, title) => library.rename(id, title),
   remove: (id) => library.remove(id),
