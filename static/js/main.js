@@ -16,6 +16,7 @@ import { openMenu } from "./menu.js";
 import { announce, setStatus, toast } from "./notices.js";
 import { Queue } from "./queue.js";
 import { Answers } from "./answers.js";
+import { hitPattern } from "./search.js";
 import { SettingsSheet } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
 import { Store } from "./store.js";
@@ -57,6 +58,15 @@ const composer = new Composer({
 const sidebar = new Sidebar({
   create,
   rename: (id, title) => library.rename(id, title),
+  pin(id, pinned) {
+    store.change(id, (conversation) => (conversation.pinned = pinned));
+    show();
+  },
+  reveal(id, message, query) {
+    awaited = { message, query };
+    if (id === chat.current.id) route();
+    else location.hash = `#/c/${id}`;
+  },
   remove: (id) => library.remove(id),
   exportAs: (id, form) => library.exportAs(id, form),
 });
@@ -116,11 +126,15 @@ function create() {
   route();
 }
 
+let awaited = /** @type {{ message: string, query: string } | null} */ (null); // hit of the search that is being opened
+
 function route() {
   if (!/^#?$|^#\//.test(location.hash)) return; // the skip link targets an element
   chat.open(/^#\/c\/(\w+)$/.exec(location.hash)?.[1]);
   sidebar.drawer(false);
   composer.focusOnDesktop();
+  if (awaited) thread.reveal(awaited.message, hitPattern(awaited.query));
+  awaited = null;
 }
 
 async function loadModels() {
@@ -161,16 +175,8 @@ byId("settings-open").addEventListener("click", () => settings.open(chat.current
 byId("model", HTMLSelectElement).addEventListener("change", ({ currentTarget }) =>
   chat.setModel(/** @type {HTMLSelectElement} */ (currentTarget).value),
 );
-byId("more").addEventListener("click", () => {
-  const { id } = chat.current;
-  openMenu(byId("more"), [
-    { label: "Export as Markdown", icon: "download", run: () => library.exportAs(id, "md") },
-    { label: "Export as JSON", icon: "download", run: () => library.exportAs(id, "json") },
-    { label: "Delete", icon: "trash", danger: true, run: () => library.remove(id) },
-  ]);
-});
-addEventListener("hashchange", route);
-addEventListener("popstate", route);
+byId("more").addEventListener("click", () => openMenu(byId("more"), sidebar.menuItems(chat.current)));
+addEventListener("popstate", route); // also after a link or a script has changed the hash
 addEventListener("beforeprint", () => thread.drawAll());
 
 await store.open();

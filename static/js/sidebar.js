@@ -1,33 +1,38 @@
 // List of conversations and, on a phone, its drawer. The rows are a template of the list's state.
 import { cache } from "../vendor/lit/directives/cache.js";
 import { repeat } from "../vendor/lit/directives/repeat.js";
-import { html, nothing, render } from "../vendor/lit/lit-html.js";
+import { html, noChange, nothing, render } from "../vendor/lit/lit-html.js";
 import { byId } from "./dom.js";
 import { iconTemplate } from "./icon_template.js";
+import { whenIdle } from "./idle.js";
 import { openMenu } from "./menu.js";
 import { SearchIndex } from "./search.js";
+import { setUpSidebarWidth } from "./sidebar_width.js";
 
+/** @import { Excerpt } from "./search.js" */
 /** @import { Conversation } from "./types.js" */
 
 /**
- * @typedef {{ rename(id: string, title: string): void, remove(id: string): void,
- *   exportAs(id: string, form: "md" | "json"): void, create(): void }} Actions
+ * @typedef {{ rename(id: string, title: string): void, pin(id: string, pinned: boolean): void, remove(id: string): void,
+ *   exportAs(id: string, form: "md" | "json"): void, create(): void, reveal(id: string, message: string, query: string): void }} Actions
  * @typedef {{ list: Conversation[], current: string, running: Set<string>, query: string, renaming: string,
- *   found: Set<string> }} View
+ *   found: Map<string, Excerpt | null | undefined> }} View the found conversations have excerpts, or undefined until it is drawn
  */
 
 const DRAWER = "(max-width: 820px)"; // as in shell.css
+const EXCERPTS_AT_ONCE = 60; // more than the rows of a screen
 
 export class Sidebar {
+  index = new SearchIndex();
   #view = /** @type {View} */ ({
     list: [],
     current: "",
     running: new Set(),
     query: "",
     renaming: "",
-    found: new Set(),
+    found: new Map(),
   });
-  index = new SearchIndex();
+  #stopDrawing = () => {};
 
   /** @param {Actions} actions */
   constructor(actions) {
@@ -39,12 +44,10 @@ export class Sidebar {
     this.search.addEventListener("focus", () => this.index.prepare(this.#view.list));
     this.search.addEventListener("input", () => this.#draw());
     this.search.addEventListener("keydown", (event) => this.#searchKey(event));
-    this.items.addEventListener("click", ({ target }) => {
-      const button = /** @type {Element} */ (target).closest(".row-more");
-      if (button instanceof HTMLElement) this.#menu(button, button.parentElement?.dataset.id ?? "");
-    });
+    this.items.addEventListener("click", (event) => this.#click(event));
     this.items.addEventListener("keydown", (event) => this.#titleKey(event));
     this.items.addEventListener("focusout", ({ target }) => this.#endRenaming(target, true));
+    setUpSidebarWidth(byId("sidebar-width"));
     byId("new").addEventListener("click", () => this.actions.create());
     byId("drawer-open").addEventListener("click", () => this.drawer(true));
     byId("drawer-close").addEventListener("click", () => this.drawer(false));
@@ -59,6 +62,7 @@ export class Sidebar {
 
   /** @param {Conversation[]} list @param {string} current @param {Set<string>} running */
   show(list, current, running) {
+    list.sort((a, b) => Number(b.pinned ?? false) - Number(a.pinned ?? false));
     Object.assign(this.#view, { list, current, running });
     if (!this.#view.renaming) this.#draw(); // moving a row would take the focus from the title
   }
@@ -83,24 +87,51 @@ export class Sidebar {
     this.search.select();
   }
 
+  /** Draws the list; of a search, the excerpts that are out of sight are drawn when the browser is idle. */
   #draw() {
-    const query = this.search.value;
-    const found = this.index.find(this.#view.list, query);
-    Object.assign(this.#view, { query, found: new Set(found.map(({ id }) => id)) });
-    render(rows(this.#view), this.items);
+    const query = this.search.value.trim();
+    const list = this.index.find(this.#view.list, query);
+    const found = /** @type {View["found"]} */ (new Map(list.map(({ id }) => [id, undefined])));
+    Object.assign(this.#view, { query, found });
+    const draw = () => {
+      const next = query ? list.splice(0, EXCERPTS_AT_ONCE) : [];
+      for (const conversation of next) found.set(conversation.id, this.index.excerpt(conversation, query));
+      render(rows(this.#view), this.items);
+      return query !== "" && list.length > 0;
+    };
+    this.#stopDrawing();
+    if (draw()) this.#stopDrawing = whenIdle(draw);
     const none = byId("conversations-none");
-    none.hidden = found.length > 0;
+    none.hidden = found.size > 0;
     none.textContent = this.#view.list.length ? "Nothing found." : "Your conversations will be listed here.";
   }
 
-  /** @param {HTMLElement} button @param {string} id */
-  #menu(button, id) {
-    openMenu(button, [
-      { label: "Rename", icon: "edit", run: () => this.#rename(id) },
+  /** Opens the menu of a row, or the message that an excerpt is of. @param {MouseEvent} event */
+  #click(event) {
+    const place = /** @type {Element} */ (event.target);
+    const conversation = this.#view.list.find(({ id }) => id === place.closest("li")?.dataset.id);
+    const button = place.closest(".row-more");
+    if (!conversation) return;
+    const { id } = conversation;
+    if (button instanceof HTMLElement)
+      return openMenu(button, [
+        { label: "Rename", icon: "edit", run: () => this.#rename(id) },
+        ...this.menuItems(conversation),
+      ]);
+    const message = place.closest("a") && this.#view.found.get(id)?.message;
+    if (!message || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    event.preventDefault();
+    this.actions.reveal(id, message, this.#view.query);
+  }
+
+  /** Returns the entries of a conversation's menus. @param {Conversation} conversation */
+  menuItems({ id, pinned }) {
+    return [
+      { label: pinned ? "Unpin" : "Pin", icon: "pin", run: () => this.actions.pin(id, !pinned) },
       { label: "Export as Markdown", icon: "download", run: () => this.actions.exportAs(id, "md") },
       { label: "Export as JSON", icon: "download", run: () => this.actions.exportAs(id, "json") },
       { label: "Delete", icon: "trash", danger: true, run: () => this.actions.remove(id) },
-    ]);
+    ];
   }
 
   /** @param {string} id */
@@ -155,13 +186,13 @@ const rows = (view) =>
     (entry) => cache(typeof entry === "string" ? heading(entry, view) : row(entry, view)),
   );
 
-/** Returns the conversations and, before the first of a day, its name. @param {Conversation[]} list newest first */
+/** Returns the conversations and, before the first of a day, its name. @param {Conversation[]} list pinned ones first */
 function withHeadings(list) {
   const midnight = new Date().setHours(0, 0, 0, 0);
   let name = "";
   return list.flatMap((conversation) => {
     const before = name;
-    name = dayName(conversation.updated, midnight);
+    name = conversation.pinned ? "Pinned" : dayName(conversation.updated, midnight);
     return name === before ? [conversation] : [name, conversation];
   });
 }
@@ -170,18 +201,26 @@ function withHeadings(list) {
 const heading = (name, { query }) => (query ? nothing : html`<li class="day">${name}</li>`);
 
 /** @param {Conversation} conversation @param {View} view */
-function row({ id, title }, { current, running, renaming, found }) {
+function row({ id, title }, { current, running, renaming, query, found }) {
   if (!found.has(id)) return nothing;
   const isCurrent = id === current;
   return html`<li class="row" data-id=${id} ?data-current=${isCurrent}>
     ${
       id === renaming
         ? html`<input type="text" aria-label="Title" maxlength="200" .value=${title} />`
-        : html`<a class="row-open" href="#/c/${id}" title=${title} aria-current=${isCurrent ? "page" : nothing}
-              >${title}</a
+        : html`<a class="row-open" href="#/c/${id}" title=${title} aria-current=${isCurrent ? "page" : nothing}>
+              <span class="row-title">${title}</span>${query ? excerptLine(found.get(id)) : nothing}</a
             >${running.has(id) ? LIVE : nothing}${menuButton(`Menu of ${title}`)}`
     }
   </li>`;
+}
+
+/** Returns the line of an excerpt; one that is not drawn yet stays as it is. @param {Excerpt | null | undefined} excerpt */
+function excerptLine(excerpt) {
+  if (!excerpt) return excerpt === null ? nothing : noChange;
+  return html`<span class="row-excerpt">
+    ${excerpt.parts.map((part, i) => (i % 2 ? html`<mark>${part}</mark>` : part))}
+  </span>`;
 }
 
 const LIVE = html`<span class="row-live" role="img" aria-label="answering"></span>`;

@@ -1,6 +1,7 @@
 // Column of messages of the open conversation: its views and their messages.
 import { byId, h } from "./dom.js";
 import { EXAMPLES } from "./env.js";
+import { showHits } from "./hits.js";
 import { whenIdle } from "./idle.js";
 import { AnswerView } from "./messages.js";
 import { UserView } from "./question.js";
@@ -99,6 +100,15 @@ export class Thread {
   edit(id) {
     const view = this.#views.get(id);
     if (view instanceof UserView) view.edit();
+  }
+
+  /** Scrolls to the hits of a search in a message, and marks them. @param {string} id @param {RegExp} pattern */
+  reveal(id, pattern) {
+    const view = this.#views.get(id);
+    if (!view) return;
+    if (view instanceof AnswerView) view.draw();
+    this.follow.release();
+    showHits(view.node, pattern, this.follow.scroller);
   }
 
   #showEmpty() {

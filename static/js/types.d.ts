@@ -233,6 +233,8 @@ export interface Conversation {
   requiresCall?: boolean;
   /** Id of the first message that is sent, if older ones are left out. */
   first?: string;
+  /** Whether it is listed above the others. */
+  pinned?: boolean;
   revision?: number;
   messages: Message[];
 }

@@ -235,6 +235,33 @@ def _menu(chat: Chat) -> None:
     chat.page.locator("#more").click()
 
 
+def _pinned(chat: Chat) -> None:
+    _drawer(chat)
+    row = chat.rows.filter(has_text="Seats")
+    row.hover()
+    row.get_by_role("button").click()
+    chat.page.get_by_role("menuitem", name="Pin", exact=True).click()
+    expect(chat.page.locator("#conversations .day").first).to_have_text("Pinned")
+
+
+def _found(chat: Chat) -> None:
+    _drawer(chat)
+    chat.page.locator("#search").fill("yes")
+    expect(chat.rows.locator("mark")).to_have_count(3)
+
+
+def _hit(chat: Chat) -> None:
+    _found(chat)
+    chat.rows.last.get_by_role("link").click()
+    chat.page.wait_for_function("CSS.highlights.has('hit')")
+
+
+def _wide_list(chat: Chat) -> None:
+    _found(chat)
+    if chat.page.get_by_role("separator").is_visible():
+        chat.page.get_by_role("separator").press("End")
+
+
 def _nothing_found(chat: Chat) -> None:
     _drawer(chat)
     chat.page.locator("#search").fill("zebra")
@@ -277,6 +304,10 @@ CHAT: dict[str, Callable[[Chat], None]] = {
     "retry": _retry,
     "offline": _offline,
     "list": _drawer,
+    "pinned": _pinned,
+    "found": _found,
+    "hit": _hit,
+    "wide list": _wide_list,
     "nothing found": _nothing_found,
     "deleted": _deleted,
 }
