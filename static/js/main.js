@@ -3,6 +3,7 @@ import { ApiError, getTimeline, listModels } from "./api.js";
 import { setUpTheme } from "./appearance.js";
 import { Chat } from "./chat.js";
 import { Composer } from "./composer.js";
+import { defaultSettings, differences } from "./defaults.js";
 import { byId, h } from "./dom.js";
 import { MODEL, TITLE } from "./env.js";
 import { refuseFiles } from "./files.js";
@@ -87,6 +88,9 @@ function show() {
   byId("title").textContent = current.title;
   byId("more").hidden = !current.messages.length;
   document.title = current.messages.length ? `${current.title} · ${TITLE}` : TITLE;
+  const inForce = differences(current, defaultSettings());
+  byId("in-force").textContent = inForce;
+  byId("in-force").hidden = !inForce;
   showModels();
   showContext();
 }
@@ -171,7 +175,8 @@ setUpKeys({
   write: () => composer.focus(),
 });
 byId("help-button").addEventListener("click", showHelp);
-byId("settings-open").addEventListener("click", () => settings.open(chat.current));
+for (const id of ["settings-open", "in-force"]) byId(id).addEventListener("click", () => settings.open(chat.current));
+settings.dialog.addEventListener("close", show); // the defaults may be others now
 byId("model", HTMLSelectElement).addEventListener("change", ({ currentTarget }) =>
   chat.setModel(/** @type {HTMLSelectElement} */ (currentTarget).value),
 );

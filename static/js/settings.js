@@ -1,20 +1,23 @@
 // Settings sheet: a template of the open conversation's settings, which writes the chosen values into it.
 import { html, render } from "../vendor/lit/lit-html.js";
 import { closeByClick } from "./close_dialog.js";
-import { saveDefaults } from "./defaults.js";
+import { saveDefaults, settingsOf } from "./defaults.js";
 import { byId } from "./dom.js";
 import { listField, numberField } from "./fields.js";
 import { toast } from "./notices.js";
+import { presetsSection, savePreset } from "./presets.js";
 import { FIELDS, stopsTo, validationError, valueOf } from "./sampling.js";
 import { toolsSection } from "./tool_settings.js";
 
-/** @import { Conversation, SamplingValue } from "./types.js" */
+/** @import { Conversation, SamplingValue, Settings } from "./types.js" */
 /** @import { Field } from "./sampling.js" */
 
+const BLANK = { system: "", sampling: {}, tools: [], requiresCall: false };
 const GROUPS = [...new Set(FIELDS.map(({ group }) => group))];
 
 export class SettingsSheet {
   #conversation = /** @type {Conversation | null} */ (null);
+  #presetError = "";
   #texts = /** @type {Record<string, string>} */ ({}); // texts that were typed since the sheet opened, valid or not
 
   /** @param {(apply: import("./store.js").Change) => void} onChange changes the open conversation by `apply` */
@@ -22,7 +25,7 @@ export class SettingsSheet {
     this.onChange = onChange;
     this.dialog = byId("settings", HTMLDialogElement);
     this.body = byId("settings-body");
-    byId("settings-reset").addEventListener("click", () => this.#reset());
+    byId("settings-reset").addEventListener("click", () => this.#setAll(BLANK));
     byId("settings-default").addEventListener("click", () => this.#saveDefaults());
     closeByClick(this.dialog);
     // Enter in a number field would submit the form and close the sheet before the value is checked.
@@ -41,6 +44,7 @@ export class SettingsSheet {
   /** Shows the values in force in all fields. */
   #restart() {
     this.#texts = {};
+    this.#presetError = "";
     this.#draw();
     const { tools } = /** @type {Conversation} */ (this.#conversation);
     /** @type {HTMLDetailsElement} */ (this.body.querySelector("details")).open = Boolean(tools?.length);
@@ -60,7 +64,12 @@ export class SettingsSheet {
       this.#change((conversation) => (conversation.system = value));
     };
     render(
-      html`<label class="field">
+      html`${presetsSection(conversation, this.#texts.preset ?? "", this.#presetError, {
+        type: (name) => this.#typePreset(name),
+        save: () => this.#savePreset(),
+        apply: (preset) => this.#setAll(settingsOf(preset)),
+      })}
+        <label class="field">
           <span class="field-label">System prompt</span>
           <textarea id="system-prompt" placeholder="How the model should behave in this conversation"
             .value=${system} @input=${onSystem}></textarea>
@@ -100,10 +109,22 @@ export class SettingsSheet {
     });
   }
 
-  #reset() {
-    this.onChange((conversation) =>
-      Object.assign(conversation, { system: "", sampling: {}, tools: [], requiresCall: false }),
-    );
+  /** @param {string} name @param {string} [error] */
+  #typePreset(name, error = "") {
+    this.#texts.preset = name;
+    this.#presetError = error;
+    this.#draw();
+  }
+
+  #savePreset() {
+    const { preset = "" } = this.#texts;
+    const error = savePreset(preset.trim(), /** @type {Conversation} */ (this.#conversation));
+    this.#typePreset(error ? preset : "", error);
+  }
+
+  /** @param {Settings} settings */
+  #setAll(settings) {
+    this.onChange((conversation) => Object.assign(conversation, structuredClone(settings)));
     this.#restart();
   }
 

@@ -262,6 +262,22 @@ def _wide_list(chat: Chat) -> None:
         chat.page.get_by_role("separator").press("End")
 
 
+def _presets(chat: Chat) -> None:
+    chat.page.locator("#settings-open").click()
+    for name, value in (("Facts", "0"), ("A name as long as a name of settings may be, or almost so", "1.5")):
+        chat.page.locator("#settings [name=temperature]").fill(value)
+        chat.page.locator("#settings [name=preset]").fill(name)
+        chat.page.get_by_role("button", name="Save preset").click()
+    chat.page.get_by_role("button", name="Save preset").click()
+    expect(chat.page.locator("#error-preset")).to_be_visible()
+
+
+def _in_force(chat: Chat) -> None:
+    chat.set_field("stop", "a text that is longer than the line has room for on a phone")
+    chat.set_field("temperature", "0.2")
+    expect(chat.page.locator("#in-force")).to_be_visible()
+
+
 def _nothing_found(chat: Chat) -> None:
     _drawer(chat)
     chat.page.locator("#search").fill("zebra")
@@ -308,6 +324,8 @@ CHAT: dict[str, Callable[[Chat], None]] = {
     "found": _found,
     "hit": _hit,
     "wide list": _wide_list,
+    "presets": _presets,
+    "in force": _in_force,
     "nothing found": _nothing_found,
     "deleted": _deleted,
 }
