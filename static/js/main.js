@@ -3,6 +3,7 @@ import { ApiError, getTimeline, listModels } from "./api.js";
 import { setUpTheme } from "./appearance.js";
 import { Chat } from "./chat.js";
 import { Composer } from "./composer.js";
+import { defaultSettings, differences } from "./defaults.js";
 import { byId, h } from "./dom.js";
 import { MODEL, TITLE } from "./env.js";
 import { refuseFiles } from "./files.js";
@@ -17,6 +18,7 @@ import { announce, setStatus, toast } from "./notices.js";
 import { Queue } from "./queue.js";
 import { Answers } from "./answers.js";
 import { Ready } from "./ready.js";
+import { hitPattern } from "./search.js";
 import { SettingsSheet } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
 import { Store } from "./store.js";
@@ -63,9 +65,17 @@ const composer = new Composer({
   editLast: () => chat.editLast(),
 });
 const sidebar = new Sidebar({
-  open: (id) => (location.hash = `#/c/${id}`),
   create,
   rename: (id, title) => library.rename(id, title),
+  pin(id, pinned) {
+    store.change(id, (conversation) => (conversation.pinned = pinned));
+    show();
+  },
+  reveal(id, message, query) {
+    awaited = { message, query };
+    if (id === chat.current.id) route();
+    else location.hash = `#/c/${id}`;
+  },
   remove: (id) => library.remove(id),
   exportAs: (id, form) => library.exportAs(id, form),
 });
@@ -99,6 +109,9 @@ function show() {
   byId("more").hidden = !current.messages.length;
   const mark = ready.unread.size ? `(${ready.unread.size}) ` : "";
   document.title = mark + (current.messages.length ? `${current.title} · ${TITLE}` : TITLE);
+  const inForce = differences(current, defaultSettings());
+  byId("in-force").textContent = inForce;
+  byId("in-force").hidden = !inForce;
   showModels();
   showContext();
 }
@@ -141,11 +154,16 @@ function create() {
   route();
 }
 
+let awaited = /** @type {{ message: string, query: string } | null} */ (null); // hit of the search that is being opened
+
 function route() {
   if (!/^#?$|^#\//.test(location.hash)) return; // the skip link targets an element
   chat.open(/^#\/c\/(\w+)$/.exec(location.hash)?.[1]);
   sidebar.drawer(false);
   composer.focusOnDesktop();
+  if (awaited) chat.choose(awaited.message, 0);
+  if (awaited) thread.reveal(awaited.message, hitPattern(awaited.query));
+  awaited = null;
 }
 
 async function loadModels() {
@@ -183,20 +201,13 @@ setUpKeys({
   write: () => composer.focus(),
 });
 byId("help-button").addEventListener("click", showHelp);
-byId("settings-open").addEventListener("click", () => settings.open(chat.current));
+for (const id of ["settings-open", "in-force"]) byId(id).addEventListener("click", () => settings.open(chat.current));
+settings.dialog.addEventListener("close", show); // the defaults may be others now
 byId("model", HTMLSelectElement).addEventListener("change", ({ currentTarget }) =>
   chat.setModel(/** @type {HTMLSelectElement} */ (currentTarget).value),
 );
-byId("more").addEventListener("click", () => {
-  const { id } = chat.current;
-  openMenu(byId("more"), [
-    { label: "Export as Markdown", icon: "download", run: () => library.exportAs(id, "md") },
-    { label: "Export as JSON", icon: "download", run: () => library.exportAs(id, "json") },
-    { label: "Delete", icon: "trash", danger: true, run: () => library.remove(id) },
-  ]);
-});
-addEventListener("hashchange", route);
-addEventListener("popstate", route);
+byId("more").addEventListener("click", () => openMenu(byId("more"), sidebar.menuItems(chat.current)));
+addEventListener("popstate", route); // also after a link or a script has changed the hash
 addEventListener("beforeprint", () => thread.drawAll());
 
 await store.open();

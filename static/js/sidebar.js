@@ -1,25 +1,38 @@
-// List of conversations and, on a phone, its drawer.
-import { byId, h, iconButton } from "./dom.js";
+// List of conversations and, on a phone, its drawer. The rows are a template of the list's state.
+import { cache } from "../vendor/lit/directives/cache.js";
+import { repeat } from "../vendor/lit/directives/repeat.js";
+import { html, noChange, nothing, render } from "../vendor/lit/lit-html.js";
+import { byId } from "./dom.js";
+import { iconTemplate } from "./icon_template.js";
+import { whenIdle } from "./idle.js";
 import { openMenu } from "./menu.js";
 import { SearchIndex } from "./search.js";
+import { setUpSidebarWidth } from "./sidebar_width.js";
 
+/** @import { Excerpt } from "./search.js" */
 /** @import { Conversation } from "./types.js" */
 
 /**
- * @typedef {{ open(id: string): void, rename(id: string, title: string): void, remove(id: string): void,
- *   exportAs(id: string, form: "md" | "json"): void, create(): void }} Actions
+ * @typedef {{ rename(id: string, title: string): void, pin(id: string, pinned: boolean): void, remove(id: string): void,
+ *   exportAs(id: string, form: "md" | "json"): void, create(): void, reveal(id: string, message: string, query: string): void }} Actions
+ * @typedef {{ list: Conversation[], current: string, running: Set<string>, query: string, renaming: string,
+ *   found: Map<string, Excerpt | null | undefined> }} View the found conversations have excerpts, or undefined until it is drawn
  */
 
 const DRAWER = "(max-width: 820px)"; // as in shell.css
+const EXCERPTS_AT_ONCE = 60; // more than the rows of a screen
 
 export class Sidebar {
-  #list = /** @type {Conversation[]} */ ([]);
-  #current = "";
-  #running = new Set();
-  #renaming = false;
-  #rows = /** @type {Map<string, Row>} */ (new Map());
-  #headings = /** @type {Map<string, HTMLElement>} */ (new Map());
   index = new SearchIndex();
+  #view = /** @type {View} */ ({
+    list: [],
+    current: "",
+    running: new Set(),
+    query: "",
+    renaming: "",
+    found: new Map(),
+  });
+  #stopDrawing = () => {};
 
   /** @param {Actions} actions */
   constructor(actions) {
@@ -28,9 +41,13 @@ export class Sidebar {
     this.node = byId("sidebar");
     this.items = byId("conversations");
     this.search = byId("search", HTMLInputElement);
-    this.search.addEventListener("focus", () => this.index.prepare(this.#list));
+    this.search.addEventListener("focus", () => this.index.prepare(this.#view.list));
     this.search.addEventListener("input", () => this.#draw());
     this.search.addEventListener("keydown", (event) => this.#searchKey(event));
+    this.items.addEventListener("click", (event) => this.#click(event));
+    this.items.addEventListener("keydown", (event) => this.#titleKey(event));
+    this.items.addEventListener("focusout", ({ target }) => this.#endRenaming(target, true));
+    setUpSidebarWidth(byId("sidebar-width"));
     byId("new").addEventListener("click", () => this.actions.create());
     byId("drawer-open").addEventListener("click", () => this.drawer(true));
     byId("drawer-close").addEventListener("click", () => this.drawer(false));
@@ -45,10 +62,9 @@ export class Sidebar {
 
   /** @param {Conversation[]} list @param {string} current @param {Set<string>} running */
   show(list, current, running) {
-    this.#list = list;
-    this.#current = current;
-    this.#running = running;
-    if (!this.#renaming) this.#draw();
+    list.sort((a, b) => Number(b.pinned ?? false) - Number(a.pinned ?? false));
+    Object.assign(this.#view, { list, current, running });
+    if (!this.#view.renaming) this.#draw(); // moving a row would take the focus from the title
   }
 
   get isDrawer() {
@@ -71,82 +87,79 @@ export class Sidebar {
     this.search.select();
   }
 
+  /** Draws the list; of a search, the excerpts that are out of sight are drawn when the browser is idle. */
   #draw() {
-    const found = this.index.find(this.#list, this.search.value);
-    const midnight = new Date().setHours(0, 0, 0, 0);
-    let day = "";
-    const nodes = [];
-    for (const conversation of found) {
-      const name = dayName(conversation.updated, midnight);
-      if (name !== day && !this.search.value) nodes.push(this.#heading((day = name)));
-      nodes.push(this.#row(conversation));
-    }
-    arrange(this.items, nodes);
-    this.#forget();
+    const query = this.search.value.trim();
+    const list = this.index.find(this.#view.list, query);
+    const found = /** @type {View["found"]} */ (new Map(list.map(({ id }) => [id, undefined])));
+    Object.assign(this.#view, { query, found });
+    const draw = () => {
+      const next = query ? list.splice(0, EXCERPTS_AT_ONCE) : [];
+      for (const conversation of next) found.set(conversation.id, this.index.excerpt(conversation, query));
+      render(rows(this.#view), this.items);
+      return query !== "" && list.length > 0;
+    };
+    this.#stopDrawing();
+    if (draw()) this.#stopDrawing = whenIdle(draw);
     const none = byId("conversations-none");
-    none.hidden = found.length > 0;
-    none.textContent = this.#list.length ? "Nothing found." : "Your conversations will be listed here.";
+    none.hidden = found.size > 0;
+    none.textContent = this.#view.list.length ? "Nothing found." : "Your conversations will be listed here.";
   }
 
-  /** @param {string} name */
-  #heading(name) {
-    let node = this.#headings.get(name);
-    if (!node) this.#headings.set(name, (node = h("li", { class: "day" }, name)));
-    return node;
+  /** Opens the menu of a row, or the message that an excerpt is of. @param {MouseEvent} event */
+  #click(event) {
+    const place = /** @type {Element} */ (event.target);
+    const conversation = this.#view.list.find(({ id }) => id === place.closest("li")?.dataset.id);
+    const button = place.closest(".row-more");
+    if (!conversation) return;
+    const { id } = conversation;
+    if (button instanceof HTMLElement)
+      return openMenu(button, [
+        { label: "Rename", icon: "edit", run: () => this.#rename(id) },
+        ...this.menuItems(conversation),
+      ]);
+    const message = place.closest("a") && this.#view.found.get(id)?.message;
+    if (!message || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    event.preventDefault();
+    this.actions.reveal(id, message, this.#view.query);
   }
 
-  /** Returns the row of a conversation, created once and updated in place. @param {Conversation} conversation */
-  #row({ id, title }) {
-    let row = this.#rows.get(id);
-    if (!row) this.#rows.set(id, (row = new Row(id, (button) => this.#menu(button, id))));
-    row.show(title, id === this.#current, this.#running.has(id));
-    return row.node;
-  }
-
-  /** Drops the rows of deleted conversations. */
-  #forget() {
-    if (this.#rows.size <= this.#list.length) return;
-    const ids = new Set(this.#list.map(({ id }) => id));
-    for (const id of this.#rows.keys()) if (!ids.has(id)) this.#rows.delete(id);
-  }
-
-  /** @param {HTMLElement} button @param {string} id */
-  #menu(button, id) {
-    openMenu(button, [
-      { label: "Rename", icon: "edit", run: () => this.rename(id) },
+  /** Returns the entries of a conversation's menus. @param {Conversation} conversation */
+  menuItems({ id, pinned }) {
+    return [
+      { label: pinned ? "Unpin" : "Pin", icon: "pin", run: () => this.actions.pin(id, !pinned) },
       { label: "Export as Markdown", icon: "download", run: () => this.actions.exportAs(id, "md") },
       { label: "Export as JSON", icon: "download", run: () => this.actions.exportAs(id, "json") },
       { label: "Delete", icon: "trash", danger: true, run: () => this.actions.remove(id) },
-    ]);
+    ];
   }
 
   /** @param {string} id */
-  rename(id) {
-    const row = this.items.querySelector(`[data-id="${id}"]`);
-    const conversation = this.#list.find((one) => one.id === id);
-    if (!row || !conversation) return;
-    const input = h("input", { type: "text", "aria-label": "Title", maxlength: "200" });
-    input.value = conversation.title;
-    this.#renaming = true;
-    let open = true;
-    const close = (/** @type {boolean} */ keep) => {
-      if (!open) return; // Enter also blurs the field
-      open = this.#renaming = false;
-      this.#rows.delete(id); // the input replaces it
-      if (keep && input.value.trim()) this.actions.rename(id, input.value.trim());
-      this.#draw();
-      /** @type {HTMLElement | null} */ (this.items.querySelector(`[data-id="${id}"] a`))?.focus();
-    };
-    input.addEventListener("blur", () => close(true));
-    input.addEventListener("keydown", (event) => {
-      if (event.isComposing) return;
-      if (event.key === "Enter") close(true);
-      if (event.key === "Escape") close(false);
-      if (event.key === "Enter" || event.key === "Escape") event.stopPropagation();
-    });
-    row.replaceChildren(input);
-    input.focus();
-    input.select();
+  #rename(id) {
+    this.#view.renaming = id;
+    this.#draw();
+    const input = this.items.querySelector("input");
+    input?.focus();
+    input?.select();
+  }
+
+  /** @param {KeyboardEvent} event */
+  #titleKey(event) {
+    const { key, target } = event;
+    if (event.isComposing || (key !== "Enter" && key !== "Escape") || !this.#view.renaming) return;
+    event.stopPropagation();
+    this.#endRenaming(target, key === "Enter");
+  }
+
+  /** @param {EventTarget | null} input @param {boolean} keep */
+  #endRenaming(input, keep) {
+    const id = this.#view.renaming;
+    if (!id || !(input instanceof HTMLInputElement)) return; // a field also loses the focus when it is removed
+    this.#view.renaming = "";
+    const title = input.value.trim();
+    if (keep && title) this.actions.rename(id, title);
+    this.#draw();
+    /** @type {HTMLElement | null} */ (this.items.querySelector(`[data-id="${id}"] a`))?.focus();
   }
 
   /** @param {KeyboardEvent} event */
@@ -165,58 +178,58 @@ export class Sidebar {
   }
 }
 
-/** Row of one conversation. */
-class Row {
-  #title = "";
-  #current = /** @type {boolean | null} */ (null);
-  #running = false;
+/** Returns the template of the list. A row keeps its element, wherever it moves and while a search hides it. @param {View} view */
+const rows = (view) =>
+  repeat(
+    withHeadings(view.list),
+    (entry) => (typeof entry === "string" ? entry : entry.id),
+    (entry) => cache(typeof entry === "string" ? heading(entry, view) : row(entry, view)),
+  );
 
-  /** @param {string} id @param {(button: HTMLElement) => void} openMenu */
-  constructor(id, openMenu) {
-    this.link = h("a", { class: "row-open", href: `#/c/${id}` });
-    this.live = h("span", { class: "row-live", role: "img", "aria-label": "answering" });
-    this.more = iconButton("more", "", () => openMenu(this.more), { "aria-haspopup": "menu" });
-    this.more.classList.add("row-more");
-    this.node = h("li", { class: "row", "data-id": id }, this.link, this.more);
-  }
-
-  /** @param {string} title @param {boolean} current @param {boolean} running */
-  show(title, current, running) {
-    if (title !== this.#title) this.#name(title);
-    if (current !== this.#current) this.#mark(current);
-    if (running !== this.#running) running ? this.more.before(this.live) : this.live.remove();
-    this.#running = running;
-  }
-
-  /** @param {string} title */
-  #name(title) {
-    this.#title = this.link.textContent = this.link.title = title;
-    this.more.title = `Menu of ${title}`;
-    this.more.setAttribute("aria-label", this.more.title);
-  }
-
-  /** @param {boolean} current */
-  #mark(current) {
-    this.#current = current;
-    this.node.toggleAttribute("data-current", current);
-    if (current) this.link.setAttribute("aria-current", "page");
-    else this.link.removeAttribute("aria-current");
-  }
+/** Returns the conversations and, before the first of a day, its name. @param {Conversation[]} list pinned ones first */
+function withHeadings(list) {
+  const midnight = new Date().setHours(0, 0, 0, 0);
+  let name = "";
+  return list.flatMap((conversation) => {
+    const before = name;
+    name = conversation.pinned ? "Pinned" : dayName(conversation.updated, midnight);
+    return name === before ? [conversation] : [name, conversation];
+  });
 }
 
-/**
- * Sets the children of `parent` to these nodes and moves only those out of place.
- * @param {HTMLElement} parent @param {Node[]} nodes
- */
-function arrange(parent, nodes) {
-  const wanted = new Set(nodes);
-  for (const child of [...parent.childNodes]) if (!wanted.has(child)) child.remove();
-  let at = parent.firstChild;
-  for (const node of nodes) {
-    if (node === at) at = at.nextSibling;
-    else parent.insertBefore(node, at);
-  }
+/** @param {string} name @param {View} view */
+const heading = (name, { query }) => (query ? nothing : html`<li class="day">${name}</li>`);
+
+/** @param {Conversation} conversation @param {View} view */
+function row({ id, title }, { current, running, renaming, query, found }) {
+  if (!found.has(id)) return nothing;
+  const isCurrent = id === current;
+  return html`<li class="row" data-id=${id} ?data-current=${isCurrent}>
+    ${
+      id === renaming
+        ? html`<input type="text" aria-label="Title" maxlength="200" .value=${title} />`
+        : html`<a class="row-open" href="#/c/${id}" title=${title} aria-current=${isCurrent ? "page" : nothing}>
+              <span class="row-title">${title}</span>${query ? excerptLine(found.get(id)) : nothing}</a
+            >${running.has(id) ? LIVE : nothing}${menuButton(`Menu of ${title}`)}`
+    }
+  </li>`;
 }
+
+/** Returns the line of an excerpt; one that is not drawn yet stays as it is. @param {Excerpt | null | undefined} excerpt */
+function excerptLine(excerpt) {
+  if (!excerpt) return excerpt === null ? nothing : noChange;
+  return html`<span class="row-excerpt">
+    ${excerpt.parts.map((part, i) => (i % 2 ? html`<mark>${part}</mark>` : part))}
+  </span>`;
+}
+
+const LIVE = html`<span class="row-live" role="img" aria-label="answering"></span>`;
+
+/** @param {string} label */
+const menuButton = (label) =>
+  html`<button class="icon-button small row-more" type="button" aria-haspopup="menu" aria-label=${label} title=${label}>
+    ${iconTemplate("more")}
+  </button>`;
 
 /** @param {number} time @param {number} midnight start of today */
 function dayName(time, midnight) {

@@ -238,19 +238,29 @@ export interface Message {
   later?: boolean;
 }
 
-export interface Conversation {
-  id: string;
-  title: string;
-  created: number;
-  updated: number;
+export interface Settings {
   system: string;
-  model: string;
   sampling: Sampling;
   tools?: Tool[];
   /** Whether the answer to a message must be a tool call. */
   requiresCall?: boolean;
+}
+
+/** Settings under a name. */
+export interface Preset extends Settings {
+  name: string;
+}
+
+export interface Conversation extends Settings {
+  id: string;
+  title: string;
+  created: number;
+  updated: number;
+  model: string;
   /** Id of the first message that is sent, if older ones are left out. */
   first?: string;
+  /** Whether it is listed above the others. */
+  pinned?: boolean;
   /** All messages of all branches. */
   messages: Message[];
   /** Parents of deleted messages, by id. */

@@ -278,6 +278,49 @@ def _menu(chat: Chat) -> None:
     chat.page.locator("#more").click()
 
 
+def _pinned(chat: Chat) -> None:
+    _drawer(chat)
+    row = chat.rows.filter(has_text="Seats")
+    row.hover()
+    row.get_by_role("button").click()
+    chat.page.get_by_role("menuitem", name="Pin", exact=True).click()
+    expect(chat.page.locator("#conversations .day").first).to_have_text("Pinned")
+
+
+def _found(chat: Chat) -> None:
+    _drawer(chat)
+    chat.page.locator("#search").fill("yes")
+    expect(chat.rows.locator("mark")).to_have_count(3)
+
+
+def _hit(chat: Chat) -> None:
+    _found(chat)
+    chat.rows.last.get_by_role("link").click()
+    chat.page.wait_for_function("CSS.highlights.has('hit')")
+
+
+def _wide_list(chat: Chat) -> None:
+    _found(chat)
+    if chat.page.get_by_role("separator").is_visible():
+        chat.page.get_by_role("separator").press("End")
+
+
+def _presets(chat: Chat) -> None:
+    chat.page.locator("#settings-open").click()
+    for name, value in (("Facts", "0"), ("A name as long as a name of settings may be, or almost so", "1.5")):
+        chat.page.locator("#settings [name=temperature]").fill(value)
+        chat.page.locator("#settings [name=preset]").fill(name)
+        chat.page.get_by_role("button", name="Save preset").click()
+    chat.page.get_by_role("button", name="Save preset").click()
+    expect(chat.page.locator("#error-preset")).to_be_visible()
+
+
+def _in_force(chat: Chat) -> None:
+    chat.set_field("stop", "a text that is longer than the line has room for on a phone")
+    chat.set_field("temperature", "0.2")
+    expect(chat.page.locator("#in-force")).to_be_visible()
+
+
 def _nothing_found(chat: Chat) -> None:
     _drawer(chat)
     chat.page.locator("#search").fill("zebra")
@@ -324,6 +367,12 @@ CHAT: dict[str, Callable[[Chat], None]] = {
     "retry": _retry,
     "offline": _offline,
     "list": _drawer,
+    "pinned": _pinned,
+    "found": _found,
+    "hit": _hit,
+    "wide list": _wide_list,
+    "presets": _presets,
+    "in force": _in_force,
     "nothing found": _nothing_found,
     "deleted": _deleted,
 }
