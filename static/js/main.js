@@ -103,7 +103,7 @@ const settings = new SettingsSheet((apply) => chat.change(apply));
 /** Updates everything outside the message column for the open conversation. */
 function show() {
   const { current } = chat;
-  sidebar.show(store.list(), current.id, answers.running);
+  sidebar.show(store.list(), current.id, answers.running, ready.unread);
   composer.setBusy(chat.isBusy, chat.running);
   byId("title").textContent = current.title;
   byId("more").hidden = !current.messages.length;

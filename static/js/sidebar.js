@@ -15,7 +15,7 @@ import { setUpSidebarWidth } from "./sidebar_width.js";
 /**
  * @typedef {{ rename(id: string, title: string): void, pin(id: string, pinned: boolean): void, remove(id: string): void,
  *   exportAs(id: string, form: "md" | "json"): void, create(): void, reveal(id: string, message: string, query: string): void }} Actions
- * @typedef {{ list: Conversation[], current: string, running: Set<string>, query: string, renaming: string,
+ * @typedef {{ list: Conversation[], current: string, running: Set<string>, unread: Set<string>, query: string, renaming: string,
  *   found: Map<string, Excerpt | null | undefined> }} View the found conversations have excerpts, or undefined until it is drawn
  */
 
@@ -28,6 +28,7 @@ export class Sidebar {
     list: [],
     current: "",
     running: new Set(),
+    unread: new Set(),
     query: "",
     renaming: "",
     found: new Map(),
@@ -60,10 +61,10 @@ export class Sidebar {
     });
   }
 
-  /** @param {Conversation[]} list @param {string} current @param {Set<string>} running */
-  show(list, current, running) {
+  /** @param {Conversation[]} list @param {string} current @param {Set<string>} running @param {Set<string>} unread */
+  show(list, current, running, unread) {
     list.sort((a, b) => Number(b.pinned ?? false) - Number(a.pinned ?? false));
-    Object.assign(this.#view, { list, current, running });
+    Object.assign(this.#view, { list, current, running, unread });
     if (!this.#view.renaming) this.#draw(); // moving a row would take the focus from the title
   }
 
@@ -201,7 +202,7 @@ function withHeadings(list) {
 const heading = (name, { query }) => (query ? nothing : html`<li class="day">${name}</li>`);
 
 /** @param {Conversation} conversation @param {View} view */
-function row({ id, title }, { current, running, renaming, query, found }) {
+function row({ id, title }, { current, running, unread, renaming, query, found }) {
   if (!found.has(id)) return nothing;
   const isCurrent = id === current;
   return html`<li class="row" data-id=${id} ?data-current=${isCurrent}>
@@ -210,7 +211,7 @@ function row({ id, title }, { current, running, renaming, query, found }) {
         ? html`<input type="text" aria-label="Title" maxlength="200" .value=${title} />`
         : html`<a class="row-open" href="#/c/${id}" title=${title} aria-current=${isCurrent ? "page" : nothing}>
               <span class="row-title">${title}</span>${query ? excerptLine(found.get(id)) : nothing}</a
-            >${running.has(id) ? LIVE : nothing}${menuButton(`Menu of ${title}`)}`
+            >${running.has(id) ? LIVE : unread.has(id) ? UNREAD : nothing}${menuButton(`Menu of ${title}`)}`
     }
   </li>`;
 }
@@ -224,6 +225,7 @@ function excerptLine(excerpt) {
 }
 
 const LIVE = html`<span class="row-live" role="img" aria-label="answering"></span>`;
+const UNREAD = html`<span class="row-live unread" role="img" aria-label="new answer"></span>`;
 
 /** @param {string} label */
 const menuButton = (label) =>
