@@ -3,7 +3,7 @@
 import { RESUME_SECONDS } from "./env.js";
 import { asJson, asMarkdown, download, fileName } from "./export.js";
 import { toast } from "./notices.js";
-import { titleFrom } from "./store.js";
+import { titleFrom } from "./title.js";
 
 /** @import { Conversation, Message } from "./types.js" */
 

@@ -42,16 +42,16 @@ const answers = new Answers(store, {
 });
 const thread = new Thread({
   send: (text) => chat.send(text),
-  regenerate: (id, count) => chat.regenerate(id, count),
-  resume: (id) => chat.resume(id),
-  goOnFrom: (id, text) => chat.goOnFrom(id, text),
-  rewrite: (id, text) => chat.rewrite(id, text),
+  regenerate: (id, count) => chat.branches.regenerate(id, count),
+  resume: (id) => chat.branches.resume(id),
+  goOnFrom: (id, text) => chat.branches.goOnFrom(id, text),
+  rewrite: (id, text) => chat.branches.rewrite(id, text),
   choose: (id, step) => chat.choose(id, step),
-  removeBranch: (id) => chat.removeBranch(id),
+  removeBranch: (id) => chat.branches.removeBranch(id),
   sendResults: (id, results) => chat.sendResults(id, results),
   leaveOut: (id) => chat.leaveOut(id),
   startOver: () => chat.startOver(),
-  edit: (id, text) => chat.edit(id, text),
+  edit: (id, text) => chat.branches.edit(id, text),
   retryNow: (id) => answers.now(id),
   askKey: () => askKey(),
   timeline: getTimeline,
@@ -59,9 +59,9 @@ const thread = new Thread({
 const composer = new Composer({
   send: (text) => chat.send(text),
   queue: (text) => chat.queue(text),
-  stop: () => chat.stop(),
-  pause: () => chat.pause(),
-  later: () => chat.later(),
+  stop: () => chat.control.stop(),
+  pause: () => chat.control.pause(),
+  later: () => chat.control.later(),
   editLast: () => chat.editLast(),
 });
 const sidebar = new Sidebar({
@@ -104,7 +104,7 @@ const settings = new SettingsSheet((apply) => chat.change(apply));
 function show() {
   const { current } = chat;
   sidebar.show(store.list(), current.id, answers.running, ready.unread);
-  composer.setBusy(chat.isBusy, chat.running);
+  composer.setBusy(chat.isBusy, chat.control.running);
   byId("title").textContent = current.title;
   byId("more").hidden = !current.messages.length;
   const mark = ready.unread.size ? `(${ready.unread.size}) ` : "";
@@ -122,8 +122,7 @@ function show() {
  */
 function ended(conversation, messages) {
   const complete = messages.filter(({ state }) => state === "done");
-  if (conversation === chat.current)
-    announce(complete.flatMap((message) => thread.answer(message)?.blockTexts() ?? []));
+  if (conversation === chat.current) announce(complete.flatMap((message) => thread.answer(message)?.blockTexts ?? []));
   ready.ended(conversation, messages[0]);
   chat.onAnswerEnd(conversation, messages);
 }
@@ -190,10 +189,10 @@ setUpKey(() => {
   loadModels();
   sync.start();
   const last = chat.tree.path.at(-1);
-  if (last?.error?.status === 401) chat.regenerate(last.id);
+  if (last?.error?.status === 401) chat.branches.regenerate(last.id);
 });
 setUpKeys({
-  stop: () => chat.stop(),
+  stop: () => chat.control.stop(),
   search: () => sidebar.focusSearch(),
   create,
   settings: () => settings.open(chat.current),

@@ -6,16 +6,12 @@ import { openMenu } from "./menu.js";
 import { copy } from "./notices.js";
 import { VersionSwitch } from "./versions.js";
 
-/** @import { Message } from "./types.js" */
+/** @import { Message, MessageActions } from "./types.js" */
 
 const SCROLL_CHARACTERS = 3000; // characters beyond which a bubble scrolls
 
-/**
- * @typedef {import("./messages.js").Actions} Actions
- */
-
 export class UserView {
-  /** @param {Message} message @param {Actions} actions */
+  /** @param {Message} message @param {MessageActions} actions */
   constructor(message, actions) {
     this.message = message;
     this.actions = actions;

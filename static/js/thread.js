@@ -8,7 +8,7 @@ import { UserView } from "./question.js";
 import { AutoScroll } from "./scroll.js";
 import { Tree } from "./tree.js";
 
-/** @import { Conversation, Message } from "./types.js" */
+/** @import { Conversation, Message, MessageActions } from "./types.js" */
 
 const DRAWN_AT_ONCE = 12; // messages at the end of a conversation that are drawn when it is opened; more than a screen
 
@@ -17,7 +17,7 @@ export class Thread {
   #conversation = "";
   #views = /** @type {Map<string, AnswerView | UserView>} */ (new Map());
 
-  /** @param {import("./messages.js").Actions & { send(text: string): void }} actions */
+  /** @param {MessageActions} actions */
   constructor(actions) {
     this.actions = actions;
     this.node = byId("thread");

@@ -327,3 +327,39 @@ export interface ChoicesRow {
   id: string;
   chosen: Record<string, string>;
 }
+
+/** View of an answer in the open conversation. */
+export interface AnswerDisplay {
+  show(message: Message): void;
+  status(status: Status): void;
+  reconnecting(): void;
+  offline(): void;
+  retrying(error: { message: string }, at: number): void;
+}
+
+/** What the answers in progress need of the page. */
+export interface AnswerPage {
+  viewOf(message: Message): AnswerDisplay | null;
+  changed(): void;
+  ended(conversation: Conversation, messages: Message[]): void;
+  announce(text: string, conversation: Conversation): void;
+  onError(error: { message: string; status: number }): void;
+}
+
+/** Actions of the buttons of messages. */
+export interface MessageActions {
+  send(text: string): void;
+  regenerate(id: string, count?: number): void;
+  resume(id: string): void;
+  edit(id: string, text: string): boolean;
+  rewrite(id: string, text: string): boolean;
+  goOnFrom(id: string, text: string): boolean;
+  choose(id: string, step: number): void;
+  removeBranch(id: string): void;
+  retryNow(id: string): void;
+  sendResults(id: string, results: (string | undefined)[]): boolean;
+  leaveOut(id: string): void;
+  startOver(): void;
+  askKey(): void;
+  timeline(stream: string): Promise<Timeline>;
+}
