@@ -196,6 +196,8 @@ export interface ToolCall {
 /** A message of a conversation. Times are in ms since 1970, durations in ms. */
 export interface Message {
   id: string;
+  /** Id of the message that it follows; null at the beginning. */
+  parent?: string | null;
   role: "user" | "assistant";
   content: string;
   created: number;
@@ -233,6 +235,8 @@ export interface Conversation {
   requiresCall?: boolean;
   /** Id of the first message that is sent, if older ones are left out. */
   first?: string;
+  /** For ids of messages, and "" for the beginning: the message after them that was read last. */
+  chosen?: Record<string, string>;
   revision?: number;
   messages: Message[];
 }
