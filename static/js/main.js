@@ -20,6 +20,7 @@ import { SettingsSheet } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
 import { Store } from "./store.js";
 import { Thread } from "./thread.js";
+import { setUpTransfer } from "./transfer.js";
 
 /** @import { Conversation, Message } from "./types.js" */
 
@@ -142,6 +143,7 @@ async function loadModels() {
 
 setUpTheme(byId("theme"));
 setUpHelp();
+setUpTransfer(library);
 setUpFormulaCopy();
 refuseFiles();
 setUpKey(() => {
