@@ -13,7 +13,7 @@ Comments that fill whole lines are left out, except for licences (`/*!` and `@li
 compressed size. So no line inside of a template literal may begin like a comment.
 
 A module that is imported on demand stays a file of its own, and must not import a module that is in a bundle: it would
-get a second copy of it.
+get a second copy of it. A worker has copies of its own in any case.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ import { Sidebar } from "./sidebar.js";
 import { Store } from "./store.js";
 import { Sync } from "./sync.js";
 import { Thread } from "./thread.js";
+import { setUpTransfer } from "./transfer.js";
 
 /** @import { Conversation, Message } from "./types.js" */
 
@@ -183,6 +184,7 @@ async function loadModels() {
 
 setUpTheme(byId("theme"));
 setUpHelp();
+setUpTransfer(library);
 setUpFormulaCopy();
 refuseFiles();
 setUpKey(() => {
