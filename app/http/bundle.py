@@ -23,7 +23,8 @@ import re
 from pathlib import Path
 
 IMPORT = re.compile(
-    r"""(?:^|(?<=;))import(?:\s*\{([^}]*)\}\s*|\s+([\w$]+)\s+)from\s*["'](\.{1,2}/[^"']+)["'](?:;(?=import\b)|;?[ \t]*$)""",
+    r"""(?:^|(?<=;))import(?:\s*\{([^}]*)\}\s*|\s+([\w$]+)\s+)from\s*["'](\.{1,2}/[^"']+)["']"""
+    r"""(?:;(?=import\b)|;?[ \t]*$)""",
     re.M,
 )
 EXPORTED = re.compile(r"^export (?=(?:async )?(?:function\*? ?|class |const )([\w$]+))", re.M)

@@ -142,8 +142,9 @@ export class Answers {
     for await (const event of answer.events()) {
       if (!this.#runs.has(run)) continue; // stopped meanwhile: the generator still has to clean up
       const { messages } = run;
-      const live = messages.filter(isStreaming);
-      if (pausedAt) for (const message of live) message.pausedMs = (message.pausedMs ?? 0) + Date.now() - pausedAt;
+      if (pausedAt)
+        for (const message of messages.filter(isStreaming))
+          message.pausedMs = (message.pausedMs ?? 0) + Date.now() - pausedAt;
       const hasBegun = messages.some(({ pieces }) => pieces);
       const isWaiting = event.kind === "status" && (event.state === "paused" || (event.state === "queued" && hasBegun));
       pausedAt = isWaiting ? Date.now() : 0;

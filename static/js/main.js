@@ -111,7 +111,7 @@ function show() {
   const mark = ready.unread.size ? `(${ready.unread.size}) ` : "";
   document.title = mark + (current.messages.length ? `${current.title} · ${TITLE}` : TITLE);
   const inForce = differences(current, defaultSettings());
-  byId("in-force").textContent = inForce;
+  byId("in-force").textContent = inForce || "Settings";
   byId("in-force").hidden = !inForce;
   showModels();
   showContext();

@@ -38,9 +38,10 @@ export class SearchIndex {
 
   /**
    * Returns the excerpt of a conversation that was found; null if only its title has the words.
-   * @param {Conversation} conversation @param {string} query @returns {Excerpt | null}
+   * @param {Conversation} conversation @param {string} query @param {RegExp} [pattern] that of the query
+   * @returns {Excerpt | null}
    */
-  excerpt(conversation, query) {
+  excerpt(conversation, query, pattern = hitPattern(query)) {
     const { text, starts } = this.#entry(conversation);
     const places = wordsOf(query).map((word) => text.indexOf(word, starts[0] ?? text.length));
     const at = Math.min(...places.filter((place) => place >= 0));
@@ -51,7 +52,7 @@ export class SearchIndex {
     const lower = text.slice(starts[index], (starts[index + 1] ?? text.length + 1) - 1);
     const source = whole.length === lower.length ? whole : lower; // a few letters have a longer lower case
     const line = lineAround(source, at - starts[index]);
-    return { message: message.id, parts: line.split(hitPattern(query)) };
+    return { message: message.id, parts: line.split(pattern) };
   }
 
   /** Builds the index in portions while the browser is idle. @param {Conversation[]} list */

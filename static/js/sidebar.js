@@ -1,26 +1,22 @@
 // List of conversations and, on a phone, its drawer. The rows are a template of the list's state.
-import { cache } from "../vendor/lit/directives/cache.js";
 import { repeat } from "../vendor/lit/directives/repeat.js";
-import { html, noChange, nothing, render } from "../vendor/lit/lit-html.js";
-import { byId } from "./dom.js";
+import { html, nothing, render } from "../vendor/lit/lit-html.js";
+import { byId, h } from "./dom.js";
 import { iconTemplate } from "./icon_template.js";
-import { whenIdle } from "./idle.js";
 import { openMenu } from "./menu.js";
-import { SearchIndex } from "./search.js";
+import { hitPattern, SearchIndex } from "./search.js";
 import { setUpSidebarWidth } from "./sidebar_width.js";
 
-/** @import { Excerpt } from "./search.js" */
 /** @import { Conversation } from "./types.js" */
 
 /**
  * @typedef {{ rename(id: string, title: string): void, pin(id: string, pinned: boolean): void, remove(id: string): void,
  *   exportAs(id: string, form: "md" | "json"): void, create(): void, reveal(id: string, message: string, query: string): void }} Actions
- * @typedef {{ list: Conversation[], current: string, running: Set<string>, unread: Set<string>, query: string, renaming: string,
- *   found: Map<string, Excerpt | null | undefined> }} View the found conversations have excerpts, or undefined until it is drawn
+ * @typedef {{ list: Conversation[], current: string, running: Set<string>, unread: Set<string>, query: string, renaming: string }} View
  */
 
 const DRAWER = "(max-width: 820px)"; // as in shell.css
-const EXCERPTS_AT_ONCE = 60; // more than the rows of a screen
+const FOUND_AT_ONCE = 60; // rows of a search that are drawn with each key; more than a screen has
 
 export class Sidebar {
   index = new SearchIndex();
@@ -31,23 +27,28 @@ export class Sidebar {
     unread: new Set(),
     query: "",
     renaming: "",
-    found: new Map(),
   });
-  #stopDrawing = () => {};
+  #limit = FOUND_AT_ONCE;
 
   /** @param {Actions} actions */
   constructor(actions) {
     this.actions = actions;
     this.app = byId("app");
     this.node = byId("sidebar");
-    this.items = byId("conversations");
+    this.all = this.items = byId("conversations");
+    this.found = h("ol", { id: "conversations" }); // in its place during a search, so that its rows stay as they are
     this.search = byId("search", HTMLInputElement);
     this.search.addEventListener("focus", () => this.index.prepare(this.#view.list));
-    this.search.addEventListener("input", () => this.#draw());
+    this.search.addEventListener("input", () => {
+      this.#limit = FOUND_AT_ONCE;
+      this.#draw();
+    });
     this.search.addEventListener("keydown", (event) => this.#searchKey(event));
-    this.items.addEventListener("click", (event) => this.#click(event));
-    this.items.addEventListener("keydown", (event) => this.#titleKey(event));
-    this.items.addEventListener("focusout", ({ target }) => this.#endRenaming(target, true));
+    for (const items of [this.all, this.found]) {
+      items.addEventListener("click", (event) => this.#click(event));
+      items.addEventListener("keydown", (event) => this.#titleKey(event));
+      items.addEventListener("focusout", ({ target }) => this.#endRenaming(target, true));
+    }
     setUpSidebarWidth(byId("sidebar-width"));
     byId("new").addEventListener("click", () => this.actions.create());
     byId("drawer-open").addEventListener("click", () => this.drawer(true));
@@ -88,29 +89,25 @@ export class Sidebar {
     this.search.select();
   }
 
-  /** Draws the list; of a search, the excerpts that are out of sight are drawn when the browser is idle. */
   #draw() {
-    const query = this.search.value.trim();
-    const list = this.index.find(this.#view.list, query);
-    const found = /** @type {View["found"]} */ (new Map(list.map(({ id }) => [id, undefined])));
-    Object.assign(this.#view, { query, found });
-    const draw = () => {
-      const next = query ? list.splice(0, EXCERPTS_AT_ONCE) : [];
-      for (const conversation of next) found.set(conversation.id, this.index.excerpt(conversation, query));
-      render(rows(this.#view), this.items);
-      return query !== "" && list.length > 0;
-    };
-    this.#stopDrawing();
-    if (draw()) this.#stopDrawing = whenIdle(draw);
+    const { list } = this.#view;
+    const query = (this.#view.query = this.search.value.trim());
+    const found = this.index.find(list, query);
+    const items = query ? this.found : this.all;
+    if (items !== this.items) this.items.replaceWith(items);
+    this.items = items;
+    render(query ? results(found, this.#limit, this.index, this.#view) : rows(this.#view), items);
     const none = byId("conversations-none");
-    none.hidden = found.size > 0;
-    none.textContent = this.#view.list.length ? "Nothing found." : "Your conversations will be listed here.";
+    none.hidden = found.length > 0;
+    none.textContent = list.length ? "Nothing found." : "Your conversations will be listed here.";
   }
 
-  /** Opens the menu of a row, or the message that an excerpt is of. @param {MouseEvent} event */
+  /** Opens the menu of a row, or the message that an excerpt is of, or shows the other rows. @param {MouseEvent} event */
   #click(event) {
     const place = /** @type {Element} */ (event.target);
-    const conversation = this.#view.list.find(({ id }) => id === place.closest("li")?.dataset.id);
+    const { list, query } = this.#view;
+    if (place.closest(".rows-more")) return this.#showAll();
+    const conversation = list.find(({ id }) => id === place.closest("li")?.dataset.id);
     const button = place.closest(".row-more");
     if (!conversation) return;
     const { id } = conversation;
@@ -119,10 +116,17 @@ export class Sidebar {
         { label: "Rename", icon: "edit", run: () => this.#rename(id) },
         ...this.menuItems(conversation),
       ]);
-    const message = place.closest("a") && this.#view.found.get(id)?.message;
-    if (!message || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    const excerpt = query && place.closest("a") ? this.index.excerpt(conversation, query) : null;
+    if (!excerpt || event.ctrlKey || event.metaKey || event.shiftKey) return;
     event.preventDefault();
-    this.actions.reveal(id, message, this.#view.query);
+    this.actions.reveal(id, excerpt.message, query);
+  }
+
+  #showAll() {
+    const next = this.#limit;
+    this.#limit = Infinity;
+    this.#draw();
+    this.items.querySelectorAll("a")[next]?.focus(); // the pressed button is gone
   }
 
   /** Returns the entries of a conversation's menus. @param {Conversation} conversation */
@@ -179,13 +183,26 @@ export class Sidebar {
   }
 }
 
-/** Returns the template of the list. A row keeps its element, wherever it moves and while a search hides it. @param {View} view */
+/** Returns the template of the whole list. @param {View} view */
 const rows = (view) =>
   repeat(
     withHeadings(view.list),
     (entry) => (typeof entry === "string" ? entry : entry.id),
-    (entry) => cache(typeof entry === "string" ? heading(entry, view) : row(entry, view)),
+    (entry) => (typeof entry === "string" ? html`<li class="day">${entry}</li>` : row(entry, nothing, view)),
   );
+
+/** Returns the template of what a search found. @param {Conversation[]} found @param {number} limit @param {SearchIndex} index @param {View} view */
+function results(found, limit, index, view) {
+  const pattern = hitPattern(view.query);
+  const excerpt = (/** @type {Conversation} */ one) => excerptLine(index.excerpt(one, view.query, pattern));
+  const rest = found.length - limit;
+  return html`${repeat(
+    found.slice(0, limit),
+    ({ id }) => id,
+    (conversation) => row(conversation, excerpt(conversation), view),
+  )}
+  ${rest > 0 ? html`<li><button class="button quiet wide rows-more" type="button">Show ${rest} more</button></li>` : nothing}`;
+}
 
 /** Returns the conversations and, before the first of a day, its name. @param {Conversation[]} list pinned ones first */
 function withHeadings(list) {
@@ -198,31 +215,24 @@ function withHeadings(list) {
   });
 }
 
-/** @param {string} name @param {View} view */
-const heading = (name, { query }) => (query ? nothing : html`<li class="day">${name}</li>`);
-
-/** @param {Conversation} conversation @param {View} view */
-function row({ id, title }, { current, running, unread, renaming, query, found }) {
-  if (!found.has(id)) return nothing;
+/** @param {Conversation} conversation @param {unknown} excerpt its line @param {View} view */
+function row({ id, title }, excerpt, { current, running, unread, renaming }) {
   const isCurrent = id === current;
   return html`<li class="row" data-id=${id} ?data-current=${isCurrent}>
     ${
       id === renaming
         ? html`<input type="text" aria-label="Title" maxlength="200" .value=${title} />`
         : html`<a class="row-open" href="#/c/${id}" title=${title} aria-current=${isCurrent ? "page" : nothing}>
-              <span class="row-title">${title}</span>${query ? excerptLine(found.get(id)) : nothing}</a
+              <span class="row-title">${title}</span>${excerpt}</a
             >${running.has(id) ? LIVE : unread.has(id) ? UNREAD : nothing}${menuButton(`Menu of ${title}`)}`
     }
   </li>`;
 }
 
-/** Returns the line of an excerpt; one that is not drawn yet stays as it is. @param {Excerpt | null | undefined} excerpt */
-function excerptLine(excerpt) {
-  if (!excerpt) return excerpt === null ? nothing : noChange;
-  return html`<span class="row-excerpt">
-    ${excerpt.parts.map((part, i) => (i % 2 ? html`<mark>${part}</mark>` : part))}
-  </span>`;
-}
+/** @param {import("./search.js").Excerpt | null} excerpt null if only the title has the words */
+const excerptLine = (excerpt) =>
+  excerpt &&
+  html`<span class="row-excerpt">${excerpt.parts.map((part, i) => (i % 2 ? html`<mark>${part}</mark>` : part))}</span>`;
 
 const LIVE = html`<span class="row-live" role="img" aria-label="answering"></span>`;
 const UNREAD = html`<span class="row-live unread" role="img" aria-label="new answer"></span>`;

@@ -121,9 +121,7 @@ def test_a_found_row_opens_at_its_hit(chat: Chat) -> None:
     expect(chat.answers.last).to_be_in_viewport()
 
 
-def test_a_message_is_outlined_where_text_cannot_be_marked(
-    slow_server: Server, new_page: Callable[..., Page]
-) -> None:
+def test_a_message_is_outlined_where_text_cannot_be_marked(slow_server: Server, new_page: Callable[..., Page]) -> None:
     """This holds in a browser without the Custom Highlight API."""
     page = new_page()
     page.add_init_script("Object.defineProperty(CSS, 'highlights', { value: undefined })")
@@ -137,22 +135,22 @@ def test_a_message_is_outlined_where_text_cannot_be_marked(
     expect(outlined).to_have_count(0)
 
 
-def test_excerpts_out_of_sight_are_drawn_when_the_browser_is_idle(
-    slow_server: Server, new_page: Callable[..., Page]
-) -> None:
-    """A key draws as many as a screen has, however many conversations are found; the others follow."""
-    page = new_page()
-    page.add_init_script(
-        "window.requestIdleCallback = (run) => (window.runIdle = () => run({ timeRemaining: () => 50 }))"
-    )
-    chat = Chat(page, slow_server.url).open()
+def test_a_search_draws_a_bounded_number_of_rows(chat: Chat) -> None:
+    """A key draws sixty rows with their excerpts however many are found, a button draws the others, and the next key sixty."""
     fill(chat, 300, 2)
-    excerpts = chat.rows.locator(".row-excerpt")
-    page.locator("#search").fill("word")
+    excerpts, more = chat.rows.locator(".row-excerpt"), chat.page.get_by_role("button", name="Show 240 more")
+    chat.page.locator("#search").fill("word")
     expect(excerpts).to_have_count(60)
-    expect(chat.rows).to_have_count(300)
-    page.evaluate("window.runIdle()")
+    expect(chat.rows).to_have_count(60)
+    more.click()
     expect(excerpts).to_have_count(300)
+    expect(chat.rows.nth(60).get_by_role("link")).to_be_focused()
+    expect(more).to_have_count(0)
+    chat.page.locator("#search").fill("wor")
+    expect(chat.rows).to_have_count(60)
+    expect(more).to_be_visible()
+    chat.page.locator("#search").fill("")
+    expect(chat.rows).to_have_count(300)
 
 
 def width(chat: Chat) -> Any:

@@ -74,15 +74,18 @@ def test_presets_are_saved_chosen_and_deleted(chat: Chat) -> None:
 
 
 def test_a_changed_conversation_leaves_its_preset_as_it_is(chat: Chat) -> None:
-    """Settings that are changed after a preset was chosen are not written into it."""
+    """Settings that are changed after a preset was chosen, or all were reset, are not those of the next choice or reset."""
+    temperature = chat.page.locator("#settings [name=temperature]")
     open_settings(chat)
-    chat.page.locator("#settings [name=temperature]").fill("0.4")
+    temperature.fill("0.4")
     save(chat, "Calm")
-    calm = chat.page.get_by_role("button", name="Calm", exact=True)
     for other in ("0.9", "0.1"):
-        calm.click()
-        expect(chat.page.locator("#settings [name=temperature]")).to_have_value("0.4")
-        chat.page.locator("#settings [name=temperature]").fill(other)
+        chat.page.get_by_role("button", name="Calm", exact=True).click()
+        expect(temperature).to_have_value("0.4")
+        temperature.fill(other)
+        chat.page.get_by_role("button", name="Reset all").click()
+        expect(temperature).to_have_value("")
+        temperature.fill(other)
 
 
 def test_presets_are_bounded(slow_server: Server, new_page: Callable[..., Page]) -> None:
@@ -109,7 +112,9 @@ def test_presets_are_bounded(slow_server: Server, new_page: Callable[..., Page])
     expect(shown).to_have_count(20)
 
 
-@pytest.mark.parametrize("stored", ["7", "null", "{", '[null, 7, {"name": "a"}, {"name": "b", "system": 1, "sampling": {}}]'])
+@pytest.mark.parametrize(
+    "stored", ["7", "null", "{", '[null, 7, {"name": "a"}, {"name": "b", "system": 1, "sampling": {}}]']
+)
 def test_a_broken_list_of_presets_is_an_empty_one(
     slow_server: Server, new_page: Callable[..., Page], stored: str
 ) -> None:

@@ -240,7 +240,7 @@ def test_any_typed_text_makes_a_valid_request(run: Run) -> None:
 
 
 def test_a_title_ends_with_a_whole_character(run: Run) -> None:
-    title = run("store.js", "return m.titleFrom(arg);", "🦊" * 200)
+    title = run("title.js", "return m.titleFrom(arg);", "🦊" * 200)
     assert title == "🦊" * 159 + "…"
 
 

@@ -57,7 +57,8 @@ def test_a_minified_line_of_imports_is_read(tmp_path: Path):
     write(
         tmp_path,
         main='import { use } from "./lib.js";\nuse();\n',
-        lib='import{a as s,b as t}from"./a.js";import{c}from"./c.js";\n/**\n * @license X\n */\nconst u=s(t,c);export{u as use};\n',
+        lib='import{a as s,b as t}from"./a.js";import{c}from"./c.js";\n'
+        "/**\n * @license X\n */\nconst u=s(t,c);export{u as use};\n",
         a="const x=1,y=2;export{x as a,y as b};\n",
         c="class z{}export{z as c};\n",
     )
