@@ -2,7 +2,7 @@
 // and updates the page. One tab drives an answer; the other tabs read the saved records.
 import { ApiError } from "./api.js";
 import { Answer } from "./stream.js";
-import { progress, shortStatus } from "./labels.js";
+import { isStreaming, progress, shortStatus } from "./labels.js";
 import { appendPiece } from "./tools.js";
 import { usageOf } from "./usage.js";
 
@@ -277,6 +277,3 @@ export class Answers {
     await (navigator.locks ? navigator.locks.request(`carousel.answer.${name}`, saved) : saved());
   }
 }
-
-/** @param {Message} message */
-const isStreaming = ({ state }) => state === "streaming";

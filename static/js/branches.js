@@ -14,9 +14,9 @@ export class Branches {
     this.chat = chat;
   }
 
-  /** Adds a question and requests its answer. @param {Conversation} conversation @param {string | null} parent @param {string} text */
-  ask(conversation, parent, text) {
-    const question = this.#message("user", parent, { content: text });
+  /** Adds a question and requests its answer. @param {Conversation} conversation @param {string | null} parent @param {Partial<Message>} fields */
+  ask(conversation, parent, fields) {
+    const question = this.#message("user", parent, fields);
     this.answer(conversation, question, { unsaved: [question] });
   }
 
@@ -115,7 +115,7 @@ export class Branches {
     const message = this.chat.find(id);
     if (!message) return false;
     this.chat.control.stop();
-    this.ask(this.chat.current, message.parent, text.trim());
+    this.ask(this.chat.current, message.parent, { content: text.trim(), files: message.files });
     this.chat.composer.focusOnDesktop();
     return true;
   }

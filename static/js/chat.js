@@ -10,7 +10,7 @@ import { toast } from "./notices.js";
 import { titleFrom } from "./title.js";
 import { Tree } from "./tree.js";
 
-/** @import { Conversation, Message } from "./types.js" */
+/** @import { Conversation, Message, TextFile } from "./types.js" */
 
 export class Chat {
   #models = [MODEL];
@@ -112,15 +112,18 @@ export class Chat {
     return this.#isAnswering(this.current);
   }
 
-  /** @param {string} text @param {Conversation} [conversation] */
-  send(text, conversation = this.current) {
+  /** @param {string} text @param {TextFile[]} [files] @param {Conversation} [conversation] */
+  send(text, files = [], conversation = this.current) {
     if (this.#isAnswering(conversation)) return;
     if (!conversation.messages.length) {
-      this.change((conversation) => (conversation.title = titleFrom(text)));
+      this.change((conversation) => (conversation.title = titleFrom(text || files[0]?.name || "")));
       this.composer.forget("new");
       history.pushState(null, "", `#/c/${conversation.id}`);
     }
-    this.branches.ask(conversation, this.last(conversation)?.id ?? null, text);
+    this.branches.ask(conversation, this.last(conversation)?.id ?? null, {
+      content: text,
+      ...(files.length ? { files } : {}),
+    });
     if (conversation.messages.length === 2) this.composer.open(conversation.id);
   }
 
@@ -147,7 +150,7 @@ export class Chat {
     const isComplete = messages.length === 1 && last?.state === "done" && !last.calls?.length;
     if (last && messages.includes(last) && !isComplete) return this.takeBack(conversation.id);
     const text = isComplete && messages.includes(last) ? this.queued.take(conversation.id) : "";
-    if (text) this.send(text, conversation);
+    if (text) this.send(text, [], conversation);
   }
 
   /**

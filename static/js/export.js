@@ -1,6 +1,8 @@
 // Conversation export, as Markdown or JSON. The first half is pure.
 
+import { fenced } from "./fenced.js";
 import { printJson } from "./print_json.js";
+import { contentOf } from "./tools.js";
 import { Tree } from "./tree.js";
 
 /** @import { Conversation, ConversationRow, Message, MessageRow, ToolCall } from "./types.js" */
@@ -23,11 +25,15 @@ export const withoutEscape = (line) =>
 export function asMarkdown({ title, system }, messages) {
   const parts = [`# ${title}`];
   if (system.trim()) parts.push(`> ${system.trim().replaceAll("\n", "\n> ")}`);
-  for (const { role, content, calls = [] } of messages)
+  for (const message of messages) {
+    const { role, calls = [] } = message;
     parts.push(
       role === "user" ? "## You" : "## Answer",
-      ...[content.trim().split("\n").map(withEscape).join("\n"), ...calls.flatMap(callParts)].filter(Boolean),
+      ...[contentOf(message).trim().split("\n").map(withEscape).join("\n"), ...calls.flatMap(callParts)].filter(
+        Boolean,
+      ),
     );
+  }
   return `${parts.join("\n\n")}\n`;
 }
 
@@ -37,13 +43,6 @@ const callParts = ({ name, arguments: text, result }) => [
   fenced(printJson(text)),
   ...(result === undefined ? [] : ["### Result", fenced(printJson(result))]),
 ];
-
-/** Returns a text as a code block, with a fence that does not occur in it. @param {string} text */
-export function fenced(text) {
-  const longest = Math.max(2, ...(text.match(/`+/g) ?? []).map((run) => run.length));
-  const fence = "`".repeat(longest + 1);
-  return `${fence}\n${text}\n${fence}`;
-}
 
 /**
  * Returns parts of a file with all branches and settings of conversations. Fields of this browser's rows, and those that

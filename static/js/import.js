@@ -154,12 +154,36 @@ const TIMES = { created: isTime, "thinkingAt?": isTime, "sentAt?": isTime, "firs
 const STATES = { role: oneOf("user", "assistant"), "state?": oneOf("done", "stopped", "error"), "resumed?": true };
 const COUNTS = { "thoughtMs?": 0, "pieces?": 0, "pausedMs?": 0 };
 const CALL = { id: "", name: "", arguments: "", "result?": "" };
-const USAGE = { prompt_tokens: 0, completion_tokens: 0, total_tokens: 0, "time_ms?": { "*": 0 } };
+const FILE = { name: "", text: "", "tokens?": 0 };
+const USAGE = {
+  prompt_tokens: 0,
+  completion_tokens: 0,
+  total_tokens: 0,
+  "prompt_tokens_details?": { "cached_tokens?": 0 },
+  "time_ms?": { "*": 0 },
+};
 const FAULT = { message: "", "code?": "", "status?": 0 };
-const MESSAGE = { ...TEXTS, ...TIMES, ...STATES, ...COUNTS, "calls?": [CALL], "usage?": USAGE, "error?": FAULT };
+const MESSAGE = {
+  ...TEXTS,
+  ...TIMES,
+  ...STATES,
+  ...COUNTS,
+  "calls?": [CALL],
+  "files?": [FILE],
+  "usage?": USAGE,
+  "error?": FAULT,
+};
 const SAMPLING = Object.fromEntries(FIELDS.map(({ name, list: isList }) => [`${name}?`, isList ? [""] : 0]));
 const TOOLS = { "tools?": [{ type: "", function: isFunction }], "requiresCall?": true };
-const SETTINGS = { system: "", model: "", sampling: SAMPLING, ...TOOLS, "first?": "", "chosen?": { "*": "" } };
+const SETTINGS = {
+  system: "",
+  model: "",
+  sampling: SAMPLING,
+  ...TOOLS,
+  "first?": "",
+  "pinned?": true,
+  "chosen?": { "*": "" },
+};
 const CONVERSATION = { title: "", created: isTime, updated: isTime, ...SETTINGS, messages: [MESSAGE] };
 
 /** @param {Record<string, any>} file @returns {Conversation[]} */

@@ -1,6 +1,6 @@
 // Files of other programs, read into messages of which import.js makes conversations. Pure. The fields are those that
 // ChatGPT's export, llama.cpp's pages and Open WebUI write.
-import { fenced } from "./export.js";
+import { fenced } from "./fenced.js";
 import { newId } from "./ids.js";
 import { idOf, joined, list, parsed, record, string } from "./untyped.js";
 

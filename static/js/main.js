@@ -6,7 +6,7 @@ import { Composer } from "./composer.js";
 import { defaultSettings, differences } from "./defaults.js";
 import { byId, h } from "./dom.js";
 import { MODEL, TITLE } from "./env.js";
-import { refuseFiles } from "./files.js";
+import { Files } from "./files.js";
 import { setUpFormulaCopy } from "./formula_copy.js";
 import { untilReady } from "./health.js";
 import { setUpHelp, showHelp } from "./help_dialog.js";
@@ -57,8 +57,12 @@ const thread = new Thread({
   askKey: () => askKey(),
   timeline: getTimeline,
 });
-const composer = new Composer({
-  send: (text) => chat.send(text),
+const files = new Files(() => {
+  composer.changed();
+  showContext();
+});
+const composer = new Composer(files, {
+  send: (text, files) => chat.send(text, files),
   queue: (text) => chat.queue(text),
   stop: () => chat.control.stop(),
   pause: () => chat.control.pause(),
@@ -142,11 +146,20 @@ function showModels() {
   select.value = chat.current.model;
 }
 
-/** Shows the context use only when the conversation nears the context length. */
+/** Shows the context use only when the conversation, with the files of the next message, nears the context length. */
 function showContext() {
-  const used = chat.tree.path.findLast((message) => message.usage)?.usage?.total_tokens ?? 0;
-  const share = used / (modelLengths[chat.current.model] ?? Infinity);
-  byId("context-note").textContent = share > 0.6 ? `${Math.round(share * 100)} % of the context used` : "";
+  const length = modelLengths[chat.current.model] ?? Infinity;
+  const added = files.list.reduce((sum, { tokens = 0 }) => sum + tokens, 0);
+  const used = added + (chat.tree.path.findLast((message) => message.usage)?.usage?.total_tokens ?? 0);
+  const share = `${Math.round((used / length) * 100)} % of the context used`;
+  byId("context-note").textContent =
+    added > length
+      ? `The files have ${added} tokens; the context has ${length}`
+      : used > length
+        ? "The oldest messages will not fit beside the files"
+        : used > 0.6 * length
+          ? share
+          : "";
 }
 
 function create() {
@@ -186,7 +199,6 @@ setUpTheme(byId("theme"));
 setUpHelp();
 setUpTransfer(library);
 setUpFormulaCopy();
-refuseFiles();
 setUpKey(() => {
   loadModels();
   sync.start();

@@ -1,6 +1,6 @@
 // Search over conversations: an index of lower-case titles and texts, built once per change, ahead of use.
 import { whenIdle } from "./idle.js";
-import { callsText } from "./tools.js";
+import { callsText, contentOf } from "./tools.js";
 
 /** @import { Conversation, Message } from "./types.js" */
 
@@ -80,7 +80,7 @@ export class SearchIndex {
 }
 
 /** @param {Message} message */
-const textOf = (message) => [message.content, callsText(message)].filter(Boolean).join("\n");
+const textOf = (message) => [contentOf(message), callsText(message)].filter(Boolean).join("\n");
 
 /** Returns the text around a place in one line. @param {string} text @param {number} at */
 function lineAround(text, at) {

@@ -202,6 +202,13 @@ export interface ToolCall {
   result?: string;
 }
 
+/** Text file of a message. tokens: if they could be counted. */
+export interface TextFile {
+  name: string;
+  text: string;
+  tokens?: number;
+}
+
 /** A message of a conversation. Times are in ms since 1970, durations in ms. */
 export interface Message {
   id: string;
@@ -210,6 +217,7 @@ export interface Message {
   role: "user" | "assistant";
   content: string;
   created: number;
+  files?: TextFile[];
   model?: string;
   state?: "streaming" | "done" | "stopped" | "error";
   error?: MessageError | null;

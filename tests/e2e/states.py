@@ -249,6 +249,16 @@ def _editing_answer(chat: Chat) -> None:
     expect(chat.page.get_by_role("textbox", name="Edit answer")).to_be_focused()
 
 
+def _files(chat: Chat) -> None:
+    file = {"name": "weather.csv", "mimeType": "text/csv", "buffer": b"city,degrees\nGhent,18\n"}
+    chat.page.locator("#file-input").set_input_files([file])
+    expect(chat.page.locator("#files .chip")).to_contain_text("tokens")
+    _ask(chat, "How warm is it?", delta("18 degrees."), _finish("stop"))
+    chat.page.locator("#file-input").set_input_files([file, {**file, "name": f"{WORD}.txt"}])
+    expect(chat.page.locator("#files .chip")).to_have_count(2)
+    chat.questions.last.locator("summary").click()
+
+
 def _paused_by_user(chat: Chat) -> None:
     _wait(chat, delta("A batch is built "), ': carousel {"state": "paused", "cause": "client"}')
     expect(chat.page.get_by_role("button", name="Go on")).to_be_visible()
@@ -362,6 +372,7 @@ CHAT: dict[str, Callable[[Chat], None]] = {
     "versions": _versions,
     "three answers": _three_answers,
     "paused by the user": _paused_by_user,
+    "files": _files,
     "error": _error,
     "full context": _full_context,
     "retry": _retry,
