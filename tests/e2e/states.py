@@ -306,7 +306,7 @@ def _found(chat: Chat) -> None:
 def _hit(chat: Chat) -> None:
     _found(chat)
     chat.rows.last.get_by_role("link").click()
-    chat.page.wait_for_function("CSS.highlights.has('hit')")
+    chat.page.wait_for_function("() => CSS.highlights.has('hit')")
 
 
 def _wide_list(chat: Chat) -> None:

@@ -91,7 +91,7 @@ def test_letters_with_a_longer_lower_case_do_not_shift_a_hit(chat: Chat) -> None
     excerpts = chat.page.evaluate(
         """async (base) => {
             const { SearchIndex } = await import(`${base}/static/js/search.js`);
-            const messages = ["İ".repeat(50), "İİ find it", "and here: find"].map((content, i) => ({ id: String(i), content }));
+            const messages = ["İ", "İ".repeat(200) + " find it", "here: find"].map((content, i) => ({ id: String(i), content }));
             const index = new SearchIndex();
             return ["find", "it", "here", "zebra"].map((query) => index.excerpt({ id: "a", title: "İ", messages }, query));
         }""",
@@ -119,6 +119,22 @@ def test_a_found_row_opens_at_its_hit(chat: Chat) -> None:
     chat.page.locator("#search").fill("")
     chat.rows.nth(1).get_by_role("link").click()
     expect(chat.answers.last).to_be_in_viewport()
+
+
+def test_a_column_that_grows_stays_at_the_hit(chat: Chat) -> None:
+    """A conversation that opens at a hit is not scrolled to its end by text that arrives there at once."""
+    fill(chat, 1, 60)
+    chat.page.evaluate(
+        """() => addEventListener("popstate", () => {
+            const added = Object.assign(document.createElement("div"), { style: "height: 900px" });
+            document.querySelector("#thread").append(added);
+        })"""
+    )
+    chat.page.locator("#search").fill("17")
+    chat.page.keyboard.press("Enter")
+    chat.page.wait_for_function("() => CSS.highlights.has('hit')")
+    chat.page.wait_for_function("() => !CSS.highlights.has('hit')")
+    expect(chat.page.locator("#thread").get_by_text("Text 0 17 ")).to_be_in_viewport()
 
 
 def test_a_message_is_outlined_where_text_cannot_be_marked(slow_server: Server, new_page: Callable[..., Page]) -> None:
