@@ -3,16 +3,17 @@
 There is no JavaScript parser here. Modules are written in a subset of the syntax that regular expressions can read, and
 anything outside it raises `BundleError`. Imports are `import { a, b as c } from "./x.js"` or `import a from "./x.js"`;
 exports are `export` before a function, a class or a `const`, or a list `export { a, b as c }`. Each begins its line,
-except that a list may follow a semicolon, as in minified files. Modules must not import each other in a cycle.
+except that in minified files a list may follow a semicolon or brace, and a line may hold several imports and nothing
+else. Modules must not import each other in a cycle.
 
 Each module becomes a function that is called once, after those that it imports, and returns its exports. Imports are
 copies of these values, which is why `export let` is refused.
 
-Comments that fill whole lines are left out, except for licences (`/*!`); they are a fifth of the compressed size. So no
-line inside of a template literal may begin like a comment.
+Comments that fill whole lines are left out, except for licences (`/*!` and `@license`); they are a fifth of the
+compressed size. So no line inside of a template literal may begin like a comment.
 
 A module that is imported on demand stays a file of its own, and must not import a module that is in a bundle: it would
-get a second copy of it.
+get a second copy of it. A worker has copies of its own in any case.
 """
 
 from __future__ import annotations
@@ -21,13 +22,17 @@ import posixpath
 import re
 from pathlib import Path
 
-IMPORT = re.compile(r"""^import\s+(?:\{([^}]*)\}|([\w$]+))\s+from\s+["'](\.{1,2}/[^"']+)["'];?[ \t]*$""", re.M)
+IMPORT = re.compile(
+    r"""(?:^|(?<=;))import(?:\s*\{([^}]*)\}\s*|\s+([\w$]+)\s+)from\s*["'](\.{1,2}/[^"']+)["']"""
+    r"""(?:;(?=import\b)|;?[ \t]*$)""",
+    re.M,
+)
 EXPORTED = re.compile(r"^export (?=(?:async )?(?:function\*? ?|class |const )([\w$]+))", re.M)
-EXPORT_LIST = re.compile(r"(?:^|(?<=;))export\s*\{([^}]*)\};?[ \t]*$", re.M)
+EXPORT_LIST = re.compile(r"(?:^|(?<=[;}]))export\s*\{([^}]*)\};?[ \t]*$", re.M)
 LEFT_OVER = re.compile(r"""^(?:import\b(?!\()|export\b).*|(?<!["'], )import\.meta.*""", re.M)
 # import("./x.js") and new URL("./x.css", import.meta.url)
 ADDRESS = re.compile(r"""(\b(?:import|new URL)\()["'](\.{1,2}/[^"']+)["'](?=\)|, import\.meta\.url\))""")
-COMMENT = re.compile(r"^[ \t]*(?://[^\n]*|/\*(?!!)(?:(?!\*/).)*\*/[ \t]*)(?:\n|\Z)", re.M | re.S)
+COMMENT = re.compile(r"^[ \t]*(?://[^\n]*|/\*(?!!|\*\s+\* @license)(?:(?!\*/).)*\*/[ \t]*)(?:\n|\Z)", re.M | re.S)
 STYLE_IMPORT = re.compile(r'^@import "([\w./-]+)";$', re.M)
 
 

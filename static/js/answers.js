@@ -2,25 +2,19 @@
 // and updates the page. One tab drives an answer; the other tabs read the saved records.
 import { ApiError } from "./api.js";
 import { Answer } from "./stream.js";
-import { shortStatus } from "./labels.js";
+import { isStreaming, progress, shortStatus } from "./labels.js";
 import { appendPiece } from "./tools.js";
+import { usageOf } from "./usage.js";
 
-/** @import { AnswerRequest, Conversation, Message, Status } from "./types.js" */
+/** @import { AnswerPage, AnswerRequest, Conversation, Message } from "./types.js" */
 /** @import { AnswerEvent } from "./stream.js" */
 
+const CLOSED = "The page closed before the answer had begun.";
 const SAVE_INTERVAL_MS = 400;
 // Ms without an update before another tab takes an answer over; a longer time in the queue causes two readers
 const TAKEOVER_MS = 4000;
 
 /**
- * View of an answer in the open conversation.
- * @typedef {{ show(message: Message): void, status(status: Status): void, reconnecting(): void, offline(): void,
- *   retrying(error: ApiError, at: number): void }} AnswerDisplay
- *
- * @typedef {{ viewOf(message: Message): AnswerDisplay | null, changed(): void,
- *   ended(conversation: Conversation, messages: Message[]): void, announce(text: string, conversation: Conversation): void,
- *   onError(error: ApiError): void }} AnswerPage
- *
  * A stream and the answers that it writes, one for each choice.
  * @typedef {{ answer: Answer, conversation: Conversation, messages: Message[] }} Run
  */
@@ -77,12 +71,7 @@ export class Answers {
       if (usage) return this.#end(run, left, "done");
       for (const one of left) one.resumed = true;
       if (stream) return this.#drive(run);
-      this.#end(
-        run,
-        left,
-        "error",
-        new ApiError({ code: "interrupted", message: "The page closed before the answer had begun." }),
-      );
+      this.#end(run, left, "error", new ApiError({ code: "interrupted", message: CLOSED }));
     });
   }
 
@@ -153,8 +142,9 @@ export class Answers {
     for await (const event of answer.events()) {
       if (!this.#runs.has(run)) continue; // stopped meanwhile: the generator still has to clean up
       const { messages } = run;
-      const live = messages.filter(isStreaming);
-      if (pausedAt) for (const message of live) message.pausedMs = (message.pausedMs ?? 0) + Date.now() - pausedAt;
+      if (pausedAt)
+        for (const message of messages.filter(isStreaming))
+          message.pausedMs = (message.pausedMs ?? 0) + Date.now() - pausedAt;
       const hasBegun = messages.some(({ pieces }) => pieces);
       const isWaiting = event.kind === "status" && (event.state === "paused" || (event.state === "queued" && hasBegun));
       pausedAt = isWaiting ? Date.now() : 0;
@@ -287,19 +277,3 @@ export class Answers {
     await (navigator.locks ? navigator.locks.request(`carousel.answer.${name}`, saved) : saved());
   }
 }
-
-/** @param {Message} message */
-const isStreaming = ({ state }) => state === "streaming";
-
-/**
- * Returns the usage of one answer of a request. That of several answers has their tokens in all, so those of one are counted
- * by its events.
- * @param {Message} message @param {import("./types.js").Usage} usage @param {number} choices
- */
-function usageOf({ pieces = 0 }, usage, choices) {
-  if (choices === 1) return usage;
-  return { ...usage, completion_tokens: pieces, total_tokens: usage.prompt_tokens + pieces };
-}
-
-/** Returns the progress of an answer for screen readers. @param {Message} message */
-const progress = ({ calls, content }) => (calls?.length ? "Calling a tool" : content ? "Answering" : "Thinking");

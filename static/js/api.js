@@ -131,6 +131,9 @@ export const resumeAnswer = (stream, last, signal) =>
  */
 export const countTokens = async (messages) => (await post("/tokenize", { messages })).json();
 
+/** Returns the tokens of a text. @param {string} prompt @returns {Promise<number>} */
+export const countTextTokens = async (prompt) => (await (await post("/tokenize", { prompt })).json()).count;
+
 /** @param {string} path @param {unknown} body */
 const post = (path, body) =>
   call(path, { method: "POST", body: JSON.stringify(body), headers: { "Content-Type": "application/json" } });

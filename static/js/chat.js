@@ -1,18 +1,16 @@
-// Actions on the open conversation: open, send, regenerate, edit, stop, remove.
-import { changeRequest } from "./api.js";
+// Actions on the open conversation: open, send, queue, choose versions, change settings.
+import { Branches } from "./branches.js";
 import { firstMessageThatFits } from "./context.js";
+import { Control } from "./control.js";
 import { blankConversation } from "./defaults.js";
 import { readDraft, writeDraft } from "./drafts.js";
 import { MODEL } from "./env.js";
-import { newId } from "./ids.js";
 import { isUnfinished } from "./labels.js";
 import { toast } from "./notices.js";
-import { requestFor } from "./sampling.js";
-import { StopSignal } from "./stop_signal.js";
-import { titleFrom } from "./store.js";
+import { titleFrom } from "./title.js";
 import { Tree } from "./tree.js";
 
-/** @import { Conversation, Message } from "./types.js" */
+/** @import { Conversation, Message, TextFile } from "./types.js" */
 
 export class Chat {
   #models = [MODEL];
@@ -32,7 +30,8 @@ export class Chat {
     this.queued = queue;
     this.ready = ready;
     this.show = show;
-    this.stopSignal = new StopSignal((id) => answers.stop(id));
+    this.branches = new Branches(this);
+    this.control = new Control(this, ready);
     this.current = this.#blank();
   }
 
@@ -97,14 +96,15 @@ export class Chat {
       if (message.state === "streaming" && !this.answers.drives(message)) this.answers.takeOver(this.current, message);
   }
 
-  /** Last message of a conversation. @param {Conversation} conversation */
-  #last(conversation) {
-    return new Tree(conversation).path.at(-1);
+  /** Last message of a conversation; of several answers without a choice, the first. @param {Conversation} conversation */
+  last(conversation) {
+    const { path, open } = new Tree(conversation);
+    return open[0] ?? path.at(-1);
   }
 
   /** Whether an answer is written at the end of a conversation, by any tab. @param {Conversation} conversation */
   #isAnswering(conversation) {
-    const last = this.#last(conversation);
+    const last = this.last(conversation);
     return last?.state === "streaming" || new Tree(conversation).open.some(({ state }) => state === "streaming");
   }
 
@@ -112,22 +112,19 @@ export class Chat {
     return this.#isAnswering(this.current);
   }
 
-  /** @param {string} text @param {Conversation} [conversation] */
-  send(text, conversation = this.current) {
+  /** @param {string} text @param {TextFile[]} [files] @param {Conversation} [conversation] */
+  send(text, files = [], conversation = this.current) {
     if (this.#isAnswering(conversation)) return;
     if (!conversation.messages.length) {
-      this.change((conversation) => (conversation.title = titleFrom(text)));
+      this.change((conversation) => (conversation.title = titleFrom(text || files[0]?.name || "")));
       this.composer.forget("new");
       history.pushState(null, "", `#/c/${conversation.id}`);
     }
-    this.#ask(conversation, this.#last(conversation)?.id ?? null, text);
+    this.branches.ask(conversation, this.last(conversation)?.id ?? null, {
+      content: text,
+      ...(files.length ? { files } : {}),
+    });
     if (conversation.messages.length === 2) this.composer.open(conversation.id);
-  }
-
-  /** Adds a question and requests its answer. @param {Conversation} conversation @param {string | null} parent @param {string} text */
-  #ask(conversation, parent, text) {
-    const question = this.#message("user", parent, { content: text });
-    this.#answer(conversation, question, { unsaved: [question] });
   }
 
   /** Queues a message until the running answer is complete; returns whether it was accepted. @param {string} text */
@@ -149,54 +146,11 @@ export class Chat {
    * @param {Conversation} conversation @param {Message[]} messages
    */
   onAnswerEnd(conversation, messages) {
-    const last = this.#last(conversation);
+    const last = this.last(conversation);
     const isComplete = messages.length === 1 && last?.state === "done" && !last.calls?.length;
     if (last && messages.includes(last) && !isComplete) return this.takeBack(conversation.id);
     const text = isComplete && messages.includes(last) ? this.queued.take(conversation.id) : "";
-    if (text) this.send(text, conversation);
-  }
-
-  /** Creates a message. @param {Message["role"]} role @param {string | null} parent @param {Partial<Message>} fields @returns {Message} */
-  #message(role, parent, fields) {
-    return { id: newId(), parent, role, content: "", created: Date.now(), ...fields };
-  }
-
-  /** Creates an answer that is about to be written. @param {string} parent @param {Partial<Message>} [fields] */
-  #emptyAnswer(parent, fields = {}) {
-    const { model } = this.current;
-    return this.#message("assistant", parent, { sentAt: Date.now(), state: "streaming", model, ...fields });
-  }
-
-  /**
-   * Requests answers to a message.
-   * @param {Conversation} conversation @param {Message} parent
-   * @param {{ unsaved?: Message[], count?: number }} [options] unsaved: messages to save before them; count: of answers
-   */
-  #answer(conversation, parent, { unsaved = [], count = 1 } = {}) {
-    const answers = Array.from({ length: count }, () => this.#emptyAnswer(parent.id, { model: conversation.model }));
-    if (count > 1) answers.forEach((answer, choice) => Object.assign(answer, { run: answers[0].id, choice }));
-    const before = [...new Tree(conversation).before(parent), parent];
-    const body = requestFor(conversation, before, conversation.model, this.tier);
-    this.#begin(conversation, [...unsaved, ...answers], answers, count > 1 ? { ...body, n: count } : body);
-  }
-
-  /**
-   * Saves and shows new messages, and starts the answers among them.
-   * @param {Conversation} conversation @param {Message[]} added @param {Message[]} answers
-   * @param {import("./types.js").AnswerRequest | null} body
-   */
-  #begin(conversation, added, answers, body) {
-    conversation.updated = Date.now();
-    this.store.append(conversation, added);
-    const choices = new Tree(conversation).choicesTo(/** @type {Message} */ (added.at(-1)));
-    if (answers.length > 1) choices[/** @type {string} */ (answers[0].parent)] = ""; // none of them yet
-    this.store.choose(conversation.id, choices);
-    if (conversation === this.current) this.thread.show(conversation);
-    if (body) this.answers.start(conversation, answers, body);
-    if (conversation !== this.current) return;
-    if (body) this.thread.follow.toEnd();
-    this.composer.restoreFocus();
-    this.show();
+    if (text) this.send(text, [], conversation);
   }
 
   /**
@@ -205,82 +159,27 @@ export class Chat {
    */
   sendResults(id, results) {
     const { current } = this;
-    const message = this.#last(current);
+    const message = this.last(current);
     if (this.isBusy || message?.id !== id) return false;
     message.calls?.forEach((call, i) => (call.result = results[i]));
     this.store.save(current, message);
-    this.#answer(current, message);
+    this.branches.answer(current, message);
     return true;
   }
 
-  /** Continues an answer after its present text, in a new version. @param {string} id */
-  resume(id) {
-    const message = this.#find(id);
-    if (message) this.#continue(message, message.content, message.thinking);
-  }
-
-  /** Continues an answer after another text, in a new version. @param {string} id @param {string} text */
-  goOnFrom(id, text) {
-    const message = this.#find(id);
-    if (message) this.#continue(message, text, message.thinking);
-    return Boolean(message);
-  }
-
-  /** @param {Message} message @param {string} content @param {string} [thinking] */
-  #continue({ parent, thinkingAt, thoughtMs, lastAt = 0, model }, content, thinking) {
-    const { current } = this;
-    const now = Date.now();
-    // Reasoning that goes on has lasted as long as before the pause.
-    const began = thinkingAt && thoughtMs === undefined ? thinkingAt + now - (lastAt || now) : thinkingAt;
-    const reasoning = thinking ? { thinking, thinkingAt: began, thoughtMs } : {};
-    const answer = this.#emptyAnswer(/** @type {string} */ (parent), { content, model, ...reasoning });
-    const before = [...this.tree.before(answer), answer];
-    this.#begin(current, [answer], [answer], requestFor(current, before, current.model, this.tier, true));
-  }
-
-  /** Replaces the text of an answer, in a new version. @param {string} id @param {string} content */
-  rewrite(id, content) {
-    const message = this.#find(id);
-    if (!message || message.content === content) return Boolean(message);
-    const { parent, model, thinking, thoughtMs, calls } = message;
-    const fields = { content, model, thinking, thoughtMs, calls, state: /** @type {const} */ ("done") };
-    this.#begin(this.current, [this.#message("assistant", parent, fields)], [], null);
-    return true;
-  }
-
-  /** @param {string} id */
-  #find(id) {
+  /** Returns a message of the open conversation. @param {string} id */
+  find(id) {
     return this.current.messages.find((message) => message.id === id);
   }
 
   /** Shows another version of a message. @param {string} id @param {number} step direction from the present one */
   choose(id, step) {
-    const message = this.#find(id);
+    const message = this.find(id);
     if (!message) return;
     this.store.choose(this.current.id, this.tree.choicesTo(message));
     this.thread.show(this.current);
     if (step) this.thread.focusVersion(id, step);
     this.show();
-  }
-
-  /** Deletes a message and all that follow it. @param {string} id */
-  removeBranch(id) {
-    const { current } = this;
-    const message = this.#find(id);
-    if (!message) return;
-    const branch = this.tree.branch(message);
-    for (const one of branch) this.answers.stop(one.id);
-    this.store.cut(current, branch);
-    this.thread.show(current);
-    this.show();
-    const undo = () => {
-      this.store.append(current, branch);
-      this.store.choose(current.id, new Tree(current).choicesTo(message));
-      if (current === this.current) this.thread.show(current);
-      this.show();
-    };
-    const text = branch.length > 1 ? `Deleted ${branch.length} messages` : "Deleted a message";
-    toast(text, { action: "Undo", run: undo, ms: 12_000 });
   }
 
   /**
@@ -289,14 +188,14 @@ export class Chat {
    */
   async leaveOut(id) {
     const { current } = this;
-    const message = this.#find(id);
+    const message = this.find(id);
     if (!message) return;
     const first = await firstMessageThatFits(current, this.tree.before(message));
     if (current !== this.current) return;
     if (!first) return toast("Your last message alone does not fit. Shorten it, or begin a new conversation.");
     this.change((conversation) => (conversation.first = first));
-    if (isUnfinished(message)) this.resume(id);
-    else this.regenerate(id);
+    if (isUnfinished(message)) this.branches.resume(id);
+    else this.branches.regenerate(id);
   }
 
   /** Opens a new conversation with the text that did not fit as its draft. */
@@ -307,74 +206,9 @@ export class Chat {
     location.hash = "#/";
   }
 
-  /** Requests other answers beside an answer, or instead of one without text. @param {string} id @param {number} [count] */
-  regenerate(id, count = 1) {
-    const { current } = this;
-    const message = this.#find(id);
-    const parent = this.#find(message?.parent ?? "");
-    if (!message || !parent) return;
-    this.stop();
-    const isEmpty = !message.content && !message.thinking && !message.calls?.length;
-    if (isEmpty && this.tree.branch(message).length === 1) this.store.cut(current, [message]);
-    this.#answer(current, parent, { count });
-  }
-
-  /** Asks another version of a question; returns whether it did. @param {string} id @param {string} text */
-  edit(id, text) {
-    const message = this.#find(id);
-    if (!message) return false;
-    this.stop();
-    this.#ask(this.current, message.parent, text.trim());
-    this.composer.focusOnDesktop();
-    return true;
-  }
-
   editLast() {
     const last = this.tree.path.findLast(({ role }) => role === "user");
     if (last && !this.isBusy) this.thread.edit(last.id);
-  }
-
-  /** Stops the answers at the end of the path; returns whether this tab writes them. */
-  stop() {
-    const { path, open } = this.tree;
-    const message = open.find(({ state }) => state === "streaming") ?? path.at(-1);
-    if (message?.state !== "streaming") return false;
-    if (this.answers.stop(message.id)) return true;
-    this.stopSignal.send(message, () => this.#find(message.id)?.state === "streaming");
-    return false;
-  }
-
-  /** Answer at the end of the path that this tab writes, and whose request can be changed; undefined if there is none. */
-  get running() {
-    const { path, open } = this.tree;
-    return [...open, ...path.slice(-1)].find((message) => message.stream && this.answers.drives(message));
-  }
-
-  /** Pauses the running answer, or lets it go on at the same token. */
-  pause() {
-    const { running } = this;
-    if (running) this.#changeRequest(running, { state: running.paused ? "running" : "paused" });
-  }
-
-  /** Lets the running answer give way to others. */
-  async later() {
-    const { current, running } = this;
-    if (!running || !(await this.#changeRequest(running, { service_tier: "flex" }))) return;
-    running.later = true;
-    this.store.save(current, running);
-    this.ready.ask();
-    this.show();
-  }
-
-  /** @param {Message} message @param {import("./types.js").RequestChange} change */
-  async #changeRequest({ stream }, change) {
-    try {
-      await changeRequest(/** @type {string} */ (stream), change);
-      return true;
-    } catch (error) {
-      toast(/** @type {Error} */ (error).message);
-      return false;
-    }
   }
 
   /** @param {string} model */

@@ -3,16 +3,20 @@ import { byId } from "./dom.js";
 import { readDraft, writeDraft } from "./drafts.js";
 import { setStatus } from "./notices.js";
 
+/** @import { TextFile } from "./types.js" */
+
 export class Composer {
   #draftKey = "draft.new";
   #busy = false;
   #ready = true;
 
   /**
-   * @param {{ send(text: string): void, queue(text: string): boolean, stop(): void, pause(): void, later(): void,
+   * @param {import("./files.js").Files} files
+   * @param {{ send(text: string, files: TextFile[]): void, queue(text: string): boolean, stop(): void, pause(): void, later(): void,
    *   editLast(): void }} actions
    */
-  constructor(actions) {
+  constructor(files, actions) {
+    this.files = files;
     this.actions = actions;
     this.form = byId("composer", HTMLFormElement);
     this.area = byId("prompt", HTMLTextAreaElement);
@@ -26,7 +30,7 @@ export class Composer {
       this.#send();
     });
     this.form.addEventListener("click", (event) => event.target === this.form && this.focus());
-    this.area.addEventListener("input", () => this.#changed());
+    this.area.addEventListener("input", () => this.changed());
     this.area.addEventListener("keydown", (event) => this.#key(event));
     this.stopButton.addEventListener("click", () => this.actions.stop());
     this.pauseButton.addEventListener("click", () => this.actions.pause());
@@ -38,13 +42,13 @@ export class Composer {
   open(id) {
     this.#draftKey = `draft.${id}`;
     this.area.value = readDraft(this.#draftKey);
-    this.#changed();
+    this.files.open(this.#draftKey);
   }
 
   /** Inserts text before the typed text. @param {string} text */
   prepend(text) {
     this.area.value = [text, this.area.value].filter(Boolean).join("\n\n");
-    this.#changed();
+    this.changed();
   }
 
   /** @param {string} id */
@@ -75,7 +79,7 @@ export class Composer {
   setReady(ready) {
     this.#ready = ready;
     if (ready) this.note.textContent = "";
-    this.#changed();
+    this.changed();
   }
 
   focus() {
@@ -95,9 +99,10 @@ export class Composer {
     if (matchMedia("(hover: hover)").matches) this.focus();
   }
 
-  #changed() {
+  /** Adapts the box to a changed text or files. */
+  changed() {
     writeDraft(this.#draftKey, this.area.value);
-    this.sendButton.disabled = !this.#ready || !this.area.value.trim();
+    this.sendButton.disabled = !this.#ready || !(this.area.value.trim() || this.files.list.length);
     this.#size();
   }
 
@@ -120,19 +125,21 @@ export class Composer {
     }
   }
 
-  /** Explains why Enter did nothing. */
-  #showNotReady() {
-    this.note.textContent = "Not sent: the model is not ready yet. Send it again when it is.";
-    setStatus(this.note.textContent);
+  /** Explains why Enter did nothing. @param {string} reason */
+  #explain(reason) {
+    this.note.textContent = reason;
+    setStatus(reason);
   }
 
   #send() {
     const text = this.area.value.trim();
-    if (!text) return;
-    if (!this.#ready) return this.#showNotReady();
+    const { list } = this.files;
+    if (!text && !list.length) return;
+    if (!this.#ready) return this.#explain("Not sent: the model is not ready yet. Send it again when it is.");
+    if (this.#busy && list.length) return this.#explain("Not sent: files can be sent when the answer is complete.");
     if (this.#busy && !this.actions.queue(text)) return;
     this.area.value = "";
-    this.#changed();
-    if (!this.#busy) this.actions.send(text);
+    this.changed();
+    if (!this.#busy) this.actions.send(text, this.files.take());
   }
 }

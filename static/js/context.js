@@ -1,7 +1,7 @@
 // Choice of messages to leave out when a conversation exceeds the model's context.
 import { countTokens } from "./api.js";
 import { requestFor, sentMessages } from "./sampling.js";
-import { callsText } from "./tools.js";
+import { callsText, contentOf } from "./tools.js";
 
 /** @import { Conversation, Message } from "./types.js" */
 
@@ -18,7 +18,7 @@ export async function firstMessageThatFits(conversation, messages) {
   if (questions.length < 2) return null;
   const share = await shareThatFits(conversation, sent);
   const size = (/** @type {Message[]} */ messages) =>
-    messages.reduce((sum, message) => sum + message.content.length + callsText(message).length, 0);
+    messages.reduce((sum, message) => sum + contentOf(message).length + callsText(message).length, 0);
   const maximum = share * size(sent);
   const fits = (/** @type {Message} */ { id }) =>
     size(sent.slice(sent.findIndex((message) => message.id === id))) <= maximum;

@@ -1,18 +1,39 @@
 // Conversation export, as Markdown or JSON. The first half is pure.
 
+import { fenced } from "./fenced.js";
 import { printJson } from "./print_json.js";
+import { contentOf } from "./tools.js";
+import { Tree } from "./tree.js";
 
-/** @import { Conversation, ToolCall } from "./types.js" */
+/** @import { Conversation, ConversationRow, Message, MessageRow, ToolCall } from "./types.js" */
 
-/** @param {Conversation} conversation */
-export function asMarkdown(conversation) {
-  const parts = [`# ${conversation.title}`];
-  if (conversation.system.trim()) parts.push(`> ${conversation.system.trim().replaceAll("\n", "\n> ")}`);
-  for (const { role, content, calls = [] } of conversation.messages)
+/** Name and version of the JSON in which the page exports and imports conversations. */
+export const FORMAT = "carousel.conversations";
+export const VERSION = 1;
+
+/** Headings of the Markdown. A line of a message that looks like one gets a backslash. */
+export const HEADING = /^(?:## (?:You|Answer)|### (?:Call of `(.*)`|Result))$/;
+const ESCAPED = /^\\+(?=#)/;
+
+/** @param {string} line */
+const withEscape = (line) => (HEADING.test(line.replace(ESCAPED, "")) ? `\\${line}` : line);
+/** @param {string} line */
+export const withoutEscape = (line) =>
+  ESCAPED.test(line) && HEADING.test(line.replace(ESCAPED, "")) ? line.slice(1) : line;
+
+/** @param {Conversation} conversation @param {Message[]} messages those that are shown */
+export function asMarkdown({ title, system }, messages) {
+  const parts = [`# ${title}`];
+  if (system.trim()) parts.push(`> ${system.trim().replaceAll("\n", "\n> ")}`);
+  for (const message of messages) {
+    const { role, calls = [] } = message;
     parts.push(
       role === "user" ? "## You" : "## Answer",
-      ...[content.trim(), ...calls.flatMap(callParts)].filter(Boolean),
+      ...[contentOf(message).trim().split("\n").map(withEscape).join("\n"), ...calls.flatMap(callParts)].filter(
+        Boolean,
+      ),
     );
+  }
   return `${parts.join("\n\n")}\n`;
 }
 
@@ -23,32 +44,43 @@ const callParts = ({ name, arguments: text, result }) => [
   ...(result === undefined ? [] : ["### Result", fenced(printJson(result))]),
 ];
 
-/** Returns a text as a code block, with a fence that does not occur in it. @param {string} text */
-function fenced(text) {
-  const longest = Math.max(2, ...(text.match(/`+/g) ?? []).map((run) => run.length));
-  const fence = "`".repeat(longest + 1);
-  return `${fence}\n${text}\n${fence}`;
+/**
+ * Returns parts of a file with all branches and settings of conversations. Fields of this browser's rows, and those that
+ * resume an answer of this server, are left out.
+ * @param {Conversation[]} conversations
+ */
+export async function asJson(conversations) {
+  const parts = [];
+  for (const conversation of conversations) {
+    const { id, revision, writer, unsent, changes, gone, ...fields } = /** @type {ConversationRow & Conversation} */ (
+      conversation
+    );
+    const tree = new Tree(conversation);
+    const messages = conversation.messages.map((message) => {
+      const {
+        conversation: _,
+        revision,
+        writer,
+        unsent,
+        stream,
+        last,
+        run,
+        choice,
+        ...kept
+      } = /** @type {MessageRow} */ (message);
+      const parent = tree.parentOf(message)?.id ?? null;
+      return { ...kept, parent, state: kept.state === "streaming" ? "stopped" : kept.state };
+    });
+    parts.push(`${parts.length ? "," : ""}\n${JSON.stringify({ ...fields, messages })}`);
+    if (parts.length % 20 === 0) await new Promise((resolve) => setTimeout(resolve)); // lets the page draw
+  }
+  return [`{"format": "${FORMAT}", "version": ${VERSION}, "conversations": [`, ...parts, "\n]}\n"];
 }
 
-/** Returns messages and request parameters, without the page's internal fields. @param {Conversation} conversation */
-export function asJson({ title, created, model, system, sampling, tools, messages }) {
-  const plain = messages.map(({ role, content, thinking, calls, created: at, usage, finish, state }) => ({
-    role,
-    content,
-    reasoning: thinking || undefined,
-    tool_calls: calls,
-    created: new Date(at).toISOString(),
-    usage,
-    finish_reason: finish,
-    state,
-  }));
-  return `${JSON.stringify({ title, created: new Date(created).toISOString(), model, system, sampling, tools, messages: plain }, null, 2)}\n`;
-}
-
-/** @param {string} name @param {string} text @param {string} type */
-export function download(name, text, type) {
+/** @param {string} name @param {string[]} parts of the file @param {string} type */
+export function download(name, parts, type) {
   const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([text], { type }));
+  link.href = URL.createObjectURL(new Blob(parts, { type }));
   link.download = name;
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);

@@ -164,3 +164,9 @@ const seconds = (ms) =>
 const count = (value) => value.toLocaleString("en-US");
 /** @param {number} value */
 const decimal = (value) => (value < 9.95 ? value.toFixed(1) : String(Math.round(value)));
+
+/** Returns the progress of an answer for screen readers. @param {Message} message */
+export const progress = ({ calls, content }) => (calls?.length ? "Calling a tool" : content ? "Answering" : "Thinking");
+
+/** Whether an answer is in progress. @param {Message} message */
+export const isStreaming = ({ state }) => state === "streaming";

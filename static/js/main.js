@@ -3,9 +3,10 @@ import { ApiError, getTimeline, listModels } from "./api.js";
 import { setUpTheme } from "./appearance.js";
 import { Chat } from "./chat.js";
 import { Composer } from "./composer.js";
+import { defaultSettings, differences } from "./defaults.js";
 import { byId, h } from "./dom.js";
 import { MODEL, TITLE } from "./env.js";
-import { refuseFiles } from "./files.js";
+import { Files } from "./files.js";
 import { setUpFormulaCopy } from "./formula_copy.js";
 import { untilReady } from "./health.js";
 import { setUpHelp, showHelp } from "./help_dialog.js";
@@ -17,11 +18,13 @@ import { announce, setStatus, toast } from "./notices.js";
 import { Queue } from "./queue.js";
 import { Answers } from "./answers.js";
 import { Ready } from "./ready.js";
+import { hitPattern } from "./search.js";
 import { SettingsSheet } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
 import { Store } from "./store.js";
 import { Sync } from "./sync.js";
 import { Thread } from "./thread.js";
+import { setUpTransfer } from "./transfer.js";
 
 /** @import { Conversation, Message } from "./types.js" */
 
@@ -40,32 +43,44 @@ const answers = new Answers(store, {
 });
 const thread = new Thread({
   send: (text) => chat.send(text),
-  regenerate: (id, count) => chat.regenerate(id, count),
-  resume: (id) => chat.resume(id),
-  goOnFrom: (id, text) => chat.goOnFrom(id, text),
-  rewrite: (id, text) => chat.rewrite(id, text),
+  regenerate: (id, count) => chat.branches.regenerate(id, count),
+  resume: (id) => chat.branches.resume(id),
+  goOnFrom: (id, text) => chat.branches.goOnFrom(id, text),
+  rewrite: (id, text) => chat.branches.rewrite(id, text),
   choose: (id, step) => chat.choose(id, step),
-  removeBranch: (id) => chat.removeBranch(id),
+  removeBranch: (id) => chat.branches.removeBranch(id),
   sendResults: (id, results) => chat.sendResults(id, results),
   leaveOut: (id) => chat.leaveOut(id),
   startOver: () => chat.startOver(),
-  edit: (id, text) => chat.edit(id, text),
+  edit: (id, text) => chat.branches.edit(id, text),
   retryNow: (id) => answers.now(id),
   askKey: () => askKey(),
   timeline: getTimeline,
 });
-const composer = new Composer({
-  send: (text) => chat.send(text),
+const files = new Files(() => {
+  composer.changed();
+  showContext();
+});
+const composer = new Composer(files, {
+  send: (text, files) => chat.send(text, files),
   queue: (text) => chat.queue(text),
-  stop: () => chat.stop(),
-  pause: () => chat.pause(),
-  later: () => chat.later(),
+  stop: () => chat.control.stop(),
+  pause: () => chat.control.pause(),
+  later: () => chat.control.later(),
   editLast: () => chat.editLast(),
 });
 const sidebar = new Sidebar({
-  open: (id) => (location.hash = `#/c/${id}`),
   create,
   rename: (id, title) => library.rename(id, title),
+  pin(id, pinned) {
+    store.change(id, (conversation) => (conversation.pinned = pinned));
+    show();
+  },
+  reveal(id, message, query) {
+    awaited = { message, query };
+    if (id === chat.current.id) route();
+    else location.hash = `#/c/${id}`;
+  },
   remove: (id) => library.remove(id),
   exportAs: (id, form) => library.exportAs(id, form),
 });
@@ -93,12 +108,15 @@ const settings = new SettingsSheet((apply) => chat.change(apply));
 /** Updates everything outside the message column for the open conversation. */
 function show() {
   const { current } = chat;
-  sidebar.show(store.list(), current.id, answers.running);
-  composer.setBusy(chat.isBusy, chat.running);
+  sidebar.show(store.list(), current.id, answers.running, ready.unread);
+  composer.setBusy(chat.isBusy, chat.control.running);
   byId("title").textContent = current.title;
   byId("more").hidden = !current.messages.length;
   const mark = ready.unread.size ? `(${ready.unread.size}) ` : "";
   document.title = mark + (current.messages.length ? `${current.title} · ${TITLE}` : TITLE);
+  const inForce = differences(current, defaultSettings());
+  byId("in-force").textContent = inForce || "Settings";
+  byId("in-force").hidden = !inForce;
   showModels();
   showContext();
 }
@@ -109,8 +127,7 @@ function show() {
  */
 function ended(conversation, messages) {
   const complete = messages.filter(({ state }) => state === "done");
-  if (conversation === chat.current)
-    announce(complete.flatMap((message) => thread.answer(message)?.blockTexts() ?? []));
+  if (conversation === chat.current) announce(complete.flatMap((message) => thread.answer(message)?.blockTexts ?? []));
   ready.ended(conversation, messages[0]);
   chat.onAnswerEnd(conversation, messages);
 }
@@ -129,11 +146,20 @@ function showModels() {
   select.value = chat.current.model;
 }
 
-/** Shows the context use only when the conversation nears the context length. */
+/** Shows the context use only when the conversation, with the files of the next message, nears the context length. */
 function showContext() {
-  const used = chat.tree.path.findLast((message) => message.usage)?.usage?.total_tokens ?? 0;
-  const share = used / (modelLengths[chat.current.model] ?? Infinity);
-  byId("context-note").textContent = share > 0.6 ? `${Math.round(share * 100)} % of the context used` : "";
+  const length = modelLengths[chat.current.model] ?? Infinity;
+  const added = files.list.reduce((sum, { tokens = 0 }) => sum + tokens, 0);
+  const used = added + (chat.tree.path.findLast((message) => message.usage)?.usage?.total_tokens ?? 0);
+  const share = `${Math.round((used / length) * 100)} % of the context used`;
+  byId("context-note").textContent =
+    added > length
+      ? `The files have ${added} tokens; the context has ${length}`
+      : used > length
+        ? "The oldest messages will not fit beside the files"
+        : used > 0.6 * length
+          ? share
+          : "";
 }
 
 function create() {
@@ -141,11 +167,16 @@ function create() {
   route();
 }
 
+let awaited = /** @type {{ message: string, query: string } | null} */ (null); // hit of the search that is being opened
+
 function route() {
   if (!/^#?$|^#\//.test(location.hash)) return; // the skip link targets an element
   chat.open(/^#\/c\/(\w+)$/.exec(location.hash)?.[1]);
   sidebar.drawer(false);
   composer.focusOnDesktop();
+  if (awaited) chat.choose(awaited.message, 0);
+  if (awaited) thread.reveal(awaited.message, hitPattern(awaited.query));
+  awaited = null;
 }
 
 async function loadModels() {
@@ -166,16 +197,16 @@ async function loadModels() {
 
 setUpTheme(byId("theme"));
 setUpHelp();
+setUpTransfer(library);
 setUpFormulaCopy();
-refuseFiles();
 setUpKey(() => {
   loadModels();
   sync.start();
   const last = chat.tree.path.at(-1);
-  if (last?.error?.status === 401) chat.regenerate(last.id);
+  if (last?.error?.status === 401) chat.branches.regenerate(last.id);
 });
 setUpKeys({
-  stop: () => chat.stop(),
+  stop: () => chat.control.stop(),
   search: () => sidebar.focusSearch(),
   create,
   settings: () => settings.open(chat.current),
@@ -183,20 +214,13 @@ setUpKeys({
   write: () => composer.focus(),
 });
 byId("help-button").addEventListener("click", showHelp);
-byId("settings-open").addEventListener("click", () => settings.open(chat.current));
+for (const id of ["settings-open", "in-force"]) byId(id).addEventListener("click", () => settings.open(chat.current));
+settings.dialog.addEventListener("close", show); // the defaults may be others now
 byId("model", HTMLSelectElement).addEventListener("change", ({ currentTarget }) =>
   chat.setModel(/** @type {HTMLSelectElement} */ (currentTarget).value),
 );
-byId("more").addEventListener("click", () => {
-  const { id } = chat.current;
-  openMenu(byId("more"), [
-    { label: "Export as Markdown", icon: "download", run: () => library.exportAs(id, "md") },
-    { label: "Export as JSON", icon: "download", run: () => library.exportAs(id, "json") },
-    { label: "Delete", icon: "trash", danger: true, run: () => library.remove(id) },
-  ]);
-});
-addEventListener("hashchange", route);
-addEventListener("popstate", route);
+byId("more").addEventListener("click", () => openMenu(byId("more"), sidebar.menuItems(chat.current)));
+addEventListener("popstate", route); // also after a link or a script has changed the hash
 addEventListener("beforeprint", () => thread.drawAll());
 
 await store.open();

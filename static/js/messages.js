@@ -1,24 +1,19 @@
 // DOM of one answer: reasoning, text, waiting line, errors with their actions, tools and figures.
+import { nothing, render } from "../vendor/lit/lit-html.js";
+import { figuresLine, trouble } from "./answer_parts.js";
 import { CallList, foldSummary } from "./calls.js";
 import { TimelineView } from "./timeline.js";
-import { h, icon, iconButton } from "./dom.js";
+import { h, iconButton } from "./dom.js";
 import { readDraft } from "./drafts.js";
 import { Editor } from "./editor.js";
 import { openMenu } from "./menu.js";
 import { copy } from "./notices.js";
-import { MarkdownStream } from "./render.js";
+import { blockTexts, MarkdownStream } from "./render.js";
 import { VersionSwitch } from "./versions.js";
 import { WaitLine } from "./waiting.js";
-import { ending, errorText, figures, isThinking, isUnfinished, reasoningLabel } from "./labels.js";
+import { isThinking, isUnfinished, reasoningLabel } from "./labels.js";
 
-/** @import { Message, MessageError, Status, Timeline } from "./types.js" */
-
-/**
- * @typedef {{ regenerate(id: string, count?: number): void, resume(id: string): void, edit(id: string, text: string): boolean,
- *   rewrite(id: string, text: string): boolean, goOnFrom(id: string, text: string): boolean, choose(id: string, step: number): void,
- *   removeBranch(id: string): void, retryNow(id: string): void, sendResults(id: string, results: (string | undefined)[]): boolean,
- *   leaveOut(id: string): void, startOver(): void, askKey(): void, timeline(stream: string): Promise<Timeline> }} Actions
- */
+/** @import { Message, MessageActions, Status } from "./types.js" */
 
 /** Attributes of a scroller that the keyboard reaches. */
 const SCROLLER = { tabindex: "0", role: "group", "aria-label": "Reasoning" };
@@ -32,10 +27,9 @@ export class AnswerView {
   #thought = 0;
   #pieces = 0;
   #called = 0;
-  #shownError = "";
 
   /**
-   * @param {Message} message @param {Actions} actions
+   * @param {Message} message @param {MessageActions} actions
    * @param {boolean} [later] defer the text of a complete answer to `draw`
    */
   constructor(message, actions, later = false) {
@@ -120,7 +114,9 @@ export class AnswerView {
     else if (!pieces && !this.wait.isShown) this.status({ state: "running" });
     this.#pieces = pieces;
     this.#showSummary();
-    this.#showError();
+    const { error, state } = message;
+    this.trouble.hidden = state !== "error" || !error;
+    render(this.trouble.hidden || !error ? nothing : trouble(message, error, this.actions), this.trouble);
     this.#showTools(isLive);
     this.#showFigures();
   }
@@ -227,16 +223,9 @@ export class AnswerView {
     ];
   }
 
-  /** Returns the text of each block, for screen readers. @returns {string[]} */
-  blockTexts() {
-    return [...this.body.children]
-      .map((block) => {
-        const copied = /** @type {HTMLElement} */ (block.cloneNode(true));
-        for (const math of copied.querySelectorAll(".math"))
-          math.textContent = /** @type {HTMLElement} */ (math).dataset.tex ?? "";
-        return (copied.textContent ?? "").trim();
-      })
-      .filter(Boolean);
+  /** Texts of the blocks, for screen readers. */
+  get blockTexts() {
+    return blockTexts(this.body);
   }
 
   #showSummary() {
@@ -284,45 +273,8 @@ export class AnswerView {
     this.resume.hidden = isLive || message.state === "error" || !isUnfinished(message);
   }
 
-  #showError() {
-    const { error, state } = this.message;
-    const shown = state === "error" && error ? JSON.stringify(error) : "";
-    this.trouble.hidden = !shown;
-    if (error && shown && shown !== this.#shownError) this.#drawError(error);
-    this.#shownError = shown;
-  }
-
-  /** @param {MessageError} error */
-  #drawError(error) {
-    const { id } = this.message;
-    const button = (/** @type {string} */ label, /** @type {() => void} */ run) =>
-      h("button", { class: "button small", type: "button", onclick: () => run() }, label);
-    const again = isUnfinished(this.message)
-      ? button("Continue", () => this.actions.resume(id))
-      : button("Try again", () => this.actions.regenerate(id));
-    // A retry of a conversation that exceeds the context would fail again.
-    const buttons =
-      error.code === "context_length_exceeded"
-        ? [
-            button("Leave out the oldest messages", () => this.actions.leaveOut(id)),
-            button("New conversation", () => this.actions.startOver()),
-          ]
-        : [error.status === 401 && button("Enter key", () => this.actions.askKey()), again];
-    const code = [error.status || "", error.code ?? ""].filter(Boolean).join(" ");
-    this.trouble.replaceChildren(
-      icon("warn"),
-      h("div", { class: "trouble-text" }, errorText(error), code && h("span", { class: "trouble-code" }, code)),
-      h("div", { class: "trouble-tools" }, ...buttons),
-    );
-  }
-
   #showFigures() {
-    const parts = figures(this.message).map((text, i) =>
-      h("span", { class: i && /( tokens?| shared)$/.test(text) ? "secondary" : null }, text),
-    );
-    const end = ending(this.message);
-    if (end) parts.push(h("span", { class: "note" }, end));
-    this.figures.replaceChildren(...parts);
+    render(figuresLine(this.message), this.figures);
     this.timeline.show(this.message);
   }
 }

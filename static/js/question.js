@@ -1,4 +1,5 @@
 // DOM of a user message: a bubble with its tools, and the editor that replaces it.
+import { foldSummary } from "./calls.js";
 import { h, iconButton } from "./dom.js";
 import { readDraft } from "./drafts.js";
 import { Editor } from "./editor.js";
@@ -6,16 +7,12 @@ import { openMenu } from "./menu.js";
 import { copy } from "./notices.js";
 import { VersionSwitch } from "./versions.js";
 
-/** @import { Message } from "./types.js" */
+/** @import { Message, MessageActions } from "./types.js" */
 
 const SCROLL_CHARACTERS = 3000; // characters beyond which a bubble scrolls
 
-/**
- * @typedef {import("./messages.js").Actions} Actions
- */
-
 export class UserView {
-  /** @param {Message} message @param {Actions} actions */
+  /** @param {Message} message @param {MessageActions} actions */
   constructor(message, actions) {
     this.message = message;
     this.actions = actions;
@@ -39,7 +36,8 @@ export class UserView {
     const isLong = content.length > SCROLL_CHARACTERS;
     const scrolls = isLong ? { tabindex: "0", role: "group", "aria-label": "Your message" } : {};
     this.node.replaceChildren(
-      h("div", { class: `bubble${isLong ? " long" : ""}`, dir: "auto", ...scrolls }, content),
+      filesOf(this.message),
+      h("div", { hidden: !content, class: `bubble${isLong ? " long" : ""}`, dir: "auto", ...scrolls }, content),
       h(
         "div",
         { class: "tools" },
@@ -80,4 +78,14 @@ export class UserView {
     this.node.replaceChildren(editor.node);
     return editor;
   }
+}
+
+/** Returns the files of a message, whose texts can be unfolded. @param {Message} message */
+function filesOf({ files = [] }) {
+  const node = h("div", { class: "message-files", hidden: !files.length });
+  for (const { name, text } of files)
+    node.append(
+      h("details", { class: "fold" }, foldSummary(h("span", {}, name)), h("pre", { class: "fold-body" }, text)),
+    );
+  return node;
 }

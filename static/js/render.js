@@ -188,3 +188,15 @@ export function renderWhole(root, text) {
   stream.finish();
   return stream;
 }
+
+/** Returns the text of each block of a rendered text. @param {HTMLElement} root @returns {string[]} */
+export function blockTexts(root) {
+  return [...root.children]
+    .map((block) => {
+      const copied = /** @type {HTMLElement} */ (block.cloneNode(true));
+      for (const math of copied.querySelectorAll(".math"))
+        math.textContent = /** @type {HTMLElement} */ (math).dataset.tex ?? "";
+      return (copied.textContent ?? "").trim();
+    })
+    .filter(Boolean);
+}

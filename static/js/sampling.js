@@ -105,11 +105,21 @@ export const FIELDS = [
 
 const MAX_STOPS = 4; // limit of the protocol
 
+/** Converts the text of a number, which may have a decimal comma. @param {string} text */
+const numberFrom = (text) => (text.trim() ? Number(text.replace(",", ".")) : undefined);
+
+/** Returns the value of a valid text of the field; undefined if it is empty. @param {Field} field @param {string} text */
+export function valueOf(field, text) {
+  if (!field.list) return numberFrom(text);
+  const stops = stopsFrom(text);
+  return stops.length ? stops : undefined;
+}
+
 /** Returns the reason why a text is not a valid value of the field, or "". @param {Field} field @param {string} text */
 export function validationError(field, text) {
-  const value = Number(text);
   if (field.list) return stopsFrom(text).length > MAX_STOPS ? `At most ${MAX_STOPS} lines.` : "";
-  if (text === "") return "";
+  const value = numberFrom(text);
+  if (value === undefined) return "";
   if (!Number.isFinite(value)) return "A number, please.";
   if (field.whole && !Number.isInteger(value)) return "A whole number, please.";
   if (field.min !== undefined && value < field.min) return `At least ${field.min}.`;

@@ -19,10 +19,10 @@ export class AutoScroll {
     this.scroller = scroller;
     this.jump = jump;
     scroller.addEventListener("scroll", () => this.#scrolled(), { passive: true });
-    scroller.addEventListener("wheel", (event) => event.deltaY < 0 && this.#release(), { passive: true });
+    scroller.addEventListener("wheel", (event) => event.deltaY < 0 && this.release(), { passive: true });
     document.addEventListener(
       "keydown",
-      ({ key, target }) => UPWARD_KEYS.has(key) && this.#isScrolledFrom(target) && this.#release(),
+      ({ key, target }) => UPWARD_KEYS.has(key) && this.#isScrolledFrom(target) && this.release(),
     );
     new ResizeObserver(() => this.#resized()).observe(content);
     new ResizeObserver(() => this.#resized()).observe(scroller);
@@ -84,7 +84,8 @@ export class AutoScroll {
     this.#show();
   }
 
-  #release() {
+  /** Ends following, since the reader goes to another place. */
+  release() {
     if (this.#gap > 0 || this.scroller.scrollTop > 0) this.#following = false;
   }
 

@@ -1,36 +1,55 @@
-// List of conversations and, on a phone, its drawer.
-import { byId, h, iconButton } from "./dom.js";
+// List of conversations and, on a phone, its drawer. The rows are a template of the list's state.
+import { repeat } from "../vendor/lit/directives/repeat.js";
+import { html, nothing, render } from "../vendor/lit/lit-html.js";
+import { byId, h } from "./dom.js";
+import { iconTemplate } from "./icon_template.js";
 import { openMenu } from "./menu.js";
-import { SearchIndex } from "./search.js";
+import { hitPattern, SearchIndex } from "./search.js";
+import { setUpSidebarWidth } from "./sidebar_width.js";
 
 /** @import { Conversation } from "./types.js" */
 
 /**
- * @typedef {{ open(id: string): void, rename(id: string, title: string): void, remove(id: string): void,
- *   exportAs(id: string, form: "md" | "json"): void, create(): void }} Actions
+ * @typedef {{ rename(id: string, title: string): void, pin(id: string, pinned: boolean): void, remove(id: string): void,
+ *   exportAs(id: string, form: "md" | "json"): void, create(): void, reveal(id: string, message: string, query: string): void }} Actions
+ * @typedef {{ list: Conversation[], current: string, running: Set<string>, unread: Set<string>, query: string, renaming: string }} View
  */
 
 const DRAWER = "(max-width: 820px)"; // as in shell.css
+const FOUND_AT_ONCE = 60; // rows of a search that are drawn with each key; more than a screen has
 
 export class Sidebar {
-  #list = /** @type {Conversation[]} */ ([]);
-  #current = "";
-  #running = new Set();
-  #renaming = false;
-  #rows = /** @type {Map<string, Row>} */ (new Map());
-  #headings = /** @type {Map<string, HTMLElement>} */ (new Map());
   index = new SearchIndex();
+  #view = /** @type {View} */ ({
+    list: [],
+    current: "",
+    running: new Set(),
+    unread: new Set(),
+    query: "",
+    renaming: "",
+  });
+  #limit = FOUND_AT_ONCE;
 
   /** @param {Actions} actions */
   constructor(actions) {
     this.actions = actions;
     this.app = byId("app");
     this.node = byId("sidebar");
-    this.items = byId("conversations");
+    this.all = this.items = byId("conversations");
+    this.found = h("ol", { id: "conversations" }); // in its place during a search, so that its rows stay as they are
     this.search = byId("search", HTMLInputElement);
-    this.search.addEventListener("focus", () => this.index.prepare(this.#list));
-    this.search.addEventListener("input", () => this.#draw());
+    this.search.addEventListener("focus", () => this.index.prepare(this.#view.list));
+    this.search.addEventListener("input", () => {
+      this.#limit = FOUND_AT_ONCE;
+      this.#draw();
+    });
     this.search.addEventListener("keydown", (event) => this.#searchKey(event));
+    for (const items of [this.all, this.found]) {
+      items.addEventListener("click", (event) => this.#click(event));
+      items.addEventListener("keydown", (event) => this.#titleKey(event));
+      items.addEventListener("focusout", ({ target }) => this.#endRenaming(target, true));
+    }
+    setUpSidebarWidth(byId("sidebar-width"));
     byId("new").addEventListener("click", () => this.actions.create());
     byId("drawer-open").addEventListener("click", () => this.drawer(true));
     byId("drawer-close").addEventListener("click", () => this.drawer(false));
@@ -43,12 +62,11 @@ export class Sidebar {
     });
   }
 
-  /** @param {Conversation[]} list @param {string} current @param {Set<string>} running */
-  show(list, current, running) {
-    this.#list = list;
-    this.#current = current;
-    this.#running = running;
-    if (!this.#renaming) this.#draw();
+  /** @param {Conversation[]} list @param {string} current @param {Set<string>} running @param {Set<string>} unread */
+  show(list, current, running, unread) {
+    list.sort((a, b) => Number(b.pinned ?? false) - Number(a.pinned ?? false));
+    Object.assign(this.#view, { list, current, running, unread });
+    if (!this.#view.renaming) this.#draw(); // moving a row would take the focus from the title
   }
 
   get isDrawer() {
@@ -72,81 +90,81 @@ export class Sidebar {
   }
 
   #draw() {
-    const found = this.index.find(this.#list, this.search.value);
-    const midnight = new Date().setHours(0, 0, 0, 0);
-    let day = "";
-    const nodes = [];
-    for (const conversation of found) {
-      const name = dayName(conversation.updated, midnight);
-      if (name !== day && !this.search.value) nodes.push(this.#heading((day = name)));
-      nodes.push(this.#row(conversation));
-    }
-    arrange(this.items, nodes);
-    this.#forget();
+    const { list } = this.#view;
+    const query = (this.#view.query = this.search.value.trim());
+    const found = this.index.find(list, query);
+    const items = query ? this.found : this.all;
+    if (items !== this.items) this.items.replaceWith(items);
+    this.items = items;
+    render(query ? results(found, this.#limit, this.index, this.#view) : rows(this.#view), items);
     const none = byId("conversations-none");
     none.hidden = found.length > 0;
-    none.textContent = this.#list.length ? "Nothing found." : "Your conversations will be listed here.";
+    none.textContent = list.length ? "Nothing found." : "Your conversations will be listed here.";
   }
 
-  /** @param {string} name */
-  #heading(name) {
-    let node = this.#headings.get(name);
-    if (!node) this.#headings.set(name, (node = h("li", { class: "day" }, name)));
-    return node;
+  /** Opens the menu of a row, or the message that an excerpt is of, or shows the other rows. @param {MouseEvent} event */
+  #click(event) {
+    const place = /** @type {Element} */ (event.target);
+    const { list, query } = this.#view;
+    if (place.closest(".rows-more")) return this.#showAll();
+    const conversation = list.find(({ id }) => id === place.closest("li")?.dataset.id);
+    const button = place.closest(".row-more");
+    if (!conversation) return;
+    const { id } = conversation;
+    if (button instanceof HTMLElement)
+      return openMenu(button, [
+        { label: "Rename", icon: "edit", run: () => this.#rename(id) },
+        ...this.menuItems(conversation),
+      ]);
+    const excerpt = query && place.closest("a") ? this.index.excerpt(conversation, query) : null;
+    if (!excerpt || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    event.preventDefault();
+    this.actions.reveal(id, excerpt.message, query);
   }
 
-  /** Returns the row of a conversation, created once and updated in place. @param {Conversation} conversation */
-  #row({ id, title }) {
-    let row = this.#rows.get(id);
-    if (!row) this.#rows.set(id, (row = new Row(id, (button) => this.#menu(button, id))));
-    row.show(title, id === this.#current, this.#running.has(id));
-    return row.node;
+  #showAll() {
+    const next = this.#limit;
+    this.#limit = Infinity;
+    this.#draw();
+    this.items.querySelectorAll("a")[next]?.focus(); // the pressed button is gone
   }
 
-  /** Drops the rows of deleted conversations. */
-  #forget() {
-    if (this.#rows.size <= this.#list.length) return;
-    const ids = new Set(this.#list.map(({ id }) => id));
-    for (const id of this.#rows.keys()) if (!ids.has(id)) this.#rows.delete(id);
-  }
-
-  /** @param {HTMLElement} button @param {string} id */
-  #menu(button, id) {
-    openMenu(button, [
-      { label: "Rename", icon: "edit", run: () => this.rename(id) },
+  /** Returns the entries of a conversation's menus. @param {Conversation} conversation */
+  menuItems({ id, pinned }) {
+    return [
+      { label: pinned ? "Unpin" : "Pin", icon: "pin", run: () => this.actions.pin(id, !pinned) },
       { label: "Export as Markdown", icon: "download", run: () => this.actions.exportAs(id, "md") },
       { label: "Export as JSON", icon: "download", run: () => this.actions.exportAs(id, "json") },
       { label: "Delete", icon: "trash", danger: true, run: () => this.actions.remove(id) },
-    ]);
+    ];
   }
 
   /** @param {string} id */
-  rename(id) {
-    const row = this.items.querySelector(`[data-id="${id}"]`);
-    const conversation = this.#list.find((one) => one.id === id);
-    if (!row || !conversation) return;
-    const input = h("input", { type: "text", "aria-label": "Title", maxlength: "200" });
-    input.value = conversation.title;
-    this.#renaming = true;
-    let open = true;
-    const close = (/** @type {boolean} */ keep) => {
-      if (!open) return; // Enter also blurs the field
-      open = this.#renaming = false;
-      this.#rows.delete(id); // the input replaces it
-      if (keep && input.value.trim()) this.actions.rename(id, input.value.trim());
-      this.#draw();
-      /** @type {HTMLElement | null} */ (this.items.querySelector(`[data-id="${id}"] a`))?.focus();
-    };
-    input.addEventListener("blur", () => close(true));
-    input.addEventListener("keydown", (event) => {
-      if (event.isComposing) return;
-      if (event.key === "Enter") close(true);
-      if (event.key === "Escape") close(false);
-      if (event.key === "Enter" || event.key === "Escape") event.stopPropagation();
-    });
-    row.replaceChildren(input);
-    input.focus();
-    input.select();
+  #rename(id) {
+    this.#view.renaming = id;
+    this.#draw();
+    const input = this.items.querySelector("input");
+    input?.focus();
+    input?.select();
+  }
+
+  /** @param {KeyboardEvent} event */
+  #titleKey(event) {
+    const { key, target } = event;
+    if (event.isComposing || (key !== "Enter" && key !== "Escape") || !this.#view.renaming) return;
+    event.stopPropagation();
+    this.#endRenaming(target, key === "Enter");
+  }
+
+  /** @param {EventTarget | null} input @param {boolean} keep */
+  #endRenaming(input, keep) {
+    const id = this.#view.renaming;
+    if (!id || !(input instanceof HTMLInputElement)) return; // a field also loses the focus when it is removed
+    this.#view.renaming = "";
+    const title = input.value.trim();
+    if (keep && title) this.actions.rename(id, title);
+    this.#draw();
+    /** @type {HTMLElement | null} */ (this.items.querySelector(`[data-id="${id}"] a`))?.focus();
   }
 
   /** @param {KeyboardEvent} event */
@@ -165,58 +183,65 @@ export class Sidebar {
   }
 }
 
-/** Row of one conversation. */
-class Row {
-  #title = "";
-  #current = /** @type {boolean | null} */ (null);
-  #running = false;
+/** Returns the template of the whole list. @param {View} view */
+const rows = (view) =>
+  repeat(
+    withHeadings(view.list),
+    (entry) => (typeof entry === "string" ? entry : entry.id),
+    (entry) => (typeof entry === "string" ? html`<li class="day">${entry}</li>` : row(entry, nothing, view)),
+  );
 
-  /** @param {string} id @param {(button: HTMLElement) => void} openMenu */
-  constructor(id, openMenu) {
-    this.link = h("a", { class: "row-open", href: `#/c/${id}` });
-    this.live = h("span", { class: "row-live", role: "img", "aria-label": "answering" });
-    this.more = iconButton("more", "", () => openMenu(this.more), { "aria-haspopup": "menu" });
-    this.more.classList.add("row-more");
-    this.node = h("li", { class: "row", "data-id": id }, this.link, this.more);
-  }
-
-  /** @param {string} title @param {boolean} current @param {boolean} running */
-  show(title, current, running) {
-    if (title !== this.#title) this.#name(title);
-    if (current !== this.#current) this.#mark(current);
-    if (running !== this.#running) running ? this.more.before(this.live) : this.live.remove();
-    this.#running = running;
-  }
-
-  /** @param {string} title */
-  #name(title) {
-    this.#title = this.link.textContent = this.link.title = title;
-    this.more.title = `Menu of ${title}`;
-    this.more.setAttribute("aria-label", this.more.title);
-  }
-
-  /** @param {boolean} current */
-  #mark(current) {
-    this.#current = current;
-    this.node.toggleAttribute("data-current", current);
-    if (current) this.link.setAttribute("aria-current", "page");
-    else this.link.removeAttribute("aria-current");
-  }
+/** Returns the template of what a search found. @param {Conversation[]} found @param {number} limit @param {SearchIndex} index @param {View} view */
+function results(found, limit, index, view) {
+  const pattern = hitPattern(view.query);
+  const excerpt = (/** @type {Conversation} */ one) => excerptLine(index.excerpt(one, view.query, pattern));
+  const rest = found.length - limit;
+  return html`${repeat(
+    found.slice(0, limit),
+    ({ id }) => id,
+    (conversation) => row(conversation, excerpt(conversation), view),
+  )}
+  ${rest > 0 ? html`<li><button class="button quiet wide rows-more" type="button">Show ${rest} more</button></li>` : nothing}`;
 }
 
-/**
- * Sets the children of `parent` to these nodes and moves only those out of place.
- * @param {HTMLElement} parent @param {Node[]} nodes
- */
-function arrange(parent, nodes) {
-  const wanted = new Set(nodes);
-  for (const child of [...parent.childNodes]) if (!wanted.has(child)) child.remove();
-  let at = parent.firstChild;
-  for (const node of nodes) {
-    if (node === at) at = at.nextSibling;
-    else parent.insertBefore(node, at);
-  }
+/** Returns the conversations and, before the first of a day, its name. @param {Conversation[]} list pinned ones first */
+function withHeadings(list) {
+  const midnight = new Date().setHours(0, 0, 0, 0);
+  let name = "";
+  return list.flatMap((conversation) => {
+    const before = name;
+    name = conversation.pinned ? "Pinned" : dayName(conversation.updated, midnight);
+    return name === before ? [conversation] : [name, conversation];
+  });
 }
+
+/** @param {Conversation} conversation @param {unknown} excerpt its line @param {View} view */
+function row({ id, title }, excerpt, { current, running, unread, renaming }) {
+  const isCurrent = id === current;
+  return html`<li class="row" data-id=${id} ?data-current=${isCurrent}>
+    ${
+      id === renaming
+        ? html`<input type="text" aria-label="Title" maxlength="200" .value=${title} />`
+        : html`<a class="row-open" href="#/c/${id}" title=${title} aria-current=${isCurrent ? "page" : nothing}>
+              <span class="row-title">${title}</span>${excerpt}</a
+            >${running.has(id) ? LIVE : unread.has(id) ? UNREAD : nothing}${menuButton(`Menu of ${title}`)}`
+    }
+  </li>`;
+}
+
+/** @param {import("./search.js").Excerpt | null} excerpt null if only the title has the words */
+const excerptLine = (excerpt) =>
+  excerpt &&
+  html`<span class="row-excerpt">${excerpt.parts.map((part, i) => (i % 2 ? html`<mark>${part}</mark>` : part))}</span>`;
+
+const LIVE = html`<span class="row-live" role="img" aria-label="answering"></span>`;
+const UNREAD = html`<span class="row-live unread" role="img" aria-label="new answer"></span>`;
+
+/** @param {string} label */
+const menuButton = (label) =>
+  html`<button class="icon-button small row-more" type="button" aria-haspopup="menu" aria-label=${label} title=${label}>
+    ${iconTemplate("more")}
+  </button>`;
 
 /** @param {number} time @param {number} midnight start of today */
 function dayName(time, midnight) {

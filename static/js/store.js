@@ -11,9 +11,9 @@ import {
   openDatabase,
   TABLES,
 } from "./database.js";
-import { writer } from "./ids.js";
+import { bury, forget, next, put } from "./rows.js";
 
-/** @import { ChoicesRow, Conversation, ConversationRow, Message, MessageRow, MessageTombstone, Tombstone, Version } from "./types.js" */
+/** @import { ChoicesRow, Conversation, ConversationRow, Message, MessageRow, MessageTombstone, Tombstone } from "./types.js" */
 
 /** @typedef {ConversationRow | Tombstone} Row */
 /** @typedef {MessageRow | MessageTombstone} AnyMessageRow */
@@ -22,8 +22,6 @@ import { writer } from "./ids.js";
  * Change of a conversation's own fields, applied to it in memory and to its row.
  * @typedef {(conversation: Omit<Conversation, "messages">) => void} Change
  */
-
-const TOMBSTONE_MS = 90 * 86_400_000; // longer than a tab that missed the deletion stays open
 
 export class Store {
   #all = /** @type {Map<string, Conversation>} */ (new Map());
@@ -61,7 +59,7 @@ export class Store {
       for (const message of messages) groups.get(message.conversation)?.push(message);
       for (const row of rows) if (row.deleted === undefined) this.#load(row, groups.get(row.id) ?? []);
       for (const { id, chosen } of choices) Object.assign(this.#all.get(id) ?? {}, { chosen });
-      this.#forget(rows.filter(({ deleted }) => deleted && deleted < Date.now() - TOMBSTONE_MS));
+      forget(this.#db, rows);
     } catch (error) {
       this.#fail(error);
     }
@@ -271,60 +269,10 @@ export class Store {
     }
   }
 
-  /** @param {Row[]} rows */
-  #forget(rows) {
-    const transaction = rows.length ? this.#db?.transaction([CONVERSATIONS, MESSAGES], "readwrite") : null;
-    for (const { id } of rows) {
-      transaction?.objectStore(CONVERSATIONS).delete(id);
-      transaction?.objectStore(MESSAGES).delete(messagesOf(id));
-    }
-  }
-
   /** @param {unknown} error */
   #fail(error) {
     if (this.#hasFailed) return;
     this.#hasFailed = true;
     this.onFailure(error instanceof Error ? error.message : String(error));
   }
-}
-
-/** Returns the version after a stored row, which the server lacks. @param {Version | undefined} row @returns {Version} */
-const next = (row) => ({ revision: (row?.revision ?? 0) + 1, writer: writer(), unsent: 1 });
-
-/**
- * Stores a message; with `onlyIfPresent` returns false if it is absent or deleted.
- * @param {IDBObjectStore} table @param {string} conversation @param {Message} message @param {boolean} [onlyIfPresent]
- */
-async function put(table, conversation, message, onlyIfPresent = false) {
-  const stored = /** @type {AnyMessageRow | undefined} */ (await asPromise(table.get([conversation, message.id])));
-  if (onlyIfPresent && (!stored || stored.deleted !== undefined)) return false;
-  const { unsent, ...version } = next(stored);
-  // An answer is sent to the server when it has ended.
-  table.put({ ...message, conversation, ...version, unsent: message.state === "streaming" ? undefined : unsent });
-  return true;
-}
-
-/**
- * Replaces a message by a tombstone. Its parent stays for what may follow it.
- * @param {IDBObjectStore} table @param {string} conversation @param {string} id @param {string | null} parent
- */
-async function bury(table, conversation, id, parent) {
-  const stored = /** @type {AnyMessageRow | undefined} */ (await asPromise(table.get([conversation, id])));
-  if (!stored || stored.deleted !== undefined) return;
-  table.put({ id, conversation, parent, deleted: Date.now(), ...next(stored) });
-}
-
-/**
- * Returns the first line of a question; the list and the top bar truncate it to their width.
- * @param {string} text @param {number} [maximum] characters
- */
-export function titleFrom(text, maximum = 160) {
-  const line = text.trim().split("\n")[0].replace(/\s+/g, " ");
-  const letters = [...line]; // does not split surrogate pairs
-  return letters.length > maximum
-    ? `${letters
-        .slice(0, maximum - 1)
-        .join("")
-        .trimEnd()}…`
-    : line || "Untitled";
 }

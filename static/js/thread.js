@@ -1,13 +1,14 @@
 // Column of messages of the open conversation: its views and their messages.
 import { byId, h } from "./dom.js";
 import { EXAMPLES } from "./env.js";
+import { showHits } from "./hits.js";
 import { whenIdle } from "./idle.js";
 import { AnswerView } from "./messages.js";
 import { UserView } from "./question.js";
 import { AutoScroll } from "./scroll.js";
 import { Tree } from "./tree.js";
 
-/** @import { Conversation, Message } from "./types.js" */
+/** @import { Conversation, Message, MessageActions } from "./types.js" */
 
 const DRAWN_AT_ONCE = 12; // messages at the end of a conversation that are drawn when it is opened; more than a screen
 
@@ -16,7 +17,7 @@ export class Thread {
   #conversation = "";
   #views = /** @type {Map<string, AnswerView | UserView>} */ (new Map());
 
-  /** @param {import("./messages.js").Actions & { send(text: string): void }} actions */
+  /** @param {MessageActions} actions */
   constructor(actions) {
     this.actions = actions;
     this.node = byId("thread");
@@ -109,5 +110,14 @@ export class Thread {
   /** Moves the focus to the switch of a version that was chosen. @param {string} id @param {number} step */
   focusVersion(id, step) {
     this.#views.get(id)?.versions.focus(step);
+  }
+
+  /** Scrolls to the hits of a search in a message, and marks them. @param {string} id @param {RegExp} pattern */
+  reveal(id, pattern) {
+    const view = this.#views.get(id);
+    if (!view) return;
+    if (view instanceof AnswerView) view.draw();
+    this.follow.release();
+    showHits(view.node, pattern, this.follow.scroller);
   }
 }

@@ -1,72 +1,64 @@
 // Section of the settings sheet for the tools of a conversation.
-import { foldSummary } from "./calls.js";
-import { h } from "./dom.js";
+import { html } from "../vendor/lit/lit-html.js";
+import { notes } from "./fields.js";
+import { iconTemplate } from "./icon_template.js";
 import { EXAMPLE_TOOLS, parseTools } from "./tools.js";
 
-/** @import { Conversation } from "./types.js" */
+/** @import { Conversation, Tool } from "./types.js" */
+
+const NOTE = "A JSON list of functions, as in OpenAI's API. Calls appear in the conversation; you write their results.";
+const PLACEHOLDER = '[{"type": "function", "function": {"name": ...}}]';
+
+/** @param {unknown[]} definitions */
+const textOf = (definitions) => (definitions.length ? JSON.stringify(definitions, null, 2) : "");
+
+/** Returns the definitions of a text, or why they are not valid. @param {string} text @returns {{ tools?: Tool[], error: string }} */
+function read(text) {
+  try {
+    return { tools: parseTools(text), error: "" };
+  } catch (problem) {
+    return { error: /** @type {Error} */ (problem).message };
+  }
+}
 
 /**
  * Returns the section. A definition that is not valid leaves the last valid ones in force.
- * @param {Conversation} conversation @param {(apply: import("./store.js").Change) => void} onChange
+ * @param {Conversation} conversation @param {string | undefined} typed text of the definitions that was typed
+ * @param {(apply?: import("./store.js").Change, typed?: string) => void} change
  */
-export function toolsSection({ tools = [], requiresCall = false }, onChange) {
-  const area = h("textarea", {
-    class: "mono tools-json",
-    name: "tools",
-    spellcheck: "false",
-    placeholder: '[{"type": "function", "function": {"name": ...}}]',
-    "aria-describedby": "note-tools error-tools",
-  });
-  const error = h("span", { class: "field-error", id: "error-tools", hidden: true });
-  const read = () => {
-    error.textContent = "";
-    try {
-      const parsed = parseTools(area.value);
-      onChange((conversation) => (conversation.tools = parsed));
-    } catch (problem) {
-      error.textContent = /** @type {Error} */ (problem).message;
-    }
-    error.hidden = !error.textContent;
-    area.setAttribute("aria-invalid", String(!error.hidden));
+export function toolsSection({ tools = [], requiresCall = false }, typed, change) {
+  const error = typed === undefined ? "" : read(typed).error;
+  const write = (/** @type {string} */ text) => {
+    const { tools } = read(text);
+    change(tools && ((conversation) => (conversation.tools = tools)), text);
   };
-  const write = (/** @type {unknown[]} */ definitions) =>
-    (area.value = definitions.length ? JSON.stringify(definitions, null, 2) : "");
-  const insert = () => {
-    write(EXAMPLE_TOOLS);
-    read();
-    area.focus();
-    area.setSelectionRange(0, 0);
-    area.scrollTop = 0;
+  const onInput = (/** @type {InputEvent} */ { target }) => write(/** @type {HTMLTextAreaElement} */ (target).value);
+  const insert = (/** @type {MouseEvent} */ { target }) => {
+    write(textOf(EXAMPLE_TOOLS));
+    const area = /** @type {Element} */ (target).parentElement?.querySelector("textarea");
+    area?.focus();
+    area?.setSelectionRange(0, 0);
+    area?.scrollTo(0, 0);
   };
-  const required = h("input", { type: "checkbox", name: "requires-call" });
-  required.checked = requiresCall;
-  required.addEventListener("change", () => {
-    const { checked } = required;
-    onChange((conversation) => (conversation.requiresCall = checked));
-  });
-  write(tools);
-  area.addEventListener("input", read);
-  return h(
-    "details",
-    { class: "fold group", open: tools.length > 0 },
-    foldSummary(h("span", {}, "Tools")),
-    h(
-      "div",
-      { class: "fold-body" },
-      h(
-        "label",
-        { class: "field" },
-        h("span", { class: "field-label" }, "Definitions"),
-        area,
-        h(
-          "span",
-          { class: "field-note", id: "note-tools" },
-          "A JSON list of functions, as in OpenAI's API. Calls appear in the conversation; you write their results.",
-        ),
-        error,
-      ),
-      h("button", { class: "button small", type: "button", onclick: insert }, "Insert an example"),
-      h("label", { class: "check" }, required, h("span", {}, "Require a call for each message")),
-    ),
-  );
+  const onRequired = (/** @type {Event} */ { target }) => {
+    const { checked } = /** @type {HTMLInputElement} */ (target);
+    change((conversation) => (conversation.requiresCall = checked));
+  };
+  return html`<details class="fold group">
+    <summary>${iconTemplate("chevron")}<span>Tools</span></summary>
+    <div class="fold-body">
+      <label class="field">
+        <span class="field-label">Definitions</span>
+        <textarea class="mono tools-json" name="tools" spellcheck="false" placeholder=${PLACEHOLDER}
+          aria-describedby="note-tools error-tools" aria-invalid=${error !== ""} .value=${typed ?? textOf(tools)}
+          @input=${onInput}></textarea>
+        ${notes("tools", NOTE, error)}
+      </label>
+      <button class="button small" type="button" @click=${insert}>Insert an example</button>
+      <label class="check">
+        <input type="checkbox" name="requires-call" .checked=${requiresCall} @change=${onRequired} />
+        <span>Require a call for each message</span>
+      </label>
+    </div>
+  </details>`;
 }

@@ -1,5 +1,7 @@
 // Tools of a conversation: definitions, calls, and the messages of a request that carry calls and results. Pure.
 
+import { fenced } from "./fenced.js";
+
 /** @import { CallPiece, Message, Tool, ToolCall, Turn } from "./types.js" */
 
 /** Definition that the settings offer as an example. */
@@ -71,12 +73,18 @@ export const awaitsResults = (message) =>
   (message.state === "done" || message.state === "stopped") &&
   Boolean(message.calls?.some((call) => callState(call, message) === "called"));
 
+/** Returns the text of a message as it is sent: that of its files, each under its name, and its own. @param {Message} message */
+export const contentOf = ({ content, files = [] }) =>
+  [...files.map(({ name, text }) => `${name}:\n${fenced(text)}`), content].filter(Boolean).join("\n\n");
+
 /**
  * Returns the messages of a request for a message of the conversation. Calls without a result are left out, because chat
  * templates expect a result for each call.
  * @param {Message} message @returns {Turn[]}
  */
-export function turnsOf({ role, content, thinking, calls = [] }) {
+export function turnsOf(message) {
+  const { role, thinking, calls = [] } = message;
+  const content = contentOf(message);
   const answered = calls.filter(({ result }) => result !== undefined);
   if (role === "assistant" && !content && !answered.length) return [];
   if (!answered.length) return [{ role, content }];

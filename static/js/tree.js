@@ -49,7 +49,7 @@ export class Tree {
   /** Returns the messages before a message, from the first one. @param {Message} message */
   before(message) {
     const path = /** @type {Message[]} */ ([]);
-    for (let at = this.#parent(message); at; at = this.#parent(at)) path.unshift(at);
+    for (let at = this.parentOf(message); at; at = this.parentOf(at)) path.unshift(at);
     return path;
   }
 
@@ -66,8 +66,8 @@ export class Tree {
     return Object.fromEntries(path.map((one) => [this.#keyOf(one), one.id]));
   }
 
-  /** @param {Message} message */
-  #parent(message) {
+  /** Returns the nearest message before one that was not deleted. @param {Message} message */
+  parentOf(message) {
     return this.#byId.get(this.#keyOf(message));
   }
 

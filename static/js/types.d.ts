@@ -202,6 +202,13 @@ export interface ToolCall {
   result?: string;
 }
 
+/** Text file of a message. tokens: if they could be counted. */
+export interface TextFile {
+  name: string;
+  text: string;
+  tokens?: number;
+}
+
 /** A message of a conversation. Times are in ms since 1970, durations in ms. */
 export interface Message {
   id: string;
@@ -210,6 +217,7 @@ export interface Message {
   role: "user" | "assistant";
   content: string;
   created: number;
+  files?: TextFile[];
   model?: string;
   state?: "streaming" | "done" | "stopped" | "error";
   error?: MessageError | null;
@@ -238,19 +246,29 @@ export interface Message {
   later?: boolean;
 }
 
-export interface Conversation {
-  id: string;
-  title: string;
-  created: number;
-  updated: number;
+export interface Settings {
   system: string;
-  model: string;
   sampling: Sampling;
   tools?: Tool[];
   /** Whether the answer to a message must be a tool call. */
   requiresCall?: boolean;
+}
+
+/** Settings under a name. */
+export interface Preset extends Settings {
+  name: string;
+}
+
+export interface Conversation extends Settings {
+  id: string;
+  title: string;
+  created: number;
+  updated: number;
+  model: string;
   /** Id of the first message that is sent, if older ones are left out. */
   first?: string;
+  /** Whether it is listed above the others. */
+  pinned?: boolean;
   /** All messages of all branches. */
   messages: Message[];
   /** Parents of deleted messages, by id. */
@@ -316,4 +334,40 @@ export interface MessageTombstone extends Version {
 export interface ChoicesRow {
   id: string;
   chosen: Record<string, string>;
+}
+
+/** View of an answer in the open conversation. */
+export interface AnswerDisplay {
+  show(message: Message): void;
+  status(status: Status): void;
+  reconnecting(): void;
+  offline(): void;
+  retrying(error: { message: string }, at: number): void;
+}
+
+/** What the answers in progress need of the page. */
+export interface AnswerPage {
+  viewOf(message: Message): AnswerDisplay | null;
+  changed(): void;
+  ended(conversation: Conversation, messages: Message[]): void;
+  announce(text: string, conversation: Conversation): void;
+  onError(error: { message: string; status: number }): void;
+}
+
+/** Actions of the buttons of messages. */
+export interface MessageActions {
+  send(text: string): void;
+  regenerate(id: string, count?: number): void;
+  resume(id: string): void;
+  edit(id: string, text: string): boolean;
+  rewrite(id: string, text: string): boolean;
+  goOnFrom(id: string, text: string): boolean;
+  choose(id: string, step: number): void;
+  removeBranch(id: string): void;
+  retryNow(id: string): void;
+  sendResults(id: string, results: (string | undefined)[]): boolean;
+  leaveOut(id: string): void;
+  startOver(): void;
+  askKey(): void;
+  timeline(stream: string): Promise<Timeline>;
 }

@@ -11,6 +11,8 @@ from playwright.sync_api import Browser, Page, expect
 from tests.conftest import Server
 from tests.e2e.page import ANSWER_MS, DEFAULTS, Chat
 
+Run = Callable[..., Any]
+
 expect.set_options(timeout=ANSWER_MS)  # the default of 5 s is too short beside other work
 
 
@@ -43,3 +45,16 @@ def new_page(browser: Browser) -> Iterator[Callable[..., Page]]:
 def chat(slow_server: Server, new_page: Callable[..., Page]) -> Chat:
     """Return an open chat page in a desktop viewport."""
     return Chat(new_page(), slow_server.url).open()
+
+
+@pytest.fixture(scope="module")
+def run(server: Any, browser: Browser) -> Iterator[Run]:
+    """Yield run(module, body, arg), which runs a function body with the imported module of the page as `m`."""
+    page = browser.new_page()
+    page.goto(server.url + "/")
+    expect(page.locator("html[data-ready]")).to_be_attached()
+    yield lambda module, body, arg=None: page.evaluate(
+        f"async ([base, arg]) => {{ const m = await import(`${{base}}/static/js/{module}`); {body} }}",
+        [server.url, arg],
+    )
+    page.close()

@@ -249,6 +249,16 @@ def _editing_answer(chat: Chat) -> None:
     expect(chat.page.get_by_role("textbox", name="Edit answer")).to_be_focused()
 
 
+def _files(chat: Chat) -> None:
+    file = {"name": "weather.csv", "mimeType": "text/csv", "buffer": b"city,degrees\nGhent,18\n"}
+    chat.page.locator("#file-input").set_input_files([file])
+    expect(chat.page.locator("#files .chip")).to_contain_text("tokens")
+    _ask(chat, "How warm is it?", delta("18 degrees."), _finish("stop"))
+    chat.page.locator("#file-input").set_input_files([file, {**file, "name": f"{WORD}.txt"}])
+    expect(chat.page.locator("#files .chip")).to_have_count(2)
+    chat.questions.last.locator("summary").click()
+
+
 def _paused_by_user(chat: Chat) -> None:
     _wait(chat, delta("A batch is built "), ': carousel {"state": "paused", "cause": "client"}')
     expect(chat.page.get_by_role("button", name="Go on")).to_be_visible()
@@ -276,6 +286,49 @@ def _drawer(chat: Chat) -> None:
 def _menu(chat: Chat) -> None:
     _rich(chat)
     chat.page.locator("#more").click()
+
+
+def _pinned(chat: Chat) -> None:
+    _drawer(chat)
+    row = chat.rows.filter(has_text="Seats")
+    row.hover()
+    row.get_by_role("button").click()
+    chat.page.get_by_role("menuitem", name="Pin", exact=True).click()
+    expect(chat.page.locator("#conversations .day").first).to_have_text("Pinned")
+
+
+def _found(chat: Chat) -> None:
+    _drawer(chat)
+    chat.page.locator("#search").fill("yes")
+    expect(chat.rows.locator("mark")).to_have_count(3)
+
+
+def _hit(chat: Chat) -> None:
+    _found(chat)
+    chat.rows.last.get_by_role("link").click()
+    chat.page.wait_for_function("() => CSS.highlights.has('hit')")
+
+
+def _wide_list(chat: Chat) -> None:
+    _found(chat)
+    if chat.page.get_by_role("separator").is_visible():
+        chat.page.get_by_role("separator").press("End")
+
+
+def _presets(chat: Chat) -> None:
+    chat.page.locator("#settings-open").click()
+    for name, value in (("Facts", "0"), ("A name as long as a name of settings may be, or almost so", "1.5")):
+        chat.page.locator("#settings [name=temperature]").fill(value)
+        chat.page.locator("#settings [name=preset]").fill(name)
+        chat.page.get_by_role("button", name="Save preset").click()
+    chat.page.get_by_role("button", name="Save preset").click()
+    expect(chat.page.locator("#error-preset")).to_be_visible()
+
+
+def _in_force(chat: Chat) -> None:
+    chat.set_field("stop", "a text that is longer than the line has room for on a phone")
+    chat.set_field("temperature", "0.2")
+    expect(chat.page.locator("#in-force")).to_be_visible()
 
 
 def _nothing_found(chat: Chat) -> None:
@@ -319,11 +372,18 @@ CHAT: dict[str, Callable[[Chat], None]] = {
     "versions": _versions,
     "three answers": _three_answers,
     "paused by the user": _paused_by_user,
+    "files": _files,
     "error": _error,
     "full context": _full_context,
     "retry": _retry,
     "offline": _offline,
     "list": _drawer,
+    "pinned": _pinned,
+    "found": _found,
+    "hit": _hit,
+    "wide list": _wide_list,
+    "presets": _presets,
+    "in force": _in_force,
     "nothing found": _nothing_found,
     "deleted": _deleted,
 }

@@ -23,7 +23,7 @@ COUNT_WRITES = """(() => {
 })()"""
 TRANSFER = """([kind, data]) => {
     const transfer = new DataTransfer();
-    if (data.file) transfer.items.add(new File(["secret"], data.file, { type: "image/png" }));
+    if (data.file) transfer.items.add(new File([new Uint8Array([137, 80, 78, 71, 0])], data.file, { type: "image/png" }));
     if (data.text) transfer.setData("text/plain", data.text);
     const target = document.querySelector(data.on);
     const event = kind === "paste"
@@ -74,8 +74,8 @@ def test_a_sent_message_leaves_no_draft(chat: Chat) -> None:
 
 @pytest.mark.parametrize("kind", ["drop", "paste"])
 @pytest.mark.parametrize("on", ["#prompt", "#thread"])
-def test_a_file_never_leaves_the_page(chat: Chat, kind: str, on: str) -> None:
-    """A dropped or pasted file is refused with a notice; nothing is sent, and the browser does not open it."""
+def test_a_binary_file_is_refused_in_a_sentence(chat: Chat, kind: str, on: str) -> None:
+    """Nothing is sent, and the browser does not open it."""
     chat.wait_models()
     requests: list[str] = []
     chat.page.on("request", lambda request: requests.append(request.url))
@@ -83,8 +83,9 @@ def test_a_file_never_leaves_the_page(chat: Chat, kind: str, on: str) -> None:
     if kind == "drop":
         assert chat.page.evaluate(TRANSFER, ["dragover", file])
     assert chat.page.evaluate(TRANSFER, [kind, file])
-    expect(chat.page.locator(".toast")).to_have_text("Files are not supported yet. Nothing was uploaded.")
+    expect(chat.page.locator(".toast")).to_have_text("cat.png is not a text file. Nothing was uploaded.")
     expect(chat.prompt).to_have_value("")
+    expect(chat.page.locator("#files .chip")).to_have_count(0)
     assert requests == []
 
 

@@ -23,7 +23,7 @@ TOO_SMALL = """(selector) => [...document.querySelectorAll(selector)]
     .filter(([_, { width, height }]) => height < 43.5 || width < 43.5)
     .map(([node, { width, height }]) => `${node.outerHTML.slice(0, 90)} ${width.toFixed()}x${height.toFixed()}`)"""
 TOUCHED = ("empty", "settings", "tools", "help", "key", "rich", "menu", "continue", "called", "editing", "full context")
-TOUCHED += ("thought", "queued message", "retry", "list", "deleted")
+TOUCHED += ("thought", "queued message", "retry", "list", "deleted", "pinned", "found", "presets", "in force")
 
 
 def test_touch_targets_have_44_pixels(slow_server: Server, new_page: Callable[..., Page]) -> None:

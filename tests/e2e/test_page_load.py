@@ -31,7 +31,7 @@ FILL = """async ([conversations, messages]) => {
 
 
 def test_the_first_load_is_a_few_compressed_requests(slow_server: Server, new_page: Callable[..., Page]) -> None:
-    """It consists of the page, its scripts, styles and icons, and two API requests, in less than 115 kB on the wire."""
+    """It consists of the page, its scripts, styles and icons, and two API requests, in less than 140 kB on the wire."""
     page = new_page()
     session = page.context.new_cdp_session(page)
     session.send("Network.enable")
@@ -47,7 +47,7 @@ def test_the_first_load_is_a_few_compressed_requests(slow_server: Server, new_pa
     assert len(static) == len(set(static))
     print(f"first load: {len(urls)} requests, {sum(sizes) / 1000:.0f} kB")
     assert len(urls) <= 10, urls
-    assert sum(sizes) < 115_000
+    assert sum(sizes) < 140_000
 
 
 def test_the_search_reads_each_conversation_once(slow_server: Server, new_page: Callable[..., Page]) -> None:

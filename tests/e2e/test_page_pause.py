@@ -53,6 +53,7 @@ def test_a_later_answer_is_the_same_text_and_is_marked_when_it_is_ready(chat: Ch
     expect(chat.page.locator(".toast")).to_contain_text("gives way to others")
     chat.page.locator("#new").click()
     expect(chat.page).to_have_title("(1) Carousel", timeout=ANSWER_MS)
+    expect(chat.rows.first.get_by_label("new answer")).to_be_attached()
     assert chat.page.evaluate("shown") == [
         ["Tell me a very long story about a fox, a frog and an owl, with every detail", "The answer is ready."]
     ]

@@ -313,7 +313,7 @@ def test_calls_are_exported_and_found(chat: Chat, tmp_path: Path) -> None:
     assert f"### Call of `get_weather`\n\n```\n{LAID_OUT}\n```" in texts["Markdown"]
     assert "### Result\n\n````\n```clear```\n````" in texts["Markdown"]
     call = {"id": "a", "name": "get_weather", "arguments": '{"city": "Ghent"}', "result": "```clear```"}
-    assert json.loads(texts["JSON"])["messages"][1]["tool_calls"] == [call]
+    assert json.loads(texts["JSON"])["conversations"][0]["messages"][1]["calls"] == [call]
     for word, rows in (("ghent", 1), ("```clear", 1), ("zebra", 0)):
         chat.page.locator("#search").fill(word)
         expect(chat.rows).to_have_count(rows)

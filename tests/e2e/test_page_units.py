@@ -2,32 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
-
 import pytest
-from playwright.sync_api import Browser, expect
 
 from app.cli import explain
 from engine.types import PreemptionMode, WaitReason
+from tests.e2e.conftest import Run
 
 pytestmark = pytest.mark.browser
-
-Run = Callable[..., Any]
-
-
-@pytest.fixture(scope="module")
-def run(server: Any, browser: Browser) -> Iterator[Run]:
-    """Yield run(module, body, arg), which runs a function body with the imported module of the page as `m`."""
-    page = browser.new_page()
-    page.goto(server.url + "/")
-    expect(page.locator("html[data-ready]")).to_be_attached()
-    yield lambda module, body, arg=None: page.evaluate(
-        f"async ([base, arg]) => {{ const m = await import(`${{base}}/static/js/{module}`); {body} }}",
-        [server.url, arg],
-    )
-    page.close()
-
 
 STREAM = (
     ": ping\r\n\r\n"
@@ -259,7 +240,7 @@ def test_any_typed_text_makes_a_valid_request(run: Run) -> None:
 
 
 def test_a_title_ends_with_a_whole_character(run: Run) -> None:
-    title = run("store.js", "return m.titleFrom(arg);", "🦊" * 200)
+    title = run("title.js", "return m.titleFrom(arg);", "🦊" * 200)
     assert title == "🦊" * 159 + "…"
 
 

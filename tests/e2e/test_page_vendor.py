@@ -36,7 +36,7 @@ def test_vendored_files_are_the_pinned_ones() -> None:
 def test_types_are_those_of_the_vendored_versions() -> None:
     """The development dependencies that hold the types of a library have the version of the vendored file."""
     dependencies = json.loads((ROOT / "package.json").read_text())["devDependencies"]
-    packages = {"highlight": "highlight.js"}
+    packages = {"highlight": "highlight.js", "lit": "lit-html"}
     versions = re.findall(r"^\| (\w+) \| \S+ \| (\d+\.\d+\.\d+) \|", (VENDOR / "README.md").read_text(), re.M)
     assert versions
     for folder, version in versions:

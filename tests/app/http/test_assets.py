@@ -116,7 +116,12 @@ def test_a_library_on_demand_is_not_in_a_bundle(http):
     bundled_paths = set(re.findall(r"^// (\S+\.m?js)$", text, re.M))
     code = re.sub(r"/\*\*.*?\*/", "", text, flags=re.S)
     addresses = {f"js/{path}" for path in re.findall(r'(?:import|new URL)\("([^"]+)"', code)}
-    assert {PurePosixPath(path).name for path in addresses} == {"highlight.min.js", "katex.min.js", "katex.min.css"}
+    assert {PurePosixPath(path).name for path in addresses} == {
+        "highlight.min.js",
+        "katex.min.js",
+        "katex.min.css",
+        "import_worker.js",
+    }
     assert all((static_dir() / path).is_file() for path in addresses)
     assert "vendor/marked/marked.esm.js" in bundled_paths
     assert not any("katex" in path or "highlight" in path for path in bundled_paths)

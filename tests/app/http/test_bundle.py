@@ -52,6 +52,21 @@ def test_defaults_lists_and_aliases_are_exported(tmp_path: Path):
     assert "sourceMappingURL" not in text
 
 
+def test_a_minified_line_of_imports_is_read(tmp_path: Path):
+    """Each of its imports becomes a constant, and the licence after it is kept."""
+    write(
+        tmp_path,
+        main='import { use } from "./lib.js";\nuse();\n',
+        lib='import{a as s,b as t}from"./a.js";import{c}from"./c.js";\n'
+        "/**\n * @license X\n */\nconst u=s(t,c);export{u as use};\n",
+        a="const x=1,y=2;export{x as a,y as b};\n",
+        c="class z{}export{z as c};\n",
+    )
+    text = bundle(tmp_path, "main.js")
+    assert 'const { "a": s, "b": t } = $a_js;const { "c": c } = $c_js;\n/**\n * @license X\n */\nconst u' in text
+    assert "import" not in text
+
+
 def test_addresses_are_relative_to_the_bundle(tmp_path: Path):
     """Files that a module loads on demand are named relative to the folder of the entry."""
     (tmp_path / "deep").mkdir()
@@ -72,6 +87,7 @@ def test_addresses_are_relative_to_the_bundle(tmp_path: Path):
         ('export * from "./c.js";', "export *"),
         ('import * as c from "./c.js";\nexport const a = c;', "import * as c"),
         ('import "./c.js";\nexport const a = 1;', 'import "./c.js"'),
+        ('import { c } from "./c.js"; export const a = c;', "import { c }"),
         ("export const a = import.meta.env;", "import.meta.env"),
         ("export const b = 1;", "main.js imports a, which a.js does not export"),
         ('import { x } from "./main.js";\nexport const a = x;', "main.js imports a.js imports main.js"),

@@ -1,0 +1,37 @@
+// Templates of parts of an answer: the line of its figures, and its error with the next actions.
+import { html, nothing } from "../vendor/lit/lit-html.js";
+import { iconTemplate } from "./icon_template.js";
+import { ending, errorText, figures, isUnfinished } from "./labels.js";
+
+/** @import { Message, MessageActions, MessageError } from "./types.js" */
+
+/** @param {Message} message */
+export function figuresLine(message) {
+  const parts = figures(message).map(
+    (text, i) => html`<span class=${i && /( tokens?| shared)$/.test(text) ? "secondary" : nothing}>${text}</span>`,
+  );
+  const end = ending(message);
+  return end ? [...parts, html`<span class="note">${end}</span>`] : parts;
+}
+
+/** @param {Message} message @param {MessageError} error @param {MessageActions} actions */
+export function trouble(message, error, actions) {
+  const { id } = message;
+  const button = (/** @type {string} */ label, /** @type {() => void} */ run) =>
+    html`<button class="button small" type="button" @click=${run}>${label}</button>`;
+  const again = isUnfinished(message)
+    ? button("Continue", () => actions.resume(id))
+    : button("Try again", () => actions.regenerate(id));
+  // A retry of a conversation that exceeds the context would fail again.
+  const buttons =
+    error.code === "context_length_exceeded"
+      ? [
+          button("Leave out the oldest messages", () => actions.leaveOut(id)),
+          button("New conversation", () => actions.startOver()),
+        ]
+      : [error.status === 401 ? button("Enter key", () => actions.askKey()) : nothing, again];
+  const code = [error.status || "", error.code ?? ""].filter(Boolean).join(" ");
+  return html`${iconTemplate("warn")}
+    <div class="trouble-text">${errorText(error)}${code && html`<span class="trouble-code">${code}</span>`}</div>
+    <div class="trouble-tools">${buttons}</div>`;
+}
