@@ -1,4 +1,4 @@
-// Help dialog: keyboard shortcuts.
+// Help dialog: keyboard shortcuts, and choices that hold for all conversations.
 import { closeByClick } from "./close_dialog.js";
 import { byId, h } from "./dom.js";
 import { MAC } from "./env.js";
@@ -18,9 +18,11 @@ const KEYS = [
 ];
 
 export function setUpHelp() {
-  const box = byId("single-keys", HTMLInputElement);
-  box.checked = readPref("single-keys", true);
-  box.addEventListener("change", () => writePref("single-keys", box.checked));
+  for (const name of ["single-keys", "titles"]) {
+    const box = byId(name, HTMLInputElement);
+    box.checked = readPref(name, true);
+    box.addEventListener("change", () => writePref(name, box.checked));
+  }
   byId("help-keys").append(
     ...KEYS.map(([action, keys]) =>
       h("div", {}, h("dt", {}, String(action)), h("dd", {}, ...[...keys].map((key) => h("kbd", {}, key)))),

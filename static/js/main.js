@@ -14,6 +14,7 @@ import { askKey, setUpKey } from "./key_dialog.js";
 import { setUpKeys } from "./keys.js";
 import { Library } from "./library.js";
 import { openMenu } from "./menu.js";
+import { giveTitle } from "./model_title.js";
 import { announce, setStatus, toast } from "./notices.js";
 import { Queue } from "./queue.js";
 import { Answers } from "./answers.js";
@@ -130,6 +131,7 @@ function ended(conversation, messages) {
   if (conversation === chat.current) announce(complete.flatMap((message) => thread.answer(message)?.blockTexts ?? []));
   ready.ended(conversation, messages[0]);
   chat.onAnswerEnd(conversation, messages);
+  giveTitle(store, conversation, chat.lowestTier).then(show);
 }
 
 let modelLengths = /** @type {Record<string, number | undefined>} */ ({});
@@ -183,7 +185,9 @@ async function loadModels() {
   try {
     const models = await listModels();
     modelLengths = Object.fromEntries(models.map(({ id, max_model_len: length }) => [id, length]));
-    chat.tier = models[0]?.service_tiers?.[0] ?? "priority";
+    const tiers = models[0]?.service_tiers ?? [];
+    chat.tier = tiers[0] ?? "priority";
+    chat.lowestTier = tiers.at(-1) ?? "flex";
     if (models.length) chat.setModels(models.map(({ id }) => id));
   } catch (error) {
     if (error instanceof ApiError && error.status === 401) askKey(error.message);
