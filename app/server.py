@@ -178,6 +178,7 @@ def create_app(
             *ollama.ROUTES,
             Route("/", pages.chat_page),
             Route("/engine", pages.engine_page),
+            Route("/preview", pages.preview),
             Route("/docs", api_docs.docs_page),
             Route("/openapi.json", api_docs.openapi),
             Route("/favicon.ico", pages.icon),

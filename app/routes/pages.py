@@ -20,12 +20,25 @@ from app.settings import Settings
 SECURITY_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
-        "connect-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "connect-src 'self'; manifest-src 'self'; frame-src 'self'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
+    "Cache-Control": "no-cache",
+}
+# A document of a model has scripts and styles of its own, and nothing else: no origin, no network, no forms.
+PREVIEW_HEADERS = {
+    "Content-Security-Policy": (
+        "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+        "img-src data:; font-src data:; media-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-DNS-Prefetch-Control": "off",
+    "Referrer-Policy": "no-referrer",
+    "Permissions-Policy": SECURITY_HEADERS["Permissions-Policy"],
     "Cache-Control": "no-cache",
 }
 # Questions that an empty conversation offers: those of the subjects of the bundled model, and those that the default
@@ -84,6 +97,11 @@ async def chat_page(request: Request) -> Response:
 async def engine_page(request: Request) -> Response:
     """GET /engine: the engine page."""
     return render_page(request, "engine")
+
+
+async def preview(_: Request) -> Response:
+    """GET /preview: a frame that shows one document, which the chat page sends to it."""
+    return FileResponse(templates_dir() / "preview.html", headers=PREVIEW_HEADERS)
 
 
 async def icon(_: Request) -> Response:
