@@ -1,5 +1,6 @@
 // Templates of parts of an answer: the line of its figures, and its error with the next actions.
 import { html, nothing } from "../vendor/lit/lit-html.js";
+import { MODEL } from "./env.js";
 import { iconTemplate } from "./icon_template.js";
 import { ending, errorText, figures, isUnfinished } from "./labels.js";
 
@@ -10,8 +11,8 @@ export function figuresLine(message) {
   const parts = figures(message).map(
     (text, i) => html`<span class=${i && /( tokens?| shared)$/.test(text) ? "secondary" : nothing}>${text}</span>`,
   );
-  const end = ending(message);
-  return end ? [...parts, html`<span class="note">${end}</span>`] : parts;
+  const notes = [message.model === MODEL ? "" : message.model, ending(message)].filter(Boolean);
+  return [...parts, ...notes.map((note) => html`<span class="note">${note}</span>`)];
 }
 
 /** @param {Message} message @param {MessageError} error @param {MessageActions} actions */

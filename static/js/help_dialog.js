@@ -17,11 +17,24 @@ const KEYS = [
   ["This help", ["?"]],
 ];
 
+/** Choices with their defaults; the style sheets know them as attributes of the document. @type {[string, boolean][]} */
+const CHOICES = [
+  ["single-keys", true],
+  ["titles", true],
+  ["figures", true],
+  ["wide", false],
+];
+
 export function setUpHelp() {
-  for (const name of ["single-keys", "titles"]) {
+  for (const [name, otherwise] of CHOICES) {
     const box = byId(name, HTMLInputElement);
-    box.checked = readPref(name, true);
-    box.addEventListener("change", () => writePref(name, box.checked));
+    const apply = () => document.documentElement.toggleAttribute(`data-${name}`, box.checked);
+    box.checked = readPref(name, otherwise);
+    box.addEventListener("change", () => {
+      writePref(name, box.checked);
+      apply();
+    });
+    apply();
   }
   byId("help-keys").append(
     ...KEYS.map(([action, keys]) =>
