@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.templating import Jinja2Templates
 
 from app import __version__
@@ -102,6 +102,26 @@ async def engine_page(request: Request) -> Response:
 async def preview(_: Request) -> Response:
     """GET /preview: a frame that shows one document, which the chat page sends to it."""
     return FileResponse(templates_dir() / "preview.html", headers=PREVIEW_HEADERS)
+
+
+async def manifest(request: Request) -> Response:
+    """GET /manifest.webmanifest: the name and the icons with which browsers install the chat page."""
+    settings = get_service(request).settings
+    base, name = settings.root_path, settings.page_title
+    icons = [
+        {"src": f"{base}/static/{version()}/favicon.svg", "sizes": "any", "type": "image/svg+xml", "purpose": purpose}
+        for purpose in ("any", "maskable")
+    ]
+    body = {"name": name, "short_name": name, "start_url": f"{base}/", "scope": f"{base}/", "display": "standalone"}
+    colors = {"background_color": "#f4f5f8", "theme_color": "#f4f5f8"}
+    headers = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
+    return JSONResponse(body | colors | {"icons": icons}, headers=headers, media_type="application/manifest+json")
+
+
+async def service_worker(_: Request) -> Response:
+    """GET /service_worker.js: the chat page's service worker, whose address bounds the pages that it serves."""
+    headers = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
+    return FileResponse(static_dir() / "js" / "service_worker.js", headers=headers, media_type="text/javascript")
 
 
 async def icon(_: Request) -> Response:

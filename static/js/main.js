@@ -5,7 +5,7 @@ import { Chat } from "./chat.js";
 import { Composer } from "./composer.js";
 import { defaultSettings, differences } from "./defaults.js";
 import { byId, h } from "./dom.js";
-import { MODEL, TITLE } from "./env.js";
+import { MODEL, TITLE, url } from "./env.js";
 import { Files } from "./files.js";
 import { setUpFormulaCopy } from "./formula_copy.js";
 import { untilReady } from "./health.js";
@@ -235,4 +235,6 @@ untilReady((ready) => {
   if (ready) loadModels();
   if (ready) sync.start();
 });
+// Absent on plain http, and in private windows.
+navigator.serviceWorker?.register(url("/service_worker.js")).catch(() => {});
 document.documentElement.dataset.ready = "";
