@@ -26,7 +26,7 @@ SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
-    "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
+    "Permissions-Policy": "camera=(), microphone=(self), geolocation=()",  # for dictation
     "Cache-Control": "no-cache",
 }
 # A document of a model has scripts and styles of its own, and nothing else: no origin, no network, no forms.
@@ -38,7 +38,7 @@ PREVIEW_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-DNS-Prefetch-Control": "off",
     "Referrer-Policy": "no-referrer",
-    "Permissions-Policy": SECURITY_HEADERS["Permissions-Policy"],
+    "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
     "Cache-Control": "no-cache",
 }
 # Questions that an empty conversation offers: those of the subjects of the bundled model, and those that the default

@@ -25,6 +25,7 @@ import { Sidebar } from "./sidebar.js";
 import { Store } from "./store.js";
 import { Sync } from "./sync.js";
 import { Thread } from "./thread.js";
+import { Dictation } from "./voice.js";
 import { setUpTransfer } from "./transfer.js";
 
 /** @import { Conversation, Message } from "./types.js" */
@@ -96,6 +97,7 @@ const ready = new Ready({
 });
 /** @type {Chat} */
 const chat = new Chat({ store, answers, thread, composer, queue, ready, show: () => show() });
+new Dictation(composer, () => chat.control.stop());
 const library = new Library({ store, answers, chat });
 const sync = new Sync(store, {
   changed: (isOn) =>
