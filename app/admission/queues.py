@@ -212,6 +212,14 @@ class Admission:
         ahead = max(0, ahead)
         return seconds + (ahead + DEVIATIONS * math.sqrt(ahead)) / self._rates[service_class].per_second(now, slots / 2)
 
+    def expected_start(self, position: int) -> float:
+        """Return the seconds in which the request at a position in line, of all classes, starts in 9 of 10 cases.
+        Infinity while the rate of starts is unknown.
+        """
+        now = self._clock()
+        known = sum(rate for each in self._rates.values() if (rate := each.per_second(now, 0)) < math.inf)
+        return (position + DEVIATIONS * math.sqrt(position)) / known if known > 0 else math.inf
+
     def add_waiting(self, tenant_id: str, service_class: ServiceClass, tokens: int) -> None:
         """Count a request that starts to wait."""
         queues = self._touch(tenant_id)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.templating import Jinja2Templates
 
 from app import __version__
@@ -20,11 +20,24 @@ from app.settings import Settings
 SECURITY_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
-        "connect-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "connect-src 'self'; manifest-src 'self'; frame-src 'self'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), microphone=(self), geolocation=()",  # for dictation
+    "Cache-Control": "no-cache",
+}
+# A document of a model has scripts and styles of its own, and nothing else: no origin, no network, no forms.
+PREVIEW_HEADERS = {
+    "Content-Security-Policy": (
+        "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+        "img-src data:; font-src data:; media-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-DNS-Prefetch-Control": "off",
+    "Referrer-Policy": "no-referrer",
     "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
     "Cache-Control": "no-cache",
 }
@@ -84,6 +97,31 @@ async def chat_page(request: Request) -> Response:
 async def engine_page(request: Request) -> Response:
     """GET /engine: the engine page."""
     return render_page(request, "engine")
+
+
+async def preview(_: Request) -> Response:
+    """GET /preview: a frame that shows one document, which the chat page sends to it."""
+    return FileResponse(templates_dir() / "preview.html", headers=PREVIEW_HEADERS)
+
+
+async def manifest(request: Request) -> Response:
+    """GET /manifest.webmanifest: the name and the icons with which browsers install the chat page."""
+    settings = get_service(request).settings
+    base, name = settings.root_path, settings.page_title
+    icons = [
+        {"src": f"{base}/static/{version()}/favicon.svg", "sizes": "any", "type": "image/svg+xml", "purpose": purpose}
+        for purpose in ("any", "maskable")
+    ]
+    body = {"name": name, "short_name": name, "start_url": f"{base}/", "scope": f"{base}/", "display": "standalone"}
+    colors = {"background_color": "#f4f5f8", "theme_color": "#f4f5f8"}
+    headers = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
+    return JSONResponse(body | colors | {"icons": icons}, headers=headers, media_type="application/manifest+json")
+
+
+async def service_worker(_: Request) -> Response:
+    """GET /service_worker.js: the chat page's service worker, whose address bounds the pages that it serves."""
+    headers = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
+    return FileResponse(static_dir() / "js" / "service_worker.js", headers=headers, media_type="text/javascript")
 
 
 async def icon(_: Request) -> Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -15,6 +16,7 @@ from app.protocols.request_changes import RequestChange
 from app.request_changes import change_request
 from app.routes import adopt_missing, authenticate_request, get_service, parse_stream_id, restoring
 from app.routes.conversations import read_body
+from app.service import Service
 from app.streams.stream_log import CursorError
 from engine.types import WaitReason
 
@@ -30,7 +32,8 @@ async def request_by_id(request: Request) -> Response:
     if change is not None:
         tenant = authenticate_request(request)
         await change_request(get_service(request), generation, tenant, change.is_paused, change.service_class)
-    return Response(msgspec.json.encode(timeline_body(generation)), media_type="application/json")
+    body = timeline_body(generation) | _place_in_line(get_service(request), generation)
+    return Response(msgspec.json.encode(body), media_type="application/json")
 
 
 async def _find(request: Request) -> Generation:
@@ -64,6 +67,16 @@ def timeline_body(generation: Generation) -> dict[str, Any]:
         "completion_tokens": generation.completion_tokens,
         **generation.timeline.view(time.monotonic()),
     }
+
+
+def _place_in_line(service: Service, generation: Generation) -> dict[str, Any]:
+    """Return the position of a waiting request, and the time in which it probably starts, if that is known."""
+    status = generation.log.status
+    if status is None or not status.position or _state(generation) != "queued":
+        return {}
+    seconds = service.admission.expected_start(status.position)
+    wait = {} if math.isinf(seconds) else {"wait_ms": round(1000 * seconds)}
+    return {"position": status.position, **wait}
 
 
 def _state(generation: Generation) -> str:

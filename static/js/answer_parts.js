@@ -1,7 +1,9 @@
-// Templates of parts of an answer: the line of its figures, and its error with the next actions.
+// Parts of an answer: the line of its figures, its menu, and its error with the next actions.
 import { html, nothing } from "../vendor/lit/lit-html.js";
+import { MODEL } from "./env.js";
 import { iconTemplate } from "./icon_template.js";
 import { ending, errorText, figures, isUnfinished } from "./labels.js";
+import { canRead, isReading, readAloud, stopReading } from "./voice.js";
 
 /** @import { Message, MessageActions, MessageError } from "./types.js" */
 
@@ -10,8 +12,8 @@ export function figuresLine(message) {
   const parts = figures(message).map(
     (text, i) => html`<span class=${i && /( tokens?| shared)$/.test(text) ? "secondary" : nothing}>${text}</span>`,
   );
-  const end = ending(message);
-  return end ? [...parts, html`<span class="note">${end}</span>`] : parts;
+  const notes = [message.model === MODEL ? "" : message.model, ending(message)].filter(Boolean);
+  return [...parts, ...notes.map((note) => html`<span class="note">${note}</span>`)];
 }
 
 /** @param {Message} message @param {MessageError} error @param {MessageActions} actions */
@@ -34,4 +36,19 @@ export function trouble(message, error, actions) {
   return html`${iconTemplate("warn")}
     <div class="trouble-text">${errorText(error)}${code && html`<span class="trouble-code">${code}</span>`}</div>
     <div class="trouble-tools">${buttons}</div>`;
+}
+
+/** Returns the entries of an answer's menu. @param {import("./messages.js").AnswerView} view */
+export function answerMenu(view) {
+  const { id, content } = view.message;
+  const { actions } = view;
+  const reading = isReading()
+    ? { label: "Stop reading", icon: "stop", run: stopReading }
+    : { label: "Read aloud", icon: "speaker", run: () => readAloud(view.blockTexts) };
+  return [
+    { label: "Edit answer", icon: "edit", run: () => view.edit().focus() },
+    { label: "Three answers at once", icon: "again", run: () => actions.regenerate(id, 3) },
+    ...(canRead && content ? [reading] : []),
+    { label: "Delete from here", icon: "trash", danger: true, run: () => actions.removeBranch(id) },
+  ];
 }

@@ -138,6 +138,10 @@ export const countTextTokens = async (prompt) => (await (await post("/tokenize",
 const post = (path, body) =>
   call(path, { method: "POST", body: JSON.stringify(body), headers: { "Content-Type": "application/json" } });
 
+/** Returns the text of an answer that is not streamed. @param {object} body @returns {Promise<string>} */
+export const complete = async (body) =>
+  (await (await post("/v1/chat/completions", body)).json()).choices[0].message.content ?? "";
+
 /** Returns rows of conversations that have changed after a number. @param {number} after @returns {Promise<SharedRows>} */
 export const getRows = async (after) => (await call(`/v1/page/rows?after=${after}`)).json();
 

@@ -7,7 +7,7 @@ import { readDraft, writeDraft } from "./drafts.js";
 import { MODEL } from "./env.js";
 import { isUnfinished } from "./labels.js";
 import { toast } from "./notices.js";
-import { titleFrom } from "./title.js";
+import { firstTitle } from "./title.js";
 import { Tree } from "./tree.js";
 
 /** @import { Conversation, Message, TextFile } from "./types.js" */
@@ -16,6 +16,8 @@ export class Chat {
   #models = [MODEL];
   /** `service_tier` of requests: the best that the key allows, since the user waits for the answers. */
   tier = "priority";
+  /** That of requests whose results nobody waits for. */
+  lowestTier = "flex";
 
   /**
    * @param {{ store: import("./store.js").Store, answers: import("./answers.js").Answers, thread: import("./thread.js").Thread,
@@ -116,7 +118,7 @@ export class Chat {
   send(text, files = [], conversation = this.current) {
     if (this.#isAnswering(conversation)) return;
     if (!conversation.messages.length) {
-      this.change((conversation) => (conversation.title = titleFrom(text || files[0]?.name || "")));
+      this.change((conversation) => (conversation.title = firstTitle({ content: text, files })));
       this.composer.forget("new");
       history.pushState(null, "", `#/c/${conversation.id}`);
     }

@@ -1,6 +1,7 @@
 // Frame around code: language, copy button, and colours once the block is closed. The highlighter loads on first use.
 import { h, icon } from "./dom.js";
 import { copy } from "./notices.js";
+import { offerPreview } from "./preview.js";
 
 const MAX_HIGHLIGHTED_CHARACTERS = 60_000;
 
@@ -34,11 +35,12 @@ export function growCode(frame, text) {
 // Loaded lazily, shared by all code blocks
 let highlighter = /** @type {Promise<typeof import("../vendor/highlight/highlight.min.js")> | null} */ (null);
 
-/** Highlights a closed block when the browser is idle. @param {HTMLElement} frame */
+/** Highlights a closed block, and offers its preview. @param {HTMLElement} frame */
 export async function highlight(frame) {
   const code = /** @type {HTMLElement} */ (frame.querySelector("code"));
   const text = code.textContent ?? "";
   const lang = frame.dataset.lang ?? "";
+  offerPreview(frame);
   if (!lang || text.length > MAX_HIGHLIGHTED_CHARACTERS) return;
   try {
     highlighter ??= import("../vendor/highlight/highlight.min.js");

@@ -45,6 +45,16 @@ export class Composer {
     this.files.open(this.#draftKey);
   }
 
+  get text() {
+    return this.area.value;
+  }
+
+  /** Replaces the typed text. @param {string} text */
+  setText(text) {
+    this.area.value = text;
+    this.changed();
+  }
+
   /** Inserts text before the typed text. @param {string} text */
   prepend(text) {
     this.area.value = [text, this.area.value].filter(Boolean).join("\n\n");

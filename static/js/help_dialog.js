@@ -1,4 +1,4 @@
-// Help dialog: keyboard shortcuts.
+// Help dialog: keyboard shortcuts, and choices that hold for all conversations.
 import { closeByClick } from "./close_dialog.js";
 import { byId, h } from "./dom.js";
 import { MAC } from "./env.js";
@@ -17,10 +17,25 @@ const KEYS = [
   ["This help", ["?"]],
 ];
 
+/** Choices with their defaults; the style sheets know them as attributes of the document. @type {[string, boolean][]} */
+const CHOICES = [
+  ["single-keys", true],
+  ["titles", true],
+  ["figures", true],
+  ["wide", false],
+];
+
 export function setUpHelp() {
-  const box = byId("single-keys", HTMLInputElement);
-  box.checked = readPref("single-keys", true);
-  box.addEventListener("change", () => writePref("single-keys", box.checked));
+  for (const [name, otherwise] of CHOICES) {
+    const box = byId(name, HTMLInputElement);
+    const apply = () => document.documentElement.toggleAttribute(`data-${name}`, box.checked);
+    box.checked = readPref(name, otherwise);
+    box.addEventListener("change", () => {
+      writePref(name, box.checked);
+      apply();
+    });
+    apply();
+  }
   byId("help-keys").append(
     ...KEYS.map(([action, keys]) =>
       h("div", {}, h("dt", {}, String(action)), h("dd", {}, ...[...keys].map((key) => h("kbd", {}, key)))),

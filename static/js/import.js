@@ -75,10 +75,10 @@ function conversationOf({ title, nodes, current, system, ...times }) {
   const name = titleFrom(title.trim() || question?.text || "");
   const began = msOf(times.created, Date.now());
   const messages = /** @type {Message[]} */ ([]);
-  const places = /** @type {Map<string | null, Omit<Place, "thoughts"> & Partial<Place>>} */ (new Map());
+  const places = /** @type {Map<string | null, Omit<Place, "passages"> & Partial<Place>>} */ (new Map());
   const order = inOrder(name, nodes);
   for (const node of order) {
-    const place = { thoughts: [], ...places.get(node.parent), node };
+    const place = { passages: [], ...places.get(node.parent), node };
     const message = messageOf(place, began);
     if (message) messages.push(message);
     places.set(node.key, message ? { node, above: message } : place);
@@ -98,11 +98,11 @@ function conversationOf({ title, nodes, current, system, ...times }) {
 
 /**
  * Returns a message; null for a node that is a part of another message or of the settings.
- * @typedef {{ node: Node, above?: Message, thoughts: string[] }} Place a foreign message, the message that its children
+ * @typedef {{ node: Node, above?: Message, passages: string[] }} Place a foreign message, the message that its children
  *   follow, and reasoning for the next answer
  * @param {Place} place @param {number} began
  */
-function messageOf({ node, above, thoughts }, began) {
+function messageOf({ node, above, passages }, began) {
   const { role, thinking = "" } = node;
   const text = joined([node.text, ...(node.media ?? []).map((name) => `[${name}]`)]);
   const isOpen = (/** @type {ToolCall} */ { id, result }) => result === undefined && id === (node.call ?? id);
@@ -110,13 +110,13 @@ function messageOf({ node, above, thoughts }, began) {
   const own = { id: node.call ?? newId(), name: node.name || "tool", arguments: "{}", result: text };
   const calls = role === "tool" && !open && text ? [own] : (node.calls ?? []);
   if (open) open.result = text;
-  if (role === "thoughts") thoughts.push(thinking);
+  if (role === "passages") passages.push(thinking);
   const isAnswer = calls.length > 0 || (role === "assistant" && Boolean(text || thinking));
   if (!isAnswer && (role !== "user" || !text)) return null;
   const created = Math.max(msOf(node.created, above ? above.created + 1 : began), above?.created ?? 0);
   const message = { id: newId(), parent: above?.id ?? null, content: role === "tool" ? "" : text, created };
   if (!isAnswer) return /** @type {Message} */ ({ ...message, role });
-  const reasoning = joined([...thoughts.splice(0), thinking]) || undefined;
+  const reasoning = joined([...passages.splice(0), thinking]) || undefined;
   const parts = {
     model: string(node.model) || undefined,
     thinking: reasoning,

@@ -7,7 +7,7 @@ import { idOf, joined, list, parsed, record, string } from "./untyped.js";
 /** @import { ToolCall } from "./types.js" */
 
 /**
- * A message of another program. Its role is user, assistant, system, tool, or thoughts for reasoning of the answer after
+ * A message of another program. Its role is user, assistant, system, tool, or passages for the reasoning of the answer after
  * it; others are passed over. `media` names what is left out, `call` is the id of the call of a result.
  * @typedef {{ key: string, parent: string | null, role: string, text?: string, media?: string[], created?: unknown,
  *   model?: unknown, thinking?: string, calls?: ToolCall[], call?: string | null, name?: string }} Node
@@ -69,7 +69,7 @@ function chatGptMessage(key, { author, content, metadata, recipient: to, create_
   if (type === "user_editable_context") return { role: "system", text: joined([profile, more.user_instructions]) };
   if (isHidden || type === "reasoning_recap") return { role: "" };
   const reasoning = list(thoughts).flatMap((one) => [record(one).summary, record(one).content]);
-  if (type === "thoughts") return { role: type, thinking: joined(reasoning) };
+  if (type === "thoughts") return { role: "passages", thinking: joined(reasoning) };
   const parts = list(more.parts).map((part) => record(typeof part === "string" ? { text: part } : part));
   const body = joined([...parts.map((part) => part.text), text, result]);
   if (role === "assistant" && body && string(to) && to !== "all")
@@ -132,14 +132,14 @@ function openWebUi({ title, created_at: created, updated_at: updated }, chat) {
 function withoutDetails(content) {
   const pieces = content.split("</details>");
   const calls = /** @type {ToolCall[]} */ ([]);
-  const thoughts = [];
+  const passages = [];
   let [before, after] = ["", ""];
   for (const piece of pieces.splice(0, pieces.length - 1)) {
     const at = piece.search(/<details type="(?:reasoning|tool_calls)"/);
     const tag = at < 0 ? "" : piece.slice(at, piece.indexOf(">", at) + 1);
     after += tag ? piece.slice(0, at) : `${piece}</details>`;
     const inside = unescaped(piece.slice(at + tag.length).replace(/^\s*<summary>.*\n/, ""));
-    if (tag.includes('"reasoning"')) thoughts.push(inside.replace(/^> ?/gm, "").trim());
+    if (tag.includes('"reasoning"')) passages.push(inside.replace(/^> ?/gm, "").trim());
     else if (tag) {
       const value = (/** @type {string} */ name) => unescaped(tag.split(` ${name}="`)[1]?.split('"')[0] ?? "");
       const result = string(parsed(value("result"))) || value("result");
@@ -147,7 +147,7 @@ function withoutDetails(content) {
       [before, after] = [before + after, ""];
     }
   }
-  return { before: before.trim(), after: (after + pieces[0]).trim(), thinking: joined(thoughts), calls };
+  return { before: before.trim(), after: (after + pieces[0]).trim(), thinking: joined(passages), calls };
 }
 
 const ENTITIES = ["&quot;", "&#x27;", "&#39;", "&lt;", "&gt;", "&amp;"];

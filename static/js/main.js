@@ -5,7 +5,7 @@ import { Chat } from "./chat.js";
 import { Composer } from "./composer.js";
 import { defaultSettings, differences } from "./defaults.js";
 import { byId, h } from "./dom.js";
-import { MODEL, TITLE } from "./env.js";
+import { MODEL, TITLE, url } from "./env.js";
 import { Files } from "./files.js";
 import { setUpFormulaCopy } from "./formula_copy.js";
 import { untilReady } from "./health.js";
@@ -14,6 +14,7 @@ import { askKey, setUpKey } from "./key_dialog.js";
 import { setUpKeys } from "./keys.js";
 import { Library } from "./library.js";
 import { openMenu } from "./menu.js";
+import { giveTitle } from "./model_title.js";
 import { announce, setStatus, toast } from "./notices.js";
 import { Queue } from "./queue.js";
 import { Answers } from "./answers.js";
@@ -24,6 +25,7 @@ import { Sidebar } from "./sidebar.js";
 import { Store } from "./store.js";
 import { Sync } from "./sync.js";
 import { Thread } from "./thread.js";
+import { Dictation } from "./voice.js";
 import { setUpTransfer } from "./transfer.js";
 
 /** @import { Conversation, Message } from "./types.js" */
@@ -95,6 +97,7 @@ const ready = new Ready({
 });
 /** @type {Chat} */
 const chat = new Chat({ store, answers, thread, composer, queue, ready, show: () => show() });
+new Dictation(composer, () => chat.control.stop());
 const library = new Library({ store, answers, chat });
 const sync = new Sync(store, {
   changed: (isOn) =>
@@ -130,6 +133,7 @@ function ended(conversation, messages) {
   if (conversation === chat.current) announce(complete.flatMap((message) => thread.answer(message)?.blockTexts ?? []));
   ready.ended(conversation, messages[0]);
   chat.onAnswerEnd(conversation, messages);
+  giveTitle(store, conversation, chat.lowestTier).then(show);
 }
 
 let modelLengths = /** @type {Record<string, number | undefined>} */ ({});
@@ -183,7 +187,9 @@ async function loadModels() {
   try {
     const models = await listModels();
     modelLengths = Object.fromEntries(models.map(({ id, max_model_len: length }) => [id, length]));
-    chat.tier = models[0]?.service_tiers?.[0] ?? "priority";
+    const tiers = models[0]?.service_tiers ?? [];
+    chat.tier = tiers[0] ?? "priority";
+    chat.lowestTier = tiers.at(-1) ?? "flex";
     if (models.length) chat.setModels(models.map(({ id }) => id));
   } catch (error) {
     if (error instanceof ApiError && error.status === 401) askKey(error.message);
@@ -231,4 +237,6 @@ untilReady((ready) => {
   if (ready) loadModels();
   if (ready) sync.start();
 });
+// Absent on plain http, and in private windows.
+navigator.serviceWorker?.register(url("/service_worker.js")).catch(() => {});
 document.documentElement.dataset.ready = "";

@@ -1,6 +1,6 @@
 // DOM of one answer: reasoning, text, waiting line, errors with their actions, tools and figures.
 import { nothing, render } from "../vendor/lit/lit-html.js";
-import { figuresLine, trouble } from "./answer_parts.js";
+import { answerMenu, figuresLine, trouble } from "./answer_parts.js";
 import { CallList, foldSummary } from "./calls.js";
 import { TimelineView } from "./timeline.js";
 import { h, iconButton } from "./dom.js";
@@ -49,7 +49,7 @@ export class AnswerView {
     this.body = h("div", { class: "body prose" });
     this.editor = h("div");
     this.calls = new CallList((results) => this.actions.sendResults(this.message.id, results));
-    this.wait = new WaitLine(() => this.actions.retryNow(this.message.id));
+    this.wait = new WaitLine(actions, () => this.message);
     this.trouble = h("div", { class: "trouble", role: "group", "aria-label": "Problem", hidden: true });
     this.figures = h("p", { class: "figures" });
     this.versions = new VersionSwitch(actions.choose);
@@ -64,7 +64,7 @@ export class AnswerView {
       this.versions.node,
       this.copy,
       iconButton("again", "Answer again", () => this.actions.regenerate(this.message.id)),
-      iconButton("more", "More", (button) => openMenu(button, this.#menu()), { "aria-haspopup": "menu" }),
+      iconButton("more", "More", (button) => openMenu(button, answerMenu(this)), { "aria-haspopup": "menu" }),
       this.figures,
       this.resume,
     );
@@ -86,7 +86,7 @@ export class AnswerView {
     });
     this.#clear();
     this.show(message);
-    if (readDraft(this.#draft)) this.#edit();
+    if (readDraft(this.#draft)) this.edit();
   }
 
   get #draft() {
@@ -190,7 +190,7 @@ export class AnswerView {
   }
 
   /** Shows the editor of the answer in place of its text. */
-  #edit() {
+  edit() {
     const { id, content } = this.message;
     const close = () => {
       this.editor.replaceChildren();
@@ -212,15 +212,6 @@ export class AnswerView {
     this.body.hidden = true;
     this.editor.replaceChildren(editor.node);
     return editor;
-  }
-
-  #menu() {
-    const { id } = this.message;
-    return [
-      { label: "Edit answer", icon: "edit", run: () => this.#edit().focus() },
-      { label: "Three answers at once", icon: "again", run: () => this.actions.regenerate(id, 3) },
-      { label: "Delete from here", icon: "trash", danger: true, run: () => this.actions.removeBranch(id) },
-    ];
   }
 
   /** Texts of the blocks, for screen readers. */

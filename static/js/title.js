@@ -1,5 +1,10 @@
 // Titles of conversations. Pure.
 
+/** @import { Message } from "./types.js" */
+
+/** Returns the title of a conversation from its first question. @param {Pick<Message, "content" | "files">} question */
+export const firstTitle = ({ content, files }) => titleFrom(content || files?.[0]?.name || "");
+
 /**
  * Returns the first line of a question; the list and the top bar truncate it to their width.
  * @param {string} text @param {number} [maximum] characters

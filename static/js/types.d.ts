@@ -122,6 +122,8 @@ export interface Interval {
 
 /** Body of /v1/requests/{id}. */
 export interface Timeline {
+  /** While it is queued: the time in which it probably starts. */
+  wait_ms?: number;
   choices: { index: number; intervals: Interval[] }[];
 }
 

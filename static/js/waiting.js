@@ -2,14 +2,18 @@
 import { h, svg } from "./dom.js";
 import { describe, reasoningLabel } from "./labels.js";
 
-/** @import { Message, Status } from "./types.js" */
+/** @import { Message, MessageActions, Status } from "./types.js" */
+
+const ESTIMATE_INTERVAL_MS = 1500;
 
 export class WaitLine {
   #ticking = 0;
+  #asked = 0;
 
-  /** @param {() => void} retryNow */
-  constructor(retryNow) {
-    this.retryNow = retryNow;
+  /** @param {MessageActions} actions @param {() => Message} message */
+  constructor(actions, message) {
+    this.actions = actions;
+    this.message = message;
     this.node = h("div", { class: "wait", hidden: true });
     this.head = h("b");
     this.why = h("span", { class: "wait-why" });
@@ -23,6 +27,16 @@ export class WaitLine {
   status(status) {
     const { kind, head, why } = describe(status);
     this.#show(kind, head, why);
+    if (kind === "queued" && status.position) this.#addEstimate(head, why);
+  }
+
+  /** Adds the server's estimate to a place in line. @param {string} head @param {string} why */
+  async #addEstimate(head, why) {
+    if (Date.now() - this.#asked < ESTIMATE_INTERVAL_MS) return;
+    this.#asked = Date.now();
+    const { wait_ms: ms } = await this.actions.timeline(this.message().stream ?? "").catch(() => ({ wait_ms: 0 }));
+    const isCurrent = this.isShown && this.node.dataset.kind === "queued" && this.head.textContent === head;
+    if (ms && isCurrent) this.#show("queued", head, `${why}; about ${Math.max(1, Math.round(ms / 1000))} s`);
   }
 
   /** @param {Message} message */
@@ -67,7 +81,11 @@ export class WaitLine {
       this.node.replaceChildren(waitRing(), h("span", { class: "wait-text" }, this.head, this.why));
       if (retry)
         this.node.append(
-          h("button", { class: "button small", type: "button", onclick: () => this.retryNow() }, "Try now"),
+          h(
+            "button",
+            { class: "button small", type: "button", onclick: () => this.actions.retryNow(this.message().id) },
+            "Try now",
+          ),
         );
     }
     this.node.hidden = false;

@@ -23,7 +23,9 @@ def new_page(browser: Browser) -> Iterator[Callable[..., Page]]:
     faults: list[str] = []
 
     def make(**options: Any) -> Page:
-        context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
+        context = browser.new_context(
+            **{"viewport": {"width": 1280, "height": 800}, "service_workers": "block", **options}
+        )
         contexts.append(context)
         context.set_default_timeout(ANSWER_MS)
         context.add_init_script(DEFAULTS)

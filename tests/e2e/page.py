@@ -11,6 +11,7 @@ LONG = "Tell me a very long story about a fox, a frog and an owl, with every det
 ANSWER_MS = 120_000  # long enough for a small machine with a cold model
 SHORT = 40  # tokens: enough for most tests
 DEFAULTS = """try {
+    localStorage["carousel.titles"] ??= "false";
     localStorage["carousel.defaults"] ??= JSON.stringify({ system: "", sampling: { max_tokens: SHORT } });
 } catch {}""".replace("SHORT", str(SHORT))
 

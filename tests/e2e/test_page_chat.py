@@ -305,6 +305,14 @@ def test_waiting_shows_the_position_and_the_cause(chat: Chat, status: dict[str, 
     expect(chat.answers.last.locator(".wait")).to_contain_text(words)
 
 
+def test_a_place_in_line_has_the_server_s_estimate(chat: Chat) -> None:
+    """It is read beside the position, and only while that is shown."""
+    chat.page.route("**/v1/requests/s", lambda route: route.fulfill(json={"choices": [], "wait_ms": 12_300}))
+    begin_with(chat.page, f": carousel {json.dumps({'state': 'queued', 'position': 3, 'cause': 'slots'})}")
+    chat.send("Hello")
+    expect(chat.answers.last.locator(".wait")).to_contain_text("3rd in line, all slots occupied; about 12 s")
+
+
 def test_an_error_is_shown_with_the_server_s_message(chat: Chat) -> None:
     """The error message is shown in the thread with its code and a button to try again."""
     chat.page.route(

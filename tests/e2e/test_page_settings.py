@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.conftest import Server
-from tests.e2e.page import SHORT, Chat
+from tests.e2e.page import SHORT, Chat, answer_with, delta
 
 pytestmark = pytest.mark.browser
 
@@ -158,3 +158,24 @@ def test_a_line_names_the_settings_that_differ_from_the_defaults(chat: Chat) -> 
     chat.page.get_by_role("button", name="Reset all").click()
     chat.page.keyboard.press("Escape")
     expect(line).to_have_text("Longest answer default, temperature 0.6")
+
+
+def test_figures_can_be_hidden_and_the_column_widened(chat: Chat) -> None:
+    """Both choices hold after a reload; notes, such as that an answer was stopped, stay."""
+    answer_with(
+        chat.page, delta("Yes."), {"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]}, "data: [DONE]"
+    )
+    chat.send("Is it so?")
+    chat.wait_done()
+    figures = chat.answers.last.locator(".figures")
+    expect(figures.locator("span").first).to_be_visible()
+    width = chat.page.locator("#composer").bounding_box()["width"]  # type: ignore[index]
+    for _ in range(2):
+        chat.page.locator("#help-button").click()
+        chat.page.get_by_label("Figures under answers").set_checked(False)
+        chat.page.get_by_label("Wide column").set_checked(True)
+        chat.page.keyboard.press("Escape")
+        expect(figures.locator("span").first).to_be_hidden()
+        expect(figures.get_by_text("cut at the token limit")).to_be_visible()
+        assert chat.page.locator("#composer").bounding_box()["width"] > width  # type: ignore[index]
+        chat.reload()

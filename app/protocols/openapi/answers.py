@@ -203,7 +203,7 @@ ANSWERS: dict[str, Schema] = {
     "ModelList": fields("The served model, as a list.", object=constant("list"), data=array(ref("Model"))),
     "Timeline": fields(
         "Intervals of a request, each with the reason for a wait.",
-        {"totals_ms": OBJECT, "wall_ms": NUMBER},
+        {"totals_ms": OBJECT, "wall_ms": NUMBER, "position": INTEGER, "wait_ms": INTEGER},
         id=STRING,
         object=constant("carousel.request"),
         state=STRING,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 import random
 from collections import deque
 from dataclasses import dataclass, field
@@ -83,6 +84,23 @@ def test_accepted_requests_start_within_the_limit_under_a_threefold_overload(is_
     waits = sorted(server.waits)
     assert waits[len(waits) // 2] > MAX_WAIT / 2 and waits[int(0.99 * len(waits))] < 1.25 * MAX_WAIT
     assert len(waits) > 0.95 * 300 * CAPACITY
+
+
+@pytest.mark.parametrize("is_constant", [False, True])
+def test_a_request_starts_within_the_estimate_of_its_place_in_line(is_constant: bool):
+    """In 9 of 10 cases, and the estimate is not far beyond; before any start there is none."""
+    server = Server(is_constant)
+    assert server.admission.expected_start(2) == math.inf
+    estimates: list[float] = []
+    for at in arrivals(2 * CAPACITY, 0, 300):
+        if server.arrive(at):
+            place = server.admission.waiting(INTERACTIVE).requests
+            estimates.append(server.admission.expected_start(place) if place else 0.0)
+    server.run(2000)
+    pairs = [(estimate, wait) for estimate, wait in zip(estimates, server.waits, strict=True) if estimate < math.inf]
+    assert len(pairs) > 0.9 * len(estimates)
+    assert sum(wait > estimate for estimate, wait in pairs) <= 0.1 * len(pairs)
+    assert sum(estimate for estimate, _ in pairs) < 2 * sum(wait for _, wait in pairs)
 
 
 def test_a_server_that_is_not_overloaded_refuses_nothing():

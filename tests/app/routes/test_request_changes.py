@@ -252,3 +252,23 @@ def test_a_waiting_request_leaves_the_queue_and_returns_only_if_that_has_room(ht
     assert (queue.requests, queue.tokens) == (0, 0)
     assert queue.rates(time.monotonic())[0] <= drained[0]
     answer.end()
+
+
+def test_a_waiting_request_has_its_place_in_line_and_the_time_until_its_start(http: TestClient):
+    """The time is known once others have started, and a running request has neither."""
+    slots = CONFIG.max_num_seqs
+    answers = [Running(http, ANNA) for _ in range(3 * slots + 1)]
+    last = answers[-1]
+    found: list[dict[str, object]] = []
+
+    def is_estimated() -> bool:
+        found.append(http.get(f"/v1/requests/{last.id}").json())
+        return "wait_ms" in found[-1]
+
+    until(is_estimated)
+    assert found[-1]["state"] == "queued" and found[-1]["position"] in range(1, 2 * slots + 2)
+    assert 0 < found[-1]["wait_ms"] < 1000 * HANG_SECONDS
+    for answer in answers:
+        answer.end()
+    ended = http.get(f"/v1/requests/{last.id}").json()
+    assert ended["state"] == "ended" and not {"position", "wait_ms"} & ended.keys()
