@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.conftest import Server
 from tests.e2e.page import ANSWER_MS, Chat, answer_with, delta
@@ -120,6 +120,32 @@ def test_offline_edits_of_two_browsers_are_versions_in_both(browser_of: Callable
     for chat in (one, two):
         expect(chat.questions.first.get_by_role("group", name="Version")).to_contain_text("/3")
         assert {"Edited by one?", "Edited by two?", "First?", "Answer to Edited by two?"} <= set(texts(chat.page))
+
+
+def test_rows_that_are_too_long_for_a_request_are_sent_in_parts(browser_of: Callable[..., Chat]) -> None:
+    """One that is too long by itself stays in the browser, and the page says so."""
+    one = browser_of()
+
+    def refuse(route: Route) -> None:
+        if len(route.request.post_data or "") > 5000:
+            error = {"message": "the body is too large", "type": "invalid_request_error", "code": "body_too_large"}
+            return route.fulfill(status=413, json={"error": error})
+        return route.continue_()
+
+    one.page.route("**/v1/page/rows", refuse)
+    for number in range(8):
+        ask(one, f"Question {number}? " + "word " * 200, f"Answer {number}.")
+        one.page.route("**/v1/page/rows", refuse)
+    answer_with(one.page, delta("long " * 2000), DONE)
+    one.send("A long answer")
+    one.wait_done()
+    exchange(one)
+    expect(one.page.locator(".toast").filter(has_text="too long for the server")).to_be_visible()
+    two = browser_of()
+    exchange(two)
+    kept = set(texts(two.page))
+    assert {f"Answer {number}." for number in range(8)} <= kept
+    assert "A long answer" in kept and not any(text.startswith("long long") for text in kept)
 
 
 @pytest.mark.parametrize("has_store", [True, False])
