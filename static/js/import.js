@@ -163,6 +163,7 @@ const USAGE = {
   "time_ms?": { "*": 0 },
 };
 const FAULT = { message: "", "code?": "", "status?": 0 };
+const SAMPLING = Object.fromEntries(FIELDS.map(({ name, list: isList }) => [`${name}?`, isList ? [""] : 0]));
 const MESSAGE = {
   ...TEXTS,
   ...TIMES,
@@ -173,7 +174,6 @@ const MESSAGE = {
   "usage?": USAGE,
   "error?": FAULT,
 };
-const SAMPLING = Object.fromEntries(FIELDS.map(({ name, list: isList }) => [`${name}?`, isList ? [""] : 0]));
 const TOOLS = { "tools?": [{ type: "", function: isFunction }], "requiresCall?": true };
 const SETTINGS = {
   system: "",

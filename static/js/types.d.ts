@@ -231,6 +231,10 @@ export interface Message {
   /** Of several answers of one request: id of the first of them, and the number of this one. */
   run?: string;
   choice?: number;
+  /** With which it was sampled, and the answer that it repeats with other settings. */
+  seed?: number;
+  sampling?: Sampling;
+  replayOf?: string;
   /** Whether a reload interrupted the answer, so that its times are not all known. */
   resumed?: boolean;
   thinking?: string;
@@ -366,6 +370,8 @@ export interface MessageActions {
   goOnFrom(id: string, text: string): boolean;
   choose(id: string, step: number): void;
   removeBranch(id: string): void;
+  replay(id: string): void;
+  find(id: string): Message | undefined;
   retryNow(id: string): void;
   sendResults(id: string, results: (string | undefined)[]): boolean;
   leaveOut(id: string): void;
