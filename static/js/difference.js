@@ -46,7 +46,7 @@ function between(a, b) {
   const parts = /** @type {Part[]} */ ([]);
   let j = 0;
   for (let i = 0; i < a.length; i++) {
-    while (!isLarge && j < b.length && a[i] !== b[j] && common[i * width + j + 1] >= common[(i + 1) * width + j])
+    while (!isLarge && j < b.length && a[i] !== b[j] && common[i * width + j + 1] > common[(i + 1) * width + j])
       parts.push(["added", b[j++]]);
     if (!isLarge && j < b.length && a[i] === b[j]) parts.push(["same", b[j++]]);
     else parts.push(["removed", a[i]]);
