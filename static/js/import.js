@@ -154,7 +154,7 @@ const TIMES = { created: isTime, "thinkingAt?": isTime, "sentAt?": isTime, "firs
 const STATES = { role: oneOf("user", "assistant"), "state?": oneOf("done", "stopped", "error"), "resumed?": true };
 const COUNTS = { "thoughtMs?": 0, "pieces?": 0, "pausedMs?": 0 };
 const CALL = { id: "", name: "", arguments: "", "result?": "" };
-const FILE = { name: "", text: "", "tokens?": 0 };
+const FILE = { name: "", text: "", "tokens?": 0, "isTooLong?": true };
 const USAGE = {
   prompt_tokens: 0,
   completion_tokens: 0,

@@ -204,11 +204,12 @@ export interface ToolCall {
   result?: string;
 }
 
-/** Text file of a message. tokens: if they could be counted. */
+/** Text file of a message. tokens: if they could be counted. isTooLong: for the context of the model, even alone. */
 export interface TextFile {
   name: string;
   text: string;
   tokens?: number;
+  isTooLong?: boolean;
 }
 
 /** A message of a conversation. Times are in ms since 1970, durations in ms. */
