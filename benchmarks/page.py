@@ -4,7 +4,7 @@ python -m benchmarks.page            # 5 runs
 python -m benchmarks.page --runs 1
 
 load: open the page in a browser without a cache; requests, bytes on the wire, milliseconds until the page is ready.
-open: open a conversation of 300 messages, including answers with lists, tables, code and formulas.
+open: open a conversation of 1,000 messages, including answers with lists, tables, code and formulas.
 list: load the page with 1,000 conversations in its storage.
 search: search 1,000 conversations of 20 messages; one figure per key, the first key without an index.
 stream: stream an answer while the list has 1,000 rows; also counts the rows built or replaced meanwhile.
@@ -26,7 +26,7 @@ from benchmarks.results import save, spread
 from benchmarks.serving import Serving
 from tests import chromium
 
-MESSAGES = 300
+MESSAGES = 1000
 CONVERSATIONS = 1000
 QUERY = "lake 77"  # its beginning matches all conversations, the whole only a few
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
@@ -46,13 +46,15 @@ FILL = """async ({ conversations, messages, long, texts }) => {
     const write = open.result.transaction(["conversations", "messages"], "readwrite");
     const [rows, all] = ["conversations", "messages"].map((name) => write.objectStore(name));
     for (let c = 0; c < conversations; c++) {
-        const conversation = `c${c}`, title = `Conversation ${c} about turns`, next = c ? messages : long;
-        const settings = { model: "", system: "", sampling: {} };
-        rows.put({ id: conversation, title, created: c, updated: c, revision: 1, next, ...settings });
-        for (let m = 0; m < next; m++) {
+        const conversation = `c${c}`, title = `Conversation ${c} about turns`;
+        const count = c ? messages : long;
+        const fields = { model: "", system: "", sampling: {}, revision: 1, writer: "w", changes: 1 };
+        rows.put({ id: conversation, title, created: c, updated: c, ...fields });
+        for (let m = 0; m < count; m++) {
             const content = m % 2 ? texts[(m >> 1) % texts.length] : `Question ${m} about the rotunda?`;
             const role = m % 2 ? "assistant" : "user";
-            all.put({ id: `m${m}`, conversation, position: m, role, content, created: m, state: "done" });
+            const place = { id: `m${m}`, conversation, parent: m ? `m${m - 1}` : null, revision: 1, writer: "w" };
+            all.put({ ...place, role, content, created: 0, state: "done" });
         }
     }
     await new Promise((done) => (write.oncomplete = done));

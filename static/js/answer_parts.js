@@ -40,7 +40,7 @@ export function trouble(message, error, actions) {
 
 /** Returns the entries of an answer's menu. @param {import("./messages.js").AnswerView} view */
 export function answerMenu(view) {
-  const { id, content } = view.message;
+  const { id, content, seed, run } = view.message;
   const { actions } = view;
   const reading = isReading()
     ? { label: "Stop reading", icon: "stop", run: stopReading }
@@ -48,6 +48,9 @@ export function answerMenu(view) {
   return [
     { label: "Edit answer", icon: "edit", run: () => view.edit().focus() },
     { label: "Three answers at once", icon: "again", run: () => actions.regenerate(id, 3) },
+    ...(seed === undefined || run
+      ? []
+      : [{ label: "Replay with the present settings", icon: "again", run: () => actions.replay(id) }]),
     ...(canRead && content ? [reading] : []),
     { label: "Delete from here", icon: "trash", danger: true, run: () => actions.removeBranch(id) },
   ];

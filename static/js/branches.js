@@ -34,13 +34,17 @@ export class Branches {
   /**
    * Requests answers to a message.
    * @param {Conversation} conversation @param {Message} parent
-   * @param {{ unsaved?: Message[], count?: number }} [options] unsaved: messages to save before them; count: of answers
+   * @param {{ unsaved?: Message[], count?: number, replayed?: Message }} [options] unsaved: messages to save before them;
+   *   count: of answers; replayed: an answer whose seed they have
    */
-  answer(conversation, parent, { unsaved = [], count = 1 } = {}) {
-    const answers = Array.from({ length: count }, () => this.#emptyAnswer(parent.id, { model: conversation.model }));
+  answer(conversation, parent, { unsaved = [], count = 1, replayed } = {}) {
+    const { model, sampling } = conversation;
+    const seed = Number(sampling.seed ?? replayed?.seed ?? crypto.getRandomValues(new Uint32Array(1))[0]);
+    const fields = { model, seed, sampling: { ...sampling }, ...(replayed ? { replayOf: replayed.id } : {}) };
+    const answers = Array.from({ length: count }, () => this.#emptyAnswer(parent.id, fields));
     if (count > 1) answers.forEach((answer, choice) => Object.assign(answer, { run: answers[0].id, choice }));
     const before = [...new Tree(conversation).before(parent), parent];
-    const body = requestFor(conversation, before, conversation.model, this.chat.tier);
+    const body = { ...requestFor(conversation, before, model, this.chat.tier), seed };
     this.#begin(conversation, [...unsaved, ...answers], answers, count > 1 ? { ...body, n: count } : body);
   }
 
@@ -108,6 +112,16 @@ export class Branches {
     const isEmpty = !message.content && !message.thinking && !message.calls?.length;
     if (isEmpty && this.chat.tree.branch(message).length === 1) this.chat.store.cut(current, [message]);
     this.answer(current, parent, { count });
+  }
+
+  /** Repeats an answer with its seed and the present settings, as another version. @param {string} id */
+  replay(id) {
+    const { current } = this.chat;
+    const replayed = this.chat.find(id);
+    const parent = this.chat.find(replayed?.parent ?? "");
+    if (!parent) return;
+    this.chat.control.stop();
+    this.answer(current, parent, { replayed });
   }
 
   /** Asks another version of a question; returns whether it did. @param {string} id @param {string} text */

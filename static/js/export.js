@@ -66,6 +66,7 @@ export async function asJson(conversations) {
         last,
         run,
         choice,
+        replayOf,
         ...kept
       } = /** @type {MessageRow} */ (message);
       const parent = tree.parentOf(message)?.id ?? null;

@@ -1,7 +1,7 @@
 // Text files of the message that is being written: by drop, paste and button, each shown with its name and tokens. They are
 // read in the page, and become a part of the message; nothing else is uploaded.
 import { html, render } from "../vendor/lit/lit-html.js";
-import { countTextTokens } from "./api.js";
+import { ApiError, countTextTokens } from "./api.js";
 import { byId } from "./dom.js";
 import { iconTemplate } from "./icon_template.js";
 import { toast } from "./notices.js";
@@ -92,8 +92,11 @@ export class Files {
     if (this.list.length >= MAX_FILES) return toast(`A message has at most ${MAX_FILES} files.`);
     this.#byDraft.set(this.#draft, [...this.list, file]);
     this.#show();
-    const tokens = await countTextTokens(file.text).catch(() => undefined);
-    file.tokens = tokens;
+    try {
+      file.tokens = await countTextTokens(file.text);
+    } catch (error) {
+      file.isTooLong = error instanceof ApiError && error.code === "context_length_exceeded";
+    }
     this.#show();
   }
 
@@ -139,10 +142,11 @@ export const fileChips = (files, remove) =>
   );
 
 /** @param {TextFile} file */
-const sizeOf = ({ text, tokens }) =>
-  tokens === undefined
-    ? `${text.length.toLocaleString("en-US")} characters`
-    : `${tokens.toLocaleString("en-US")} tokens`;
+function sizeOf({ text, tokens, isTooLong }) {
+  if (isTooLong) return "longer than the context";
+  const [count, unit] = tokens === undefined ? [text.length, "characters"] : [tokens, "tokens"];
+  return `${count.toLocaleString("en-US")} ${unit}`;
+}
 
 /** Returns the text of a file; null if it is none. @param {Uint8Array} bytes */
 function textOf(bytes) {

@@ -154,7 +154,7 @@ const TIMES = { created: isTime, "thinkingAt?": isTime, "sentAt?": isTime, "firs
 const STATES = { role: oneOf("user", "assistant"), "state?": oneOf("done", "stopped", "error"), "resumed?": true };
 const COUNTS = { "thoughtMs?": 0, "pieces?": 0, "pausedMs?": 0 };
 const CALL = { id: "", name: "", arguments: "", "result?": "" };
-const FILE = { name: "", text: "", "tokens?": 0 };
+const FILE = { name: "", text: "", "tokens?": 0, "isTooLong?": true };
 const USAGE = {
   prompt_tokens: 0,
   completion_tokens: 0,
@@ -163,6 +163,7 @@ const USAGE = {
   "time_ms?": { "*": 0 },
 };
 const FAULT = { message: "", "code?": "", "status?": 0 };
+const SAMPLING = Object.fromEntries(FIELDS.map(({ name, list: isList }) => [`${name}?`, isList ? [""] : 0]));
 const MESSAGE = {
   ...TEXTS,
   ...TIMES,
@@ -173,7 +174,6 @@ const MESSAGE = {
   "usage?": USAGE,
   "error?": FAULT,
 };
-const SAMPLING = Object.fromEntries(FIELDS.map(({ name, list: isList }) => [`${name}?`, isList ? [""] : 0]));
 const TOOLS = { "tools?": [{ type: "", function: isFunction }], "requiresCall?": true };
 const SETTINGS = {
   system: "",

@@ -50,6 +50,8 @@ const thread = new Thread({
   goOnFrom: (id, text) => chat.branches.goOnFrom(id, text),
   rewrite: (id, text) => chat.branches.rewrite(id, text),
   choose: (id, step) => chat.choose(id, step),
+  replay: (id) => chat.branches.replay(id),
+  find: (id) => chat.find(id),
   removeBranch: (id) => chat.branches.removeBranch(id),
   sendResults: (id, results) => chat.sendResults(id, results),
   leaveOut: (id) => chat.leaveOut(id),
@@ -156,14 +158,15 @@ function showContext() {
   const added = files.list.reduce((sum, { tokens = 0 }) => sum + tokens, 0);
   const used = added + (chat.tree.path.findLast((message) => message.usage)?.usage?.total_tokens ?? 0);
   const share = `${Math.round((used / length) * 100)} % of the context used`;
-  byId("context-note").textContent =
-    added > length
-      ? `The files have ${added} tokens; the context has ${length}`
-      : used > length
-        ? "The oldest messages will not fit beside the files"
-        : used > 0.6 * length
-          ? share
-          : "";
+  const isTooLong = added > length || files.list.some((file) => file.isTooLong);
+  const isFull = added > 0 && used > length;
+  byId("context-note").textContent = isTooLong
+    ? "The files are longer than the model's context"
+    : isFull
+      ? "The oldest messages will not fit beside the files"
+      : used > 0.6 * length
+        ? share
+        : "";
 }
 
 function create() {

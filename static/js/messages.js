@@ -2,6 +2,7 @@
 import { nothing, render } from "../vendor/lit/lit-html.js";
 import { answerMenu, figuresLine, trouble } from "./answer_parts.js";
 import { CallList, foldSummary } from "./calls.js";
+import { DifferenceView } from "./difference_view.js";
 import { TimelineView } from "./timeline.js";
 import { h, iconButton } from "./dom.js";
 import { readDraft } from "./drafts.js";
@@ -68,6 +69,7 @@ export class AnswerView {
       this.figures,
       this.resume,
     );
+    this.difference = new DifferenceView(actions.find);
     this.timeline = new TimelineView((stream) => this.actions.timeline(stream));
     this.node = h(
       "article",
@@ -79,6 +81,7 @@ export class AnswerView {
       this.wait.node,
       this.trouble,
       this.tools,
+      this.difference.node,
       this.timeline.node,
     );
     this.node.addEventListener("contentvisibilityautostatechange", (event) => {
@@ -118,7 +121,9 @@ export class AnswerView {
     this.trouble.hidden = state !== "error" || !error;
     render(this.trouble.hidden || !error ? nothing : trouble(message, error, this.actions), this.trouble);
     this.#showTools(isLive);
-    this.#showFigures();
+    render(figuresLine(message), this.figures);
+    this.timeline.show(message);
+    this.difference.show(message);
   }
 
   /** Whether the message extends the shown part of an older copy. @param {Message} before */
@@ -262,10 +267,5 @@ export class AnswerView {
       button.toggleAttribute("hidden", isLive || (message.state === "error" && !message.content));
     this.copy.hidden ||= !message.content;
     this.resume.hidden = isLive || message.state === "error" || !isUnfinished(message);
-  }
-
-  #showFigures() {
-    render(figuresLine(this.message), this.figures);
-    this.timeline.show(this.message);
   }
 }

@@ -9,7 +9,8 @@ import { joinRows, markSent, markUnsent, unsentRows } from "./shared_rows.js";
 const POLL_MS = 30_000;
 const WRITE_MS = 1000; // after a write, since others often follow
 const MAX_VALUE = 1_000_000; // characters of a row
-const MAX_BATCH = 2_000_000; // characters of a request
+const MAX_BATCH = 1_000_000; // characters of a request
+const TOO_LONG = "A message is too long for the server. It stays in this browser.";
 const SHORT = 200; // characters, more than those of a deletion
 
 export class Sync {
@@ -79,7 +80,7 @@ export class Sync {
     }
     for (let rows; (rows = await unsentRows(database)).length;) {
       const fitting = rows.filter(({ value }) => (value?.length ?? 0) <= MAX_VALUE);
-      if (fitting.length < rows.length) this.#warn("A message is too long for the server. It stays in this browser.");
+      if (fitting.length < rows.length) this.#warn(TOO_LONG);
       // A full server still takes deletions, which are short, if nothing else is with them.
       const isShort = (/** @type {SharedRow} */ { value }) => (value?.length ?? 0) < SHORT;
       const sent = [...batches(fitting.filter(isShort)), ...batches(fitting.filter((row) => !isShort(row)))];
@@ -88,16 +89,25 @@ export class Sync {
     }
   }
 
-  /** Sends rows; returns whether the server has taken them. @param {SharedRow[]} rows */
+  /**
+   * Sends rows, in parts if they are too many bytes for a request. Returns false if the server is full. A row that is too
+   * long by itself stays in this browser.
+   * @param {SharedRow[]} rows @returns {Promise<boolean>}
+   */
   async #send(rows) {
     try {
       await sendRows(rows);
-      return true;
     } catch (error) {
       if (!(error instanceof ApiError) || error.status !== 413) throw error;
-      this.#warn(`New messages stay in this browser: ${error.message}`);
-      return false;
+      if (error.code === "page_rows_full") {
+        this.#warn(`New messages stay in this browser: ${error.message}`);
+        return false;
+      }
+      const half = Math.ceil(rows.length / 2);
+      if (rows.length > 1) return (await this.#send(rows.slice(0, half))) && this.#send(rows.slice(half));
+      this.#warn(TOO_LONG);
     }
+    return true;
   }
 
   /** @param {string} text */

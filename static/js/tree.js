@@ -12,6 +12,7 @@ export class Tree {
   /** @param {Pick<Conversation, "messages" | "gone" | "chosen">} conversation */
   constructor({ messages, gone = {}, chosen = {} }) {
     this.gone = gone;
+    this.deletions = Object.keys(gone).length;
     this.chosen = chosen;
     for (const message of messages) this.#byId.set(message.id, message);
     for (const message of messages) {
@@ -73,7 +74,7 @@ export class Tree {
 
   /** Returns the id of the nearest message before it that was not deleted. @param {Message} message */
   #keyOf({ parent }) {
-    let left = Object.keys(this.gone).length; // which ends a cycle
+    let left = this.deletions; // which ends a cycle
     let at = parent;
     while (at !== null && !this.#byId.has(at)) at = left-- > 0 ? (this.gone[at] ?? null) : null;
     return at ?? BEGINNING;

@@ -204,11 +204,12 @@ export interface ToolCall {
   result?: string;
 }
 
-/** Text file of a message. tokens: if they could be counted. */
+/** Text file of a message. tokens: if they could be counted. isTooLong: for the context of the model, even alone. */
 export interface TextFile {
   name: string;
   text: string;
   tokens?: number;
+  isTooLong?: boolean;
 }
 
 /** A message of a conversation. Times are in ms since 1970, durations in ms. */
@@ -231,6 +232,10 @@ export interface Message {
   /** Of several answers of one request: id of the first of them, and the number of this one. */
   run?: string;
   choice?: number;
+  /** With which it was sampled, and the answer that it repeats with other settings. */
+  seed?: number;
+  sampling?: Sampling;
+  replayOf?: string;
   /** Whether a reload interrupted the answer, so that its times are not all known. */
   resumed?: boolean;
   thinking?: string;
@@ -366,6 +371,8 @@ export interface MessageActions {
   goOnFrom(id: string, text: string): boolean;
   choose(id: string, step: number): void;
   removeBranch(id: string): void;
+  replay(id: string): void;
+  find(id: string): Message | undefined;
   retryNow(id: string): void;
   sendResults(id: string, results: (string | undefined)[]): boolean;
   leaveOut(id: string): void;

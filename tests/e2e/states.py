@@ -234,6 +234,15 @@ def _versions(chat: Chat) -> None:
     chat.questions.last.hover()
 
 
+def _replayed(chat: Chat) -> None:
+    _ask(chat, "Tell me a story about a fox", delta("The fox ran over the hill, and slept."), _finish("stop"))
+    chat.set_field("temperature", "0.2")
+    answer_with(chat.page, delta("The fox walked over the hill, and slept."), _finish("stop"), DONE)
+    _message_menu(chat, "Replay with the present settings")
+    chat.answers.last.locator(".difference summary").click()
+    expect(chat.answers.last.locator(".difference ins")).to_be_visible()
+
+
 def _three_answers(chat: Chat) -> None:
     _ask(chat, "Tell me a story about a fox", delta("A fox ran."), _finish("stop"))
     texts = ("A fox ran over the hill. " * 12, "An owl saw a fox, and ", "Once upon a time there was a fox. " * 3)
@@ -371,6 +380,7 @@ CHAT: dict[str, Callable[[Chat], None]] = {
     "editing an answer": _editing_answer,
     "versions": _versions,
     "three answers": _three_answers,
+    "replayed": _replayed,
     "paused by the user": _paused_by_user,
     "files": _files,
     "error": _error,

@@ -50,7 +50,11 @@ def test_each_library_has_its_licence_and_is_listed(folder: str) -> None:
     assert re.search(rf"^\| {folder} \| \S+ \| \d+\.\d+\.\d+ \|", (VENDOR / "README.md").read_text(), re.M)
 
 
-@pytest.mark.parametrize("template", sorted((ROOT / "templates").glob("*.html")), ids=lambda path: path.name)
+# The preview has a policy of its own, which lets scripts run and reach nothing.
+TEMPLATES = sorted(path for path in (ROOT / "templates").glob("*.html") if path.name != "preview.html")
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.name)
 def test_templates_hold_no_inline_code(template: Path) -> None:
     """The content security policy would refuse inline scripts, styles, style attributes and handlers."""
     text = template.read_text()

@@ -10,6 +10,7 @@ from starlette.testclient import TestClient
 
 from app.admission.request_pace import RequestPace
 from app.routes.paced_route import PacedRoute
+from tests.app.routes.test_api_docs import PAGES
 from tests.app.routes.test_http import make, ready
 
 # paths whose requests have no pace, with the reason
@@ -18,7 +19,7 @@ UNPACED = {
         ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/api/chat", "/api/generate"),
         "it generates text, for which there are limits of requests, tokens and waiting",
     ),
-    **dict.fromkeys(("/", "/engine", "/docs", "/openapi.json", "/favicon.ico"), "it is read before a key is known"),
+    **dict.fromkeys(PAGES, "it is read before a key is known"),
     **dict.fromkeys(("/health", "/readyz", "/livez", "/metrics", "/drain"), "it is for operators"),
     "/v1/streams/{stream_id}": "clients resume all their answers at once after a restart",
     "/v1/realtime": "it is refused: it is for WebSockets",
