@@ -167,16 +167,16 @@ export class Answers {
    */
   #apply(run, event) {
     const { conversation, messages } = run;
-    const views = messages.filter(isStreaming).map((message) => this.page.viewOf(message));
+    const views = () => messages.filter(isStreaming).map((message) => this.page.viewOf(message));
     if ("id" in event && event.id) for (const message of messages) message.last = event.id;
     switch (event.kind) {
       case "open":
         for (const message of messages) message.stream = event.stream;
-        for (const view of views) view?.status({ state: "running" });
+        for (const view of views()) view?.status({ state: "running" });
         this.page.changed();
         return null;
       case "status":
-        for (const view of views) view?.status(event);
+        for (const view of views()) view?.status(event);
         this.#setPaused(run, event.state === "paused" && event.cause === "client");
         if (event.state !== "running") this.page.announce(shortStatus(event), conversation);
         return null;
@@ -193,15 +193,15 @@ export class Answers {
         for (const message of messages) message.usage = usageOf(message, event.usage, messages.length);
         return null;
       case "reconnecting":
-        for (const view of views) view?.reconnecting();
+        for (const view of views()) view?.reconnecting();
         this.page.announce("Reconnecting", conversation);
         return null;
       case "offline":
-        for (const view of views) view?.offline();
+        for (const view of views()) view?.offline();
         this.page.announce("The server cannot be reached", conversation);
         return null;
       case "retry":
-        for (const view of views) view?.retrying(event.error, event.at);
+        for (const view of views()) view?.retrying(event.error, event.at);
         this.page.announce(`Waiting: ${event.error.message}`, conversation);
         return null;
       case "error":

@@ -23,6 +23,7 @@ export class AnswerView {
   #text = /** @type {MarkdownStream} */ (/** @type {unknown} */ (null));
   #thinking = /** @type {MarkdownStream} */ (/** @type {unknown} */ (null));
   #isDrawn = true;
+  #isLive = false; // as of the last time
   // Characters of text and reasoning, pieces and calls that are shown
   #written = 0;
   #thought = 0;
@@ -117,11 +118,13 @@ export class AnswerView {
     else if (!pieces && !this.wait.isShown) this.status({ state: "running" });
     this.#pieces = pieces;
     this.#showSummary();
+    render(figuresLine(message), this.figures);
+    if (isLive && this.#isLive) return; // the rest changes at the beginning and at the end
+    this.#isLive = isLive;
     const { error, state } = message;
     this.trouble.hidden = state !== "error" || !error;
     render(this.trouble.hidden || !error ? nothing : trouble(message, error, this.actions), this.trouble);
     this.#showTools(isLive);
-    render(figuresLine(message), this.figures);
     this.timeline.show(message);
     this.difference.show(message);
   }
