@@ -1,5 +1,6 @@
 // New messages in the tree of a conversation: questions, answers, and other versions of them; and the deletion of branches.
 import { newId } from "./ids.js";
+import { isStreaming } from "./labels.js";
 import { toast } from "./notices.js";
 import { requestFor } from "./sampling.js";
 import { Tree } from "./tree.js";
@@ -76,7 +77,9 @@ export class Branches {
   /** Continues an answer after another text, in a new version. @param {string} id @param {string} text */
   goOnFrom(id, text) {
     const message = this.chat.find(id);
-    if (message) this.#continue(message, text, message.thinking);
+    if (!text.trim())
+      this.regenerate(id); // nothing is left to continue
+    else if (message) this.#continue(message, text, message.thinking);
     return Boolean(message);
   }
 
@@ -140,8 +143,9 @@ export class Branches {
     const message = this.chat.find(id);
     if (!message) return;
     const branch = this.chat.tree.branch(message);
-    for (const one of branch) this.chat.answers.stop(one.id);
+    for (const one of branch.filter(isStreaming)) this.chat.answers.stop(one.id);
     this.chat.store.cut(current, branch);
+    this.chat.answers.dropRemoved(current.id); // an answer beside it may be arriving in the same stream
     this.chat.thread.show(current);
     this.chat.show();
     const undo = () => {

@@ -71,7 +71,7 @@ export class Files {
       this.#add([...(event.clipboardData?.files ?? [])]);
     } else if (text.length > PASTED_CHARACTERS && event.target === byId("prompt")) {
       event.preventDefault();
-      this.#put({ name: "Pasted text", text });
+      this.#put({ name: "Pasted text", text }, this.#draft);
     }
   }
 
@@ -81,16 +81,16 @@ export class Files {
     for (const file of files) {
       const refusal = file.size > MAX_BYTES ? "is larger than 1 MB" : null;
       const text = refusal ? null : textOf(new Uint8Array(await file.arrayBuffer()));
-      if (draft !== this.#draft) return; // another conversation was opened meanwhile
-      if (text !== null) await this.#put({ name: file.name, text });
+      if (text !== null) await this.#put({ name: file.name, text }, draft);
       else toast(`${file.name} ${refusal ?? "is not a text file"}. Nothing was uploaded.`);
     }
   }
 
-  /** @param {TextFile} file */
-  async #put(file) {
-    if (this.list.length >= MAX_FILES) return toast(`A message has at most ${MAX_FILES} files.`);
-    this.#byDraft.set(this.#draft, [...this.list, file]);
+  /** @param {TextFile} file @param {string} draft that was shown when it was given; another one may be by now */
+  async #put(file, draft) {
+    const list = this.#byDraft.get(draft) ?? [];
+    if (list.length >= MAX_FILES) return toast(`A message has at most ${MAX_FILES} files.`);
+    this.#byDraft.set(draft, [...list, file]);
     this.#show();
     try {
       file.tokens = await countTextTokens(file.text);

@@ -136,6 +136,34 @@ def test_an_answer_goes_on_from_the_cursor(chat: Chat) -> None:
     expect(chat.text()).to_have_text("A fox ran. It slept.")
 
 
+def test_nothing_before_the_cursor_is_another_answer(chat: Chat) -> None:
+    """There is no text to continue."""
+    ask(chat, "Tell me a story", "A fox ran.")
+    menu(chat, chat.answers.last, "Edit answer")
+    chat.page.get_by_role("textbox", name="Edit answer").evaluate("(node) => node.setSelectionRange(0, 0)")
+    answer_with(chat.page, delta("An owl flew."), DONE)
+    with chat.page.expect_request("**/v1/chat/completions") as sent:
+        chat.page.get_by_role("button", name="Continue from the cursor").click()
+    assert "continue_final_message" not in sent.value.post_data_json
+    expect(chat.text()).to_have_text("An owl flew.")
+
+
+def test_a_complete_answer_is_deleted_beside_arriving_ones(chat: Chat) -> None:
+    """The others go on in their stream, and are saved."""
+    ask(chat, "Tell me a story", "The first.")
+    begin_with(chat.page, choice(0, "A fox"), end(0), choice(1, "An owl"), choice(2, "A frog"))
+    menu(chat, chat.answers.last, "Three answers at once")
+    three = chat.page.locator(".side-by-side [data-role=assistant]")
+    expect(three.first).to_have_attribute("aria-busy", "false")
+    menu(chat, three.first, "Delete from here")
+    expect(three.locator(".body")).to_have_text(["An owl", "A frog"])
+    expect(three.first).to_have_attribute("aria-busy", "true")
+    chat.stop.click()
+    expect(three.first).to_have_attribute("aria-busy", "false")
+    chat.reload()
+    expect(three.locator(".body")).to_have_text(["An owl", "A frog"])
+
+
 def test_three_answers_arrive_side_by_side_until_one_is_picked(chat: Chat) -> None:
     """They are choices of one request and keep their own texts, also over a reload in the middle; then they are versions."""
     ask(chat, "Tell me a story", "The first.")
