@@ -29,5 +29,6 @@ export async function giveTitle(store, conversation, tier) {
 export function titleIn(text) {
   const line = text.trim().split("\n")[0];
   const bare = line.replace(/^\W*title\s*:/i, "").replace(/^[\s"'“”„«»*_#`]+|[\s"'“”„«»*_#`.]+$/g, "");
-  return bare.length <= MAX_TITLE && /\p{L}{2}/u.test(bare) ? bare : "";
+  const isTitle = bare.length <= MAX_TITLE && /\p{L}{2}/u.test(bare) && !/[.!?]\s/.test(bare); // sentences are an answer
+  return isTitle ? bare : "";
 }
