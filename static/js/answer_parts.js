@@ -1,8 +1,8 @@
 // Parts of an answer: the line of its figures, its menu, and its error with the next actions.
 import { html, nothing } from "../vendor/lit/lit-html.js";
 import { MODEL } from "./env.js";
-import { iconTemplate } from "./icon_template.js";
 import { ending, errorText, figures, isUnfinished } from "./labels.js";
+import { button, icon } from "./templates.js";
 import { canRead, isReading, readAloud, stopReading } from "./voice.js";
 
 /** @import { Message, MessageActions, MessageError } from "./types.js" */
@@ -19,8 +19,6 @@ export function figuresLine(message) {
 /** @param {Message} message @param {MessageError} error @param {MessageActions} actions */
 export function trouble(message, error, actions) {
   const { id } = message;
-  const button = (/** @type {string} */ label, /** @type {() => void} */ run) =>
-    html`<button class="button small" type="button" @click=${run}>${label}</button>`;
   const again = isUnfinished(message)
     ? button("Continue", () => actions.resume(id))
     : button("Try again", () => actions.regenerate(id));
@@ -33,9 +31,11 @@ export function trouble(message, error, actions) {
         ]
       : [error.status === 401 ? button("Enter key", () => actions.askKey()) : nothing, again];
   const code = [error.status || "", error.code ?? ""].filter(Boolean).join(" ");
-  return html`${iconTemplate("warn")}
+  return html`<div class="trouble" role="group" aria-label="Problem">
+    ${icon("warn")}
     <div class="trouble-text">${errorText(error)}${code && html`<span class="trouble-code">${code}</span>`}</div>
-    <div class="trouble-tools">${buttons}</div>`;
+    <div class="trouble-tools">${buttons}</div>
+  </div>`;
 }
 
 /** Returns the entries of an answer's menu. @param {import("./messages.js").AnswerView} view */
@@ -46,7 +46,7 @@ export function answerMenu(view) {
     ? { label: "Stop reading", icon: "stop", run: stopReading }
     : { label: "Read aloud", icon: "speaker", run: () => readAloud(view.blockTexts) };
   return [
-    { label: "Edit answer", icon: "edit", run: () => view.edit().focus() },
+    { label: "Edit answer", icon: "edit", run: () => view.edit()?.focus() },
     { label: "Three answers at once", icon: "again", run: () => actions.regenerate(id, 3) },
     ...(seed === undefined || run
       ? []

@@ -1,83 +1,73 @@
-// DOM of the tool calls of an answer: a foldable block for each, and fields for the results. Names, arguments and results
-// become text nodes only.
+// Tool calls of an answer: a foldable block for each, and fields for the results. Names, arguments and results become text
+// nodes only.
+import { html, nothing } from "../vendor/lit/lit-html.js";
 import { codeFrame, growCode, highlight } from "./code.js";
-import { h, icon } from "./dom.js";
 import { readDraft, writeDraft } from "./drafts.js";
 import { JsonPrinter, printJson } from "./print_json.js";
+import { button, summary } from "./templates.js";
 import { awaitsResults, callState } from "./tools.js";
 
 /** @import { Message, ToolCall } from "./types.js" */
 
-/** Creates the summary line of a foldable block. @param {...(Node | string)} children */
-export const foldSummary = (...children) => h("summary", {}, icon("chevron"), ...children);
-
 class CallView {
-  #state = "";
   #printer = new JsonPrinter();
   #printed = "";
   #read = 0; // characters of the arguments that are printed
+  #isComplete = false;
+  #frame = codeFrame("json", "", "Arguments");
+  #result = /** @type {HTMLElement | null} */ (null);
 
-  /** @param {ToolCall} call @param {string} draft name of the preference that keeps an unsent result */
-  constructor(call, draft) {
+  /** @param {string} draft name of the preference that keeps an unsent result */
+  constructor(draft) {
     this.draft = draft;
-    this.state = h("span", { class: "call-state" });
-    this.frame = codeFrame("json", "", "Arguments");
-    this.area = h("textarea", {
-      class: "mono",
-      rows: "3",
-      spellcheck: "false",
-      "aria-label": `Result of ${call.name}`,
-    });
-    this.area.value = readDraft(draft);
-    this.area.addEventListener("input", () => writeDraft(draft, this.area.value));
-    this.field = h("label", { class: "field" }, h("span", { class: "field-label" }, "Result"), this.area);
-    this.node = h(
-      "details",
-      { class: "fold call" },
-      foldSummary(h("code", { class: "call-name", dir: "auto" }, call.name), this.state),
-      h("div", { class: "fold-body" }, this.frame, this.field),
-    );
+    this.unsent = readDraft(draft);
   }
 
   /** @param {ToolCall} call @param {Message} message */
-  show(call, message) {
-    this.#print(call.arguments);
+  template(call, message) {
     const state = callState(call, message);
-    this.field.hidden = state !== "called" || !awaitsResults(message);
-    if (state === this.#state) return;
-    this.#state = this.node.dataset.state = state;
-    this.state.textContent = state;
-    this.node.open = state !== "answered";
-    if (state !== "calling") highlight(this.frame);
-    if (call.result !== undefined) this.#showResult(call.result);
+    const isAsked = state === "called" && awaitsResults(message);
+    this.#print(call.arguments, state !== "calling");
+    return html`<details class="fold call" data-state=${state} ?open=${state !== "answered"}>
+      ${summary(html`<code class="call-name" dir="auto">${call.name}</code><span class="call-state">${state}</span>`)}
+      <div class="fold-body">
+        ${this.#frame}${call.result === undefined ? nothing : this.#resultFrame(call.result)}${isAsked ? this.#field(call) : nothing}
+      </div>
+    </details>`;
   }
 
-  /** @param {string} text */
-  #print(text) {
-    if (text.length === this.#read) return;
-    this.#printed += this.#printer.push(text.slice(this.#read));
-    this.#read = text.length;
-    growCode(this.frame, this.#printed);
+  /** @param {string} text @param {boolean} isComplete */
+  #print(text, isComplete) {
+    if (text.length > this.#read) {
+      this.#printed += this.#printer.push(text.slice(this.#read));
+      this.#read = text.length;
+      growCode(this.#frame, this.#printed);
+    }
+    if (isComplete && !this.#isComplete) highlight(this.#frame);
+    this.#isComplete = isComplete;
+  }
+
+  /** @param {ToolCall} call */
+  #field({ name }) {
+    const onInput = (/** @type {Event} */ { target }) => {
+      this.unsent = /** @type {HTMLTextAreaElement} */ (target).value;
+      writeDraft(this.draft, this.unsent);
+    };
+    return html`<label class="field"
+      ><span class="field-label">Result</span
+      ><textarea class="mono" rows="3" spellcheck="false" aria-label="Result of ${name}" .value=${this.unsent}
+        @input=${onInput}></textarea
+    ></label>`;
   }
 
   /** @param {string} result */
-  #showResult(result) {
-    const printed = printJson(result);
-    const frame = codeFrame(/^\s*[{[]/.test(result) ? "json" : "text", printed, "Result");
-    frame.classList.add("wrapped");
-    this.field.replaceWith(frame);
-    highlight(frame);
-  }
-
-  /** The typed result; undefined if the call needs none. */
-  get result() {
-    return this.field.hidden ? undefined : this.area.value;
-  }
-
-  /** Unfolds the block and moves the focus to the field of its result. */
-  ask() {
-    this.node.open = true;
-    this.area.focus();
+  #resultFrame(result) {
+    if (!this.#result) {
+      this.#result = codeFrame(/^\s*[{[]/.test(result) ? "json" : "text", printJson(result), "Result");
+      this.#result.classList.add("wrapped");
+      highlight(this.#result);
+    }
+    return this.#result;
   }
 }
 
@@ -87,43 +77,38 @@ export class CallList {
   /** @param {(results: (string | undefined)[]) => boolean} send continues the conversation; returns whether it did */
   constructor(send) {
     this.send = send;
-    this.list = h("div");
-    this.button = h("button", { class: "button small primary", type: "button", onclick: () => this.#send() });
-    this.foot = h(
-      "div",
-      { class: "results-foot" },
-      h("p", { class: "field-note" }, "This page runs no tools. Write the result that the model should see."),
-      this.button,
-    );
-    this.node = h("div", { class: "calls", hidden: true }, this.list, this.foot);
   }
 
-  clear() {
-    this.#views = [];
-    this.list.replaceChildren();
-    this.node.hidden = true;
-  }
-
-  /** Shows the calls of a message: new ones, further arguments, states and results. @param {Message} message */
-  show(message) {
+  /** Returns the calls of a message: arguments, states, results and fields for those that are missing. @param {Message} message */
+  template(message) {
     const { id, calls = [] } = message;
-    this.node.hidden = !calls.length;
-    calls.forEach((call, i) => {
-      if (!this.#views[i]) {
-        this.#views[i] = new CallView(call, `result.${id}.${i}`);
-        this.list.append(this.#views[i].node);
-      }
-      this.#views[i].show(call, message);
-    });
-    this.foot.hidden = !awaitsResults(message);
-    const asked = this.#views.filter(({ result }) => result !== undefined).length;
-    this.button.textContent = asked > 1 ? "Send results" : "Send result";
+    if (!calls.length) return nothing;
+    const list = calls.map((call, i) => (this.#views[i] ??= new CallView(`result.${id}.${i}`)).template(call, message));
+    return html`<div class="calls">
+      <div>${list}</div>
+      ${awaitsResults(message) ? this.#foot(message) : nothing}
+    </div>`;
   }
 
-  #send() {
-    const missing = this.#views.find((view) => view.result?.trim() === "");
-    if (missing) return missing.ask();
-    if (!this.send(this.#views.map(({ result }) => result))) return;
-    for (const { draft } of this.#views) writeDraft(draft, "");
+  /** @param {Message} message */
+  #foot(message) {
+    const asked = (message.calls ?? []).map((call) => callState(call, message) === "called");
+    const send = (/** @type {Event} */ { target }) => {
+      const missing = this.#views.findIndex(({ unsent }, i) => asked[i] && !unsent.trim());
+      if (missing >= 0) return showField(/** @type {Element} */ (target), missing);
+      if (!this.send(this.#views.map(({ unsent }, i) => (asked[i] ? unsent : undefined)))) return;
+      for (const { draft } of this.#views) writeDraft(draft, "");
+    };
+    return html`<div class="results-foot">
+      <p class="field-note">This page runs no tools. Write the result that the model should see.</p>
+      ${button(asked.filter(Boolean).length > 1 ? "Send results" : "Send result", send, "primary")}
+    </div>`;
   }
+}
+
+/** Unfolds a call whose result is missing, and moves the focus to its field. @param {Element} button @param {number} i */
+function showField(button, i) {
+  const call = button.closest(".calls")?.querySelectorAll("details")[i];
+  if (call) call.open = true;
+  call?.querySelector("textarea")?.focus();
 }

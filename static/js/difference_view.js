@@ -1,9 +1,8 @@
 // Comparison of a replayed answer with the one that it repeats: the settings that differ, and the words.
-import { html, render } from "../vendor/lit/lit-html.js";
-import { foldSummary } from "./calls.js";
+import { html, nothing } from "../vendor/lit/lit-html.js";
 import { differences } from "./defaults.js";
 import { difference } from "./difference.js";
-import { h } from "./dom.js";
+import { summary } from "./templates.js";
 
 /** @import { Message } from "./types.js" */
 
@@ -13,29 +12,25 @@ const TAGS = {
   added: (/** @type {string} */ text) => html`<ins>${text}</ins>`,
 };
 
-export class DifferenceView {
-  #shown = "";
+/** By the complete answer: the words are compared once. */
+const compared = /** @type {WeakMap<Message, unknown>} */ (new WeakMap());
 
-  /** @param {(id: string) => Message | undefined} find returns another message of the conversation */
-  constructor(find) {
-    this.find = find;
-    this.label = h("span");
-    this.text = h("div", { class: "fold-body" });
-    this.node = h("details", { class: "fold difference", hidden: true }, foldSummary(this.label), this.text);
-  }
+/** @param {Message} message @param {(id: string) => Message | undefined} find returns another message of the conversation */
+export function differenceView(message, find) {
+  const { replayOf, state } = message;
+  const other = replayOf && state !== "streaming" ? find(replayOf) : undefined;
+  if (!other) return nothing;
+  if (!compared.has(message)) compared.set(message, comparison(message, other));
+  return compared.get(message);
+}
 
-  /** @param {Message} message */
-  show({ id, replayOf, state, content, sampling = {} }) {
-    const other = replayOf && state !== "streaming" ? this.find(replayOf) : undefined;
-    this.node.hidden = !other;
-    if (!other || this.#shown === id) return;
-    this.#shown = id;
-    const changed = differences({ system: "", sampling }, { system: "", sampling: other.sampling ?? {} });
-    const isSame = content === other.content;
-    this.label.textContent = `${changed || "The same settings"}: ${isSame ? "the same text" : "another text"}`;
-    render(
-      difference(other.content, content).map(([kind, text]) => TAGS[kind](text)),
-      this.text,
-    );
-  }
+/** @param {Message} message @param {Message} other */
+function comparison({ content, sampling = {} }, other) {
+  const changed = differences({ system: "", sampling }, { system: "", sampling: other.sampling ?? {} });
+  const label = `${changed || "The same settings"}: ${content === other.content ? "the same text" : "another text"}`;
+  const words = difference(other.content, content).map(([kind, text]) => TAGS[kind](text));
+  return html`<details class="fold difference">
+    ${summary(html`<span>${label}</span>`)}
+    <div class="fold-body">${words}</div>
+  </details>`;
 }

@@ -63,14 +63,3 @@ export function byId(id, type = /** @type {new () => Type} */ (/** @type {unknow
   if (!(node instanceof type)) throw new TypeError(`this page has no ${type.name} with the id ${id}`);
   return node;
 }
-
-/**
- * Creates a round button with an icon and an accessible name.
- * @param {string} name @param {string} label @param {(button: HTMLButtonElement) => void} onclick @param {Props} [extra]
- */
-export function iconButton(name, label, onclick, extra = {}) {
-  const props = { class: "icon-button small", type: "button", "aria-label": label, title: label, ...extra };
-  const button = h("button", props, icon(name));
-  button.addEventListener("click", () => onclick(button));
-  return button;
-}

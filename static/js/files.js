@@ -3,7 +3,7 @@
 import { html, render } from "../vendor/lit/lit-html.js";
 import { ApiError, countTextTokens } from "./api.js";
 import { byId } from "./dom.js";
-import { iconTemplate } from "./icon_template.js";
+import { icon } from "./templates.js";
 import { toast } from "./notices.js";
 
 /** @import { TextFile } from "./types.js" */
@@ -125,7 +125,7 @@ export class Files {
 export const fileChips = (files, remove) =>
   files.map(
     (file) => html`<span class="chip" title=${file.name}>
-      ${iconTemplate("file")}<span class="chip-name">${file.name}</span>
+      ${icon("file")}<span class="chip-name">${file.name}</span>
       <span class="chip-size">${sizeOf(file)}</span>
       ${
         remove &&
@@ -135,7 +135,7 @@ export const fileChips = (files, remove) =>
         aria-label=${`Remove ${file.name}`}
         @click=${() => remove(file)}
       >
-        ${iconTemplate("close")}
+        ${icon("close")}
       </button>`
       }
     </span>`,

@@ -1,274 +1,192 @@
-// DOM of one answer: reasoning, text, waiting line, errors with their actions, tools and figures.
-import { nothing, render } from "../vendor/lit/lit-html.js";
+// View of an answer: reasoning, text, waiting line, errors with their actions, tools and figures.
+import { html, nothing, render } from "../vendor/lit/lit-html.js";
 import { answerMenu, figuresLine, trouble } from "./answer_parts.js";
-import { CallList, foldSummary } from "./calls.js";
-import { DifferenceView } from "./difference_view.js";
-import { TimelineView } from "./timeline.js";
-import { h, iconButton } from "./dom.js";
-import { readDraft } from "./drafts.js";
+import { CallList } from "./calls.js";
+import { differenceView } from "./difference_view.js";
+import { h } from "./dom.js";
 import { Editor } from "./editor.js";
+import { isStreaming, isThinking, isUnfinished, reasoningLabel } from "./labels.js";
 import { openMenu } from "./menu.js";
+import { MessageView } from "./message_view.js";
 import { copy } from "./notices.js";
 import { blockTexts, MarkdownStream } from "./render.js";
-import { VersionSwitch } from "./versions.js";
+import { button, iconButton, summary } from "./templates.js";
+import { TimelineView } from "./timeline.js";
+import { versionSwitch } from "./versions.js";
 import { WaitLine } from "./waiting.js";
-import { isThinking, isUnfinished, reasoningLabel } from "./labels.js";
 
 /** @import { Message, MessageActions, Status } from "./types.js" */
 
-/** Attributes of a scroller that the keyboard reaches. */
-const SCROLLER = { tabindex: "0", role: "group", "aria-label": "Reasoning" };
+/** A text that arrives in pieces. The template does not touch what is in its element. */
+class Text {
+  node = h("div", { class: "prose" });
+  length = 0; // characters that are shown
+  #stream = new MarkdownStream(this.node);
 
-export class AnswerView {
-  #text = /** @type {MarkdownStream} */ (/** @type {unknown} */ (null));
-  #thinking = /** @type {MarkdownStream} */ (/** @type {unknown} */ (null));
-  #isDrawn = true;
-  #isLive = false; // as of the last time
-  // Characters of text and reasoning, pieces and calls that are shown
-  #written = 0;
-  #thought = 0;
-  #pieces = 0;
-  #called = 0;
+  /** @param {string} text the whole of it @param {boolean} isLive whether more may follow */
+  show(text, isLive) {
+    if (text.length > this.length) this.#stream.write(text.slice(this.length));
+    this.length = text.length;
+    if (!isLive) this.#stream.finish();
+  }
+}
 
-  /**
-   * @param {Message} message @param {MessageActions} actions
-   * @param {boolean} [later] defer the text of a complete answer to `draw`
-   */
-  constructor(message, actions, later = false) {
-    this.#isDrawn = !later || message.state === "streaming";
-    this.message = message;
-    this.actions = actions;
-    this.summary = h("span");
-    this.thinking = h("div", { class: "prose" });
-    // While it arrives it scrolls in itself, and a column in reverse stays at its end.
-    this.thinkingFrame = h("div", { class: "fold-body" }, this.thinking);
-    this.reasoning = h(
-      "details",
-      { class: "fold reasoning", hidden: true },
-      foldSummary(this.summary),
-      this.thinkingFrame,
-    );
-    this.body = h("div", { class: "body prose" });
-    this.editor = h("div");
-    this.calls = new CallList((results) => this.actions.sendResults(this.message.id, results));
-    this.wait = new WaitLine(actions, () => this.message);
-    this.trouble = h("div", { class: "trouble", role: "group", "aria-label": "Problem", hidden: true });
-    this.figures = h("p", { class: "figures" });
-    this.versions = new VersionSwitch(actions.choose);
-    const button = (/** @type {string} */ kind, /** @type {string} */ label, /** @type {() => void} */ onclick) =>
-      h("button", { class: `button small ${kind}`, type: "button", onclick }, label);
-    this.resume = button("resume", "Continue", () => this.actions.resume(this.message.id));
-    this.copy = iconButton("copy", "Copy answer", (button) => copy(this.message.content, button));
-    this.tools = h(
-      "div",
-      { class: "tools" },
-      message.run ? button("pick", "Go on with this one", () => this.actions.choose(this.message.id, 0)) : null,
-      this.versions.node,
-      this.copy,
-      iconButton("again", "Answer again", () => this.actions.regenerate(this.message.id)),
-      iconButton("more", "More", (button) => openMenu(button, answerMenu(this)), { "aria-haspopup": "menu" }),
-      this.figures,
-      this.resume,
-    );
-    this.difference = new DifferenceView(actions.find);
-    this.timeline = new TimelineView((stream) => this.actions.timeline(stream));
-    this.node = h(
-      "article",
-      { class: "message message-answer", "aria-label": "Answer", "data-role": "assistant" },
-      this.reasoning,
-      this.editor,
-      this.body,
-      this.calls.node,
-      this.wait.node,
-      this.trouble,
-      this.tools,
-      this.difference.node,
-      this.timeline.node,
-    );
-    this.node.addEventListener("contentvisibilityautostatechange", (event) => {
-      if (!(/** @type {ContentVisibilityAutoStateChangeEvent} */ (event).skipped)) this.draw();
-    });
-    this.#clear();
-    this.show(message);
-    if (readDraft(this.#draft)) this.edit();
+export class AnswerView extends MessageView {
+  #text = new Text();
+  #thinking = new Text();
+  #unfolded = false; // as of the last change by itself; the user may have folded the reasoning
+  #pieces = 0; // that were shown
+  #calls = this.#newCalls();
+  #editor = /** @type {Editor | null} */ (null);
+  #redraw = () => this.#render();
+  #wait = new WaitLine(this.#redraw, () => this.actions.timeline(this.message.stream ?? ""));
+  #timeline = new TimelineView(this.#redraw, (stream) => this.actions.timeline(stream));
+
+  /** @param {Message} message @param {MessageActions} actions */
+  constructor(message, actions) {
+    super(message, actions, { class: "message message-answer", "aria-label": "Answer", "data-role": "assistant" });
   }
 
-  get #draft() {
-    return `edit.${this.message.id}`;
+  #newCalls() {
+    return new CallList((results) => this.actions.sendResults(this.message.id, results));
   }
 
-  /** Shows the deferred text; also called when the answer is near the viewport. */
-  draw() {
-    if (this.#isDrawn) return;
-    this.#isDrawn = true;
-    this.show(this.message);
-  }
-
-  /** Shows the present state of the message, or of a newer copy of it. @param {Message} message */
-  show(message) {
-    const before = this.message;
-    this.message = message;
+  /** @override @param {Message} before */
+  update(before) {
+    const { message } = this;
+    const { content, thinking = "", calls = [], pieces = 0 } = message;
     if (message !== before && !this.#extends(before)) this.#clear();
-    if (this.#isDrawn) this.#write();
-    const isLive = message.state === "streaming";
-    const pieces = message.pieces ?? 0;
-    if (!isLive) this.#finish();
-    else if (isThinking(message)) this.wait.thinking(message);
-    else if (pieces !== this.#pieces) this.#clearWait();
-    else if (!pieces && !this.wait.isShown) this.status({ state: "running" });
+    const isLive = isStreaming(message);
+    // Reasoning is unfolded until the answer begins.
+    if (thinking && !this.#thinking.length) this.#unfolded = isThinking(message);
+    if (content || calls.length) this.#unfolded = false;
+    this.#thinking.show(thinking, isLive);
+    this.#text.show(content, isLive);
+    if (!isLive || (pieces !== this.#pieces && !isThinking(message))) this.#wait.hide();
+    else if (isThinking(message)) this.#wait.thinking(message);
+    else if (!pieces && !this.#wait.isShown) this.#wait.status({ state: "running" });
     this.#pieces = pieces;
-    this.#showSummary();
-    render(figuresLine(message), this.figures);
-    if (isLive && this.#isLive) return; // the rest changes at the beginning and at the end
-    this.#isLive = isLive;
-    const { error, state } = message;
-    this.trouble.hidden = state !== "error" || !error;
-    render(this.trouble.hidden || !error ? nothing : trouble(message, error, this.actions), this.trouble);
-    this.#showTools(isLive);
-    this.timeline.show(message);
-    this.difference.show(message);
+    this.#render();
   }
 
   /** Whether the message extends the shown part of an older copy. @param {Message} before */
   #extends({ content, thinking = "" }) {
     const { message } = this;
     return (
-      message.content.startsWith(content.slice(0, this.#written)) &&
-      (message.thinking ?? "").startsWith(thinking.slice(0, this.#thought))
+      message.content.startsWith(content.slice(0, this.#text.length)) &&
+      (message.thinking ?? "").startsWith(thinking.slice(0, this.#thinking.length))
     );
   }
 
   #clear() {
-    this.#text?.finish();
-    this.#thinking?.finish();
-    this.body.replaceChildren();
-    this.thinking.replaceChildren();
-    this.calls.clear();
-    this.reasoning.hidden = true;
-    this.#text = new MarkdownStream(this.body);
-    this.#thinking = new MarkdownStream(this.thinking);
-    this.#written = this.#thought = this.#called = 0;
+    this.#text = new Text();
+    this.#thinking = new Text();
+    this.#calls = this.#newCalls();
   }
 
-  /** Writes what has arrived since the last time. Reasoning is unfolded until the answer begins. */
-  #write() {
+  #render() {
+    const { message, actions } = this;
+    const isLive = isStreaming(message);
+    const { error, state } = message;
+    const body = this.#text.node;
+    const wait = this.#wait.template(() => actions.retryNow(message.id));
+    body.className = `body prose${isLive && wait === nothing ? " live" : ""}`; // with the cursor while text arrives
+    body.hidden = Boolean(this.#editor);
+    this.node.setAttribute("aria-busy", String(isLive));
+    render(
+      html`${message.thinking ? this.#reasoning() : nothing}${this.#editor?.node ?? nothing}${body}${[
+        this.#calls.template(message),
+        wait,
+        state === "error" && error ? trouble(message, error, actions) : nothing,
+        this.#tools(isLive),
+        differenceView(message, actions.find),
+        this.#timeline.template(message),
+      ]}`,
+      this.node,
+    );
+  }
+
+  #reasoning() {
     const { message } = this;
-    const { content, thinking = "", calls = [] } = message;
-    if (thinking.length > this.#thought) {
-      if (!this.#thought) this.reasoning.open = isThinking(message);
-      this.reasoning.hidden = false;
-      this.#thinking.write(thinking.slice(this.#thought));
-      this.#thought = thinking.length;
-    }
-    if ((content && !this.#written) || (calls.length && !this.#called)) this.reasoning.open = false;
-    if (content.length > this.#written) this.#text.write(content.slice(this.#written));
-    this.#written = content.length;
-    this.#called = calls.length;
-    this.calls.show(message);
+    const isLive = isThinking(message);
+    const label = isLive ? "Thinking" : reasoningLabel(message, 0).replace(/^Thinking.*/, "Reasoning");
+    // While it arrives it scrolls in itself, and a column in reverse stays at its end.
+    return html`<details class="fold reasoning ${isLive ? "live" : ""}" ?open=${this.#unfolded}>
+      ${summary(html`<span>${label}</span>`)}
+      <div class="fold-body" tabindex=${isLive ? "0" : nothing} role=${isLive ? "group" : nothing}
+        aria-label=${isLive ? "Reasoning" : nothing}>${this.#thinking.node}</div>
+    </details>`;
   }
 
-  #finish() {
-    this.#clearWait();
-    this.#text.finish();
-    this.#thinking.finish();
+  /** @param {boolean} isLive */
+  #tools(isLive) {
+    const { message, actions } = this;
+    const { id, content, run, state } = message;
+    // An empty answer has no text to copy, and its error already offers the next action.
+    const hasTools = !isLive && (state !== "error" || content);
+    return html`<div class="tools">
+      ${run ? button("Go on with this one", () => actions.choose(id, 0), "pick") : nothing}${[
+        versionSwitch(this.siblings, message, actions.choose),
+        hasTools && content ? iconButton("copy", "Copy answer", (button) => copy(content, button)) : nothing,
+        hasTools ? iconButton("again", "Answer again", () => actions.regenerate(id)) : nothing,
+        hasTools
+          ? iconButton("more", "More", (button) => openMenu(button, answerMenu(this)), { opensMenu: true })
+          : nothing,
+      ]}
+      <p class="figures">${figuresLine(message)}</p>
+      ${!isLive && state !== "error" && isUnfinished(message) ? button("Continue", () => actions.resume(id), "resume") : nothing}
+    </div>`;
   }
 
   /** Shows the reason for a wait. @param {Status} status */
   status(status) {
     const { message } = this;
-    if (status.state === "running" && message.pieces) {
-      this.#clearWait();
-      if (isThinking(message)) this.wait.thinking(message);
-      return;
-    }
-    this.#wait(() => this.wait.status(status));
+    if (status.state !== "running" || !message.pieces) this.#wait.status(status);
+    else if (isThinking(message)) this.#wait.thinking(message);
+    else this.#wait.hide();
+    this.#render();
   }
 
   reconnecting() {
-    this.#wait(() => this.wait.reconnecting());
+    this.#wait.reconnecting();
+    this.#render();
   }
 
   offline() {
-    this.#wait(() => this.wait.offline());
+    this.#wait.offline();
+    this.#render();
   }
 
   /** @param {{ message: string }} error @param {number} at */
   retrying(error, at) {
-    this.#wait(() => this.wait.retrying(error, at));
+    this.#wait.retrying(error, at);
+    this.#render();
   }
 
-  /** Shows the editor of the answer in place of its text. */
+  /** @override */
   edit() {
+    this.draw();
     const { id, content } = this.message;
-    const close = () => {
-      this.editor.replaceChildren();
-      this.body.hidden = false;
-    };
-    const editor = new Editor({
-      draft: this.#draft,
+    this.#editor ??= new Editor({
+      draft: this.draft,
       text: content,
       label: "Edit answer",
       onCancel: () => {
-        close();
-        this.tools.querySelector("button")?.focus();
+        this.#editor = null;
+        this.#render();
+        /** @type {HTMLElement | null} */ (this.node.querySelector(".tools button"))?.focus();
       },
       actions: [
         ["Continue from the cursor", (text, caret) => this.actions.goOnFrom(id, text.slice(0, caret))],
         ["Save", (text) => this.actions.rewrite(id, text)],
       ],
     });
-    this.body.hidden = true;
-    this.editor.replaceChildren(editor.node);
-    return editor;
+    this.#render();
+    return this.#editor;
   }
 
   /** Texts of the blocks, for screen readers. */
   get blockTexts() {
-    return blockTexts(this.body);
-  }
-
-  #showSummary() {
-    const { message } = this;
-    this.#limitReasoning(isThinking(message));
-    this.summary.textContent = isThinking(message)
-      ? "Thinking"
-      : reasoningLabel(message, 0).replace(/^Thinking.*/, "Reasoning");
-  }
-
-  /** Limits the height of the reasoning while it arrives. @param {boolean} isLive */
-  #limitReasoning(isLive) {
-    this.reasoning.classList.toggle("live", isLive);
-    for (const [name, value] of Object.entries(SCROLLER)) {
-      if (isLive) this.thinkingFrame.setAttribute(name, value);
-      else this.thinkingFrame.removeAttribute(name);
-    }
-  }
-
-  /** @param {() => void} show */
-  #wait(show) {
-    show();
-    this.#showCursor();
-  }
-
-  #clearWait() {
-    if (this.wait.isShown) this.wait.hide();
-    this.#showCursor();
-  }
-
-  /** Shows the cursor while text arrives. */
-  #showCursor() {
-    this.body.classList.toggle("live", this.message.state === "streaming" && !this.wait.isShown);
-  }
-
-  /** @param {boolean} isLive */
-  #showTools(isLive) {
-    const { message } = this;
-    this.#showCursor();
-    this.node.setAttribute("aria-busy", String(isLive));
-    // An empty answer has no text to copy, and its error already offers the next action.
-    for (const button of this.tools.querySelectorAll(":scope > .icon-button"))
-      button.toggleAttribute("hidden", isLive || (message.state === "error" && !message.content));
-    this.copy.hidden ||= !message.content;
-    this.resume.hidden = isLive || message.state === "error" || !isUnfinished(message);
+    return blockTexts(this.#text.node);
   }
 }

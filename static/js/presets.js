@@ -1,7 +1,7 @@
 // Presets: settings under names, in localStorage, and the section of the settings sheet that offers them.
 import { html } from "../vendor/lit/lit-html.js";
 import { differences, settingsOf } from "./defaults.js";
-import { iconTemplate } from "./icon_template.js";
+import { icon } from "./templates.js";
 import { readPref, writePref } from "./prefs.js";
 
 /** @import { Conversation, Preset } from "./types.js" */
@@ -71,7 +71,7 @@ export function presetsSection(conversation, typed, error, on) {
           <button class="preset" type="button" aria-pressed=${!differences(conversation, preset)}
             @click=${() => on.apply(preset)}>${name}</button>
           <button class="icon-button small" type="button" aria-label="Delete preset ${name}" title="Delete preset ${name}"
-            @click=${remove}>${iconTemplate("close")}</button>
+            @click=${remove}>${icon("close")}</button>
         </li>`;
       })}
     </ul>

@@ -1,91 +1,66 @@
-// DOM of a user message: a bubble with its tools, and the editor that replaces it.
-import { foldSummary } from "./calls.js";
-import { h, iconButton } from "./dom.js";
-import { readDraft } from "./drafts.js";
+// View of a user message: a bubble with its tools, and the editor that replaces it.
+import { html, nothing, render } from "../vendor/lit/lit-html.js";
 import { Editor } from "./editor.js";
 import { openMenu } from "./menu.js";
+import { MessageView } from "./message_view.js";
 import { copy } from "./notices.js";
-import { VersionSwitch } from "./versions.js";
+import { iconButton, summary } from "./templates.js";
+import { versionSwitch } from "./versions.js";
 
 /** @import { Message, MessageActions } from "./types.js" */
 
 const SCROLL_CHARACTERS = 3000; // characters beyond which a bubble scrolls
 
-export class UserView {
+export class UserView extends MessageView {
+  #editor = /** @type {Editor | null} */ (null);
+
   /** @param {Message} message @param {MessageActions} actions */
   constructor(message, actions) {
-    this.message = message;
-    this.actions = actions;
-    this.versions = new VersionSwitch(actions.choose);
-    this.node = h("article", { class: "message message-user", "aria-label": "You wrote", "data-role": "user" });
-    if (readDraft(this.#draft)) this.#showEditor();
-    else this.#showText();
+    super(message, actions, { class: "message message-user", "aria-label": "You wrote", "data-role": "user" });
   }
 
-  get #draft() {
-    return `edit.${this.message.id}`;
+  /** @override */
+  update() {
+    render(this.#editor ? this.#editor.node : this.#text(), this.node);
   }
 
-  /** @param {Message} message */
-  show(message) {
-    this.message = message;
-  }
-
-  #showText() {
-    const { content, id } = this.message;
+  #text() {
+    const { content, id, files = [] } = this.message;
     const isLong = content.length > SCROLL_CHARACTERS;
-    const scrolls = isLong ? { tabindex: "0", role: "group", "aria-label": "Your message" } : {};
-    this.node.replaceChildren(
-      filesOf(this.message),
-      h("div", { hidden: !content, class: `bubble${isLong ? " long" : ""}`, dir: "auto", ...scrolls }, content),
-      h(
-        "div",
-        { class: "tools" },
-        this.versions.node,
-        iconButton("edit", "Edit and send again", () => this.edit()),
-        iconButton("copy", "Copy message", (button) => copy(content, button)),
-        iconButton("more", "More", (button) =>
-          openMenu(button, [
-            {
-              label: "Delete from here",
-              icon: "trash",
-              danger: true,
-              run: () => this.actions.removeBranch(id),
-            },
-          ]),
-        ),
-      ),
-    );
+    const menu = [{ label: "Delete from here", icon: "trash", danger: true, run: () => this.actions.removeBranch(id) }];
+    return html`${files.length ? html`<div class="message-files">${files.map(file)}</div>` : nothing}${
+      content
+        ? html`<div class="bubble ${isLong ? "long" : ""}" dir="auto" tabindex=${isLong ? "0" : nothing}
+            role=${isLong ? "group" : nothing} aria-label=${isLong ? "Your message" : nothing} .textContent=${content}></div>`
+        : nothing
+    }<div class="tools">${versionSwitch(this.siblings, this.message, this.actions.choose)}${[
+      iconButton("edit", "Edit and send again", () => this.edit()?.focus()),
+      iconButton("copy", "Copy message", (button) => copy(content, button)),
+      iconButton("more", "More", (button) => openMenu(button, menu)),
+    ]}</div>`;
   }
 
+  /** @override */
   edit() {
-    this.#showEditor().focus();
-  }
-
-  #showEditor() {
+    this.draw();
     const { id, content } = this.message;
-    const editor = new Editor({
-      draft: this.#draft,
+    this.#editor ??= new Editor({
+      draft: this.draft,
       text: content,
       label: "Edit message",
       sendsByEnter: true,
       onCancel: () => {
-        this.#showText();
+        this.#editor = null;
+        this.update();
         this.node.querySelector("button")?.focus();
       },
       actions: [["Send", (text) => this.actions.edit(id, text)]],
     });
-    this.node.replaceChildren(editor.node);
-    return editor;
+    this.update();
+    return this.#editor;
   }
 }
 
-/** Returns the files of a message, whose texts can be unfolded. @param {Message} message */
-function filesOf({ files = [] }) {
-  const node = h("div", { class: "message-files", hidden: !files.length });
-  for (const { name, text } of files)
-    node.append(
-      h("details", { class: "fold" }, foldSummary(h("span", {}, name)), h("pre", { class: "fold-body" }, text)),
-    );
-  return node;
-}
+/** Returns a file of a message, whose text can be unfolded. @param {import("./types.js").TextFile} file */
+const file = ({ name, text }) =>
+  html`<details class="fold">${summary(html`<span>${name}</span>`)}<pre class="fold-body">${text}</pre></details>`;

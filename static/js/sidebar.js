@@ -2,7 +2,7 @@
 import { repeat } from "../vendor/lit/directives/repeat.js";
 import { html, nothing, render } from "../vendor/lit/lit-html.js";
 import { byId, h } from "./dom.js";
-import { iconTemplate } from "./icon_template.js";
+import { icon } from "./templates.js";
 import { openMenu } from "./menu.js";
 import { hitPattern, SearchIndex } from "./search.js";
 import { setUpSidebarWidth } from "./sidebar_width.js";
@@ -240,7 +240,7 @@ const UNREAD = html`<span class="row-live unread" role="img" aria-label="new ans
 /** @param {string} label */
 const menuButton = (label) =>
   html`<button class="icon-button small row-more" type="button" aria-haspopup="menu" aria-label=${label} title=${label}>
-    ${iconTemplate("more")}
+    ${icon("more")}
   </button>`;
 
 /** @param {number} time @param {number} midnight start of today */

@@ -3,10 +3,12 @@ import { byId, h } from "./dom.js";
 import { EXAMPLES } from "./env.js";
 import { showHits } from "./hits.js";
 import { whenIdle } from "./idle.js";
+import { isStreaming } from "./labels.js";
 import { AnswerView } from "./messages.js";
 import { UserView } from "./question.js";
 import { AutoScroll } from "./scroll.js";
 import { Tree } from "./tree.js";
+import { focusVersion } from "./versions.js";
 
 /** @import { Conversation, Message, MessageActions } from "./types.js" */
 
@@ -44,17 +46,19 @@ export class Thread {
       this.#views.delete(message.id);
       node.remove();
     }
-    const added = shown.slice(kept).map((message, i) => this.#add(message, kept + i < shown.length - DRAWN_AT_ONCE));
+    const added = shown.slice(kept).map((message) => this.#add(message));
     this.apart.remove();
     [...views.slice(0, kept), ...added].forEach((view, i) => {
       // Of the others only a newer copy can differ from what is shown.
-      if (view.message !== shown[i] || i >= shown.length - 2) view.show(shown[i]);
-      view.versions.show(tree.siblings(shown[i]), shown[i]);
+      const siblings = tree.siblings(shown[i]);
+      const isAlone = siblings.length < 2 && view.siblings.length < 2;
+      if (view.message !== shown[i] || i >= shown.length - 2 || !isAlone) view.show(shown[i], siblings);
+      if (i >= shown.length - DRAWN_AT_ONCE || isStreaming(shown[i])) view.draw();
       const column = open.includes(shown[i]) ? this.apart : this.node;
       if (view.node.parentNode !== column) column.append(view.node);
     });
     if (open.length) this.node.append(this.apart);
-    this.#drawWhenIdle(added.filter((view) => view instanceof AnswerView));
+    this.#drawWhenIdle(added);
     this.#markFirst(conversation.first);
     this.empty.hidden = shown.length > 0;
     this.node.hidden = !shown.length;
@@ -68,18 +72,17 @@ export class Thread {
     this.#views.get(first)?.node.before(h("p", { class: "left-out" }, "The model no longer sees the messages above."));
   }
 
-  /** @param {Message} message @param {boolean} later */
-  #add(message, later) {
-    const view =
-      message.role === "user" ? new UserView(message, this.actions) : new AnswerView(message, this.actions, later);
+  /** @param {Message} message */
+  #add(message) {
+    const view = new (message.role === "user" ? UserView : AnswerView)(message, this.actions);
     this.#views.set(message.id, view);
     return view;
   }
 
   /**
-   * Draws the texts of older answers while idle, newest first: all at once would block the page, and the browser's
-   * search needs them.
-   * @param {AnswerView[]} views
+   * Draws older messages while idle, newest first: all at once would block the page, and the browser's search needs
+   * them.
+   * @param {(AnswerView | UserView)[]} views
    */
   #drawWhenIdle(views) {
     if (!views.length) return;
@@ -90,9 +93,9 @@ export class Thread {
     });
   }
 
-  /** Draws the answers that the browser was not idle for, since all of them are printed. */
+  /** Draws the messages that the browser was not idle for, since all of them are printed. */
   drawAll() {
-    for (const view of this.#views.values()) if (view instanceof AnswerView) view.draw();
+    for (const view of this.#views.values()) view.draw();
   }
 
   /** @param {Message} message @returns {AnswerView | null} */
@@ -103,20 +106,20 @@ export class Thread {
 
   /** @param {string} id */
   edit(id) {
-    const view = this.#views.get(id);
-    if (view instanceof UserView) view.edit();
+    this.#views.get(id)?.edit()?.focus();
   }
 
   /** Moves the focus to the switch of a version that was chosen. @param {string} id @param {number} step */
   focusVersion(id, step) {
-    this.#views.get(id)?.versions.focus(step);
+    const view = this.#views.get(id);
+    if (view) focusVersion(view.node, step);
   }
 
   /** Scrolls to the hits of a search in a message, and marks them. @param {string} id @param {RegExp} pattern */
   reveal(id, pattern) {
     const view = this.#views.get(id);
     if (!view) return;
-    if (view instanceof AnswerView) view.draw();
+    view.draw();
     this.follow.release();
     showHits(view.node, pattern, this.follow.scroller);
   }

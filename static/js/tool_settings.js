@@ -1,7 +1,7 @@
 // Section of the settings sheet for the tools of a conversation.
 import { html } from "../vendor/lit/lit-html.js";
 import { notes } from "./fields.js";
-import { iconTemplate } from "./icon_template.js";
+import { icon } from "./templates.js";
 import { EXAMPLE_TOOLS, parseTools } from "./tools.js";
 
 /** @import { Conversation, Tool } from "./types.js" */
@@ -45,7 +45,7 @@ export function toolsSection({ tools = [], requiresCall = false }, typed, change
     change((conversation) => (conversation.requiresCall = checked));
   };
   return html`<details class="fold group">
-    <summary>${iconTemplate("chevron")}<span>Tools</span></summary>
+    <summary>${icon("chevron")}<span>Tools</span></summary>
     <div class="fold-body">
       <label class="field">
         <span class="field-label">Definitions</span>

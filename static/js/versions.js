@@ -1,55 +1,28 @@
 // Switch between the versions of a message: its siblings in the tree.
-import { h, iconButton } from "./dom.js";
+import { html, nothing } from "../vendor/lit/lit-html.js";
+import { iconButton } from "./templates.js";
 
 /** @import { Message } from "./types.js" */
 
-export class VersionSwitch {
-  #siblings = /** @type {Message[]} */ ([]);
-  #at = 0;
-  #buttons = /** @type {HTMLButtonElement[]} */ ([]);
+/**
+ * @param {Message[]} siblings the oldest first @param {Message} message
+ * @param {(id: string, step: number) => void} choose called with the chosen version and the direction, -1 or 1
+ */
+export function versionSwitch(siblings, message, choose) {
+  if (siblings.length < 2) return nothing;
+  const at = siblings.findIndex(({ id }) => id === message.id);
+  const go = (/** @type {number} */ step) => siblings[at + step] && choose(siblings[at + step].id, step);
+  const onKey = (/** @type {KeyboardEvent} */ { key }) =>
+    key === "ArrowLeft" ? go(-1) : key === "ArrowRight" ? go(1) : undefined;
+  const [earlier, later] = [{ kind: "back", disabled: !at }, { disabled: at === siblings.length - 1 }];
+  return html`<span class="versions" role="group" aria-label="Version ${at + 1} of ${siblings.length}" @keydown=${onKey}
+    >${iconButton("chevron", "Earlier version", () => go(-1), earlier)}<span>${at + 1}/${siblings.length}</span
+    >${iconButton("chevron", "Later version", () => go(1), later)}</span>`;
+}
 
-  /** @param {(id: string, step: number) => void} choose called with the chosen version and the direction, -1 or 1 */
-  constructor(choose) {
-    this.choose = choose;
-    this.count = h("span");
-    this.node = h("span", { class: "versions", role: "group", hidden: true });
-    this.node.addEventListener("keydown", ({ key }) =>
-      this.#go(key === "ArrowLeft" ? -1 : key === "ArrowRight" ? 1 : 0),
-    );
-  }
-
-  /** @param {Message[]} siblings the oldest first @param {Message} message */
-  show(siblings, message) {
-    const isAlone = siblings.length < 2;
-    if (isAlone && this.node.hidden) return;
-    this.#siblings = siblings;
-    this.#at = siblings.indexOf(message);
-    this.node.hidden = isAlone;
-    if (!this.#buttons.length) this.#build();
-    this.count.textContent = `${this.#at + 1}/${siblings.length}`;
-    this.node.setAttribute("aria-label", `Version ${this.#at + 1} of ${siblings.length}`);
-    this.#buttons[0].disabled = this.#at === 0;
-    this.#buttons[1].disabled = this.#at === siblings.length - 1;
-  }
-
-  /** Creates the buttons, which most messages do not need. */
-  #build() {
-    this.#buttons = [
-      iconButton("chevron", "Earlier version", () => this.#go(-1), { class: "icon-button small back" }),
-      iconButton("chevron", "Later version", () => this.#go(1)),
-    ];
-    this.node.append(this.#buttons[0], this.count, this.#buttons[1]);
-  }
-
-  /** Moves the focus to the button that was pressed in the version before. @param {number} step */
-  focus(step) {
-    const [pressed, other] = step < 0 ? this.#buttons : [...this.#buttons].reverse();
-    (pressed?.disabled ? other : pressed)?.focus();
-  }
-
-  /** @param {number} step */
-  #go(step) {
-    const to = this.#siblings[this.#at + step];
-    if (step && to) this.choose(to.id, step);
-  }
+/** Moves the focus to the button that was pressed in the version before. @param {HTMLElement} node @param {number} step */
+export function focusVersion(node, step) {
+  const buttons = /** @type {HTMLButtonElement[]} */ ([...node.querySelectorAll(".versions button")]);
+  const [pressed, other] = step < 0 ? buttons : buttons.reverse();
+  (pressed?.disabled ? other : pressed)?.focus();
 }

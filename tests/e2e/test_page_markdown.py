@@ -410,6 +410,7 @@ def test_a_block_is_drawn_again_only_when_its_definition_arrives(renderer: Rende
             await frame();
             if (root.innerText.includes("[1]:")) changes += 1000;
         }
+        while (!root.querySelector("a")) await frame();
         return { before, changes, same: nodes.every((node) => node.isConnected), href: root.querySelector("a").href };
     }""",
         [renderer.url],
