@@ -19,7 +19,8 @@ def prompt_work(start: int, length: int, attention_ratio: float) -> float:
 class PromptPace(msgspec.Struct, frozen=True, array_like=True):
     """Costs of the next steps with prompts, beside the requests that are running.
 
-    step_seconds: of a step without its prompt tokens. step_work: prompt work of a step. work_seconds: of a unit of work.
+    step_seconds: of a step without its prompt tokens. step_work: prompt work of a step. work_seconds: of a unit of
+    work.
     """
 
     step_seconds: float

@@ -32,7 +32,7 @@ class PrefixIndex:
         self._keys.pop(member, None)
 
     def cached_tokens(self, request: Request) -> dict[int, int]:
-        """Return the tokens of a request's prompt that each member has, rounded down to marks; only of those with any."""
+        """Return the tokens of a request's prompt that each member has, rounded down to marks; of those with any."""
         if not any(self._keys.values()):
             return {}
         return self.tokens_of(self.marks(request.prompt, request.cache_salt))
