@@ -47,6 +47,7 @@ from app.observe.collectors import (
     SiblingCollector,
     StoreCollector,
     StoredRecordsCollector,
+    WarmRequestsCollector,
 )
 from app.observe.energy import Energy
 from app.observe.loop_lag import LoopLag
@@ -64,6 +65,7 @@ from app.routes import (
     openai_responses,
     ops,
     page_rows,
+    page_warm,
     pages,
     parse_stream_id,
     realtime,
@@ -174,6 +176,7 @@ def create_app(
             PacedRoute("/v1/responses/{response_id}/input_items", openai_responses.input_items),
             *conversations.ROUTES,
             *page_rows.ROUTES,
+            *page_warm.ROUTES,
             *chat_completions.ROUTES,
             *ollama.ROUTES,
             Route("/", pages.chat_page),
@@ -324,6 +327,7 @@ def _collect(service: Service, logs: LogWriter | None, connections: ConnectionLi
     registry.register(StoredRecordsCollector(service.store, service.unstored, model))
     registry.register(ConnectionCollector(connections, model))
     registry.register(RefusedKeysCollector(service.refused_keys, model))
+    registry.register(WarmRequestsCollector(service.warm, model))
     if (siblings := service.siblings) is not None:
         registry.register(SiblingCollector(lambda: siblings.websockets, model))
     if service.metering is not None:

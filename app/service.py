@@ -42,6 +42,7 @@ from app.generation.prepared import PreparedPrompt
 from app.generation.prompt_batch import PromptBatch
 from app.generation.registry import StreamRegistry
 from app.generation.request import AnswerHead, GenerationRequest, Observer
+from app.generation.warm_requests import WarmRequests
 from app.http.siblings import Siblings
 from app.observe.energy import Energy
 from app.observe.live_feed import LiveFeed
@@ -87,6 +88,7 @@ class Service:
     prompts: Prompts = field(init=False)
     grammars: GrammarChecker = field(init=False)
     idempotent: IdempotentRequests = field(init=False)
+    warm: WarmRequests = field(init=False)
     live: LiveFeed = field(init=False)
     pacer: EventPacer = field(default_factory=EventPacer)
     request_pace: RequestPace = field(init=False)
@@ -108,6 +110,7 @@ class Service:
         )
         self.grammars = GrammarChecker(self.text.vocabulary)
         self.idempotent = IdempotentRequests(self.registry)
+        self.warm = WarmRequests(self.client, self.registry)
         defaults = {limit: getattr(self.settings, limit) for limit in LIMIT_OPTIONS}
         self.limits = RateLimits(defaults, time.monotonic)
         self.shared_uses = SharedUses(self.limits, self.admission, time.monotonic)
@@ -305,12 +308,12 @@ class Service:
     def register(self, generation: Generation, tenant: Tenant, observer: Observer | None) -> None:
         """Register the stream of a request that an engine has, or is about to get."""
         request = generation.request
-        token_batch = self.metrics.token_batch(request.service_class, tenant.name)
-        generation.connect(self._started, partial(self._ended, observer), token_batch.add_token)
+        batch = self.metrics.token_batch(request.service_class, tenant.name)
+        generation.connect(lambda one: self.counts.start(one.request), partial(self._ended, observer), batch.add_token)
         self.counts.enter(tenant, request)
         if request.is_paused:  # before a restart, or in another API process
             self.counts.change(request, request, has_started=False)
-            generation.change(request, token_batch.add_token, self.settings.max_pause)
+            generation.change(request, batch.add_token, self.settings.max_pause)
         self.registry.add(generation)
         if observer is not None:
             observer.queued(generation)
@@ -373,9 +376,6 @@ class Service:
     @property
     def _slots(self) -> int:
         return max(1, self.client.slots)
-
-    def _started(self, generation: Generation) -> None:
-        self.counts.start(generation.request)
 
     def _ended(self, observer: Observer | None, generation: Generation) -> None:
         has_started = generation.timing.started is not None

@@ -193,6 +193,7 @@ class Engine:
             step_seconds=seconds,
             step_target=self.scheduler.policy.step_seconds,
             busy_seconds=self._busy_seconds,
+            prompt_pace=self.scheduler.estimates.prompt_pace(len(self.scheduler.running)),
         )
 
     def _commit(self, step: _LaunchedStep) -> None:

@@ -17,7 +17,7 @@ from engine.prefixes import PrefixChanges
 from engine.tenant_uses import TenantUse, UseReport
 from engine.types import EngineLoad, Event, ModelInfo, Request, ServiceClass, Snapshot, Vocabulary
 
-PROTOCOL_VERSION = 5  # of the messages over TCP; both ends have the same
+PROTOCOL_VERSION = 6  # of the messages over TCP; both ends have the same
 MAX_FRAME_BYTES = 256 << 20  # a million-token prompt is about 5 MB
 MAX_HELLO_BYTES = 4 << 10  # of the first frame over TCP, from an unknown sender
 

@@ -13,6 +13,8 @@ from typing import Annotated, get_type_hints
 
 import msgspec
 
+from engine.prompt_pace import PromptPace
+
 MAX_NUMBER = 1e6  # upper bound for parameters without a natural one; far beyond any use and far below overflow
 
 
@@ -331,6 +333,7 @@ class EngineLoad(msgspec.Struct, frozen=True, array_like=True):
     step_target: float = 0.0  # seconds for prompts in a step, if they are not urgent
     busy_seconds: float = 0.0  # seconds since the engine started in which a step was computed
     suspended: tuple[int, int, int] = (0, 0, 0)  # by class, sequences that their clients have paused
+    prompt_pace: PromptPace | None = None
 
 
 class SlotView(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,11 +17,12 @@ from itertools import count
 from app.engine_client.adoption import Adoptions
 from app.engine_client.channel_clock import ReceivedEvent
 from app.engine_client.engine_process import EngineProcess
-from app.engine_client.in_flight import InFlight
+from app.engine_client.in_flight import InFlight, OnEnd
 from app.engine_client.in_flight_request import Sink
 from app.engine_client.member import STARTING, EngineMember, EngineState
 from app.engine_client.member_counts import ReadyMember
 from app.engine_client.membership import EngineSource, Membership
+from app.engine_client.prefix_index import PrefixIndex
 from app.engine_client.served_model import ServedModel
 from app.engine_client.service_state import service_state
 from app.engine_client.snapshots import Snapshots
@@ -31,6 +32,7 @@ from engine.checks import check_request
 from engine.config import EngineConfig
 from engine.ipc import Adopted, Change, LoadProgress, NotFound, StepResult
 from engine.placement import WHOLE_MACHINE, Share
+from engine.prompt_pace import PromptPace
 from engine.types import ModelInfo, Request, ServiceClass, Vocabulary
 from engine.worker import Builder
 
@@ -222,6 +224,22 @@ class EngineClient:
             self._send_waiting()
         else:
             self._members[member].engine.send(Change(request_id, is_paused, service_class))
+
+    def follow_ends(self, on_end: OnEnd) -> None:
+        """Call `on_end` with each request that an engine has ended, after its last event, and the output of its last
+        choice.
+        """
+        self._in_flight.on_end = on_end
+
+    @property
+    def prefixes(self) -> PrefixIndex:
+        """Return what the prefix caches of the members have."""
+        return self._in_flight.prefixes
+
+    def prompt_pace(self, index: int | None = None) -> PromptPace | None:
+        """Return the pace of a member; of any that is ready if `index` is None. None if it is not known."""
+        member = next((each for each in self.members if each.is_ready and index in (None, each.index)), None)
+        return None if member is None or member.load is None else member.load.prompt_pace
 
     @property
     def in_flight(self) -> int:

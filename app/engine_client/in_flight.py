@@ -31,6 +31,8 @@ from engine.types import Request, ServiceClass, TokenEvent
 
 log = logging.getLogger("carousel.in_flight")
 
+OnEnd = Callable[[Request, Sequence[int]], None]  # called with a request that an engine has ended, and its last output
+
 CULPRIT_MESSAGE = (
     "The engine died {} times while computing this request, the last time with no other; see the server log."
 )
@@ -52,6 +54,7 @@ class InFlight:
         self._requests: dict[str, InFlightRequest] = {}
         self._counts = MemberCounts()
         self.prefixes = PrefixIndex()
+        self.on_end: OnEnd = lambda request, output: None
         self._waiting = WaitingRequests(binds_late=has_several)
         # ID of the request that each member's engine computes alone, possibly of another API process.
         self._trials: dict[int, str] = {}
@@ -115,7 +118,7 @@ class InFlight:
         and waits for another member.
         """
         request_state = self._requests.get(event.request_id)
-        if request_state is None or event.choice not in request_state.output:
+        if request_state is None or (output := request_state.output.get(event.choice)) is None:
             return False
         member = request_state.member
         if member is not None and request_state.unreported:
@@ -130,6 +133,8 @@ class InFlight:
                 self._answered.add(member)
         if is_delivered:
             request_state.deliver(event)
+        if not request_state.output:
+            self.on_end(request_state.request, output)
         if request_state.is_returned:
             request_state.leave_busy_engine()
             self._waiting.add(request_state)

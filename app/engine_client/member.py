@@ -267,8 +267,7 @@ class EngineMember:
             self._engine.send(UseVocabulary(self._vocabulary))
         if self._is_watched:
             self._engine.send(WatchSnapshots(True))
-        if self._prefix:  # the router chooses among engines
-            self._engine.send(WatchPrefixes())
+        self._engine.send(WatchPrefixes())
         self._set_phase(EngineState.READY)
         self._owner.on_ready()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from engine.prefixes import KEY_BYTES, MARK_PAGES, PrefixChanges, marks_of
 from engine.types import Request
@@ -32,22 +32,33 @@ class PrefixIndex:
         self._keys.pop(member, None)
 
     def cached_tokens(self, request: Request) -> dict[int, int]:
-        """Return the tokens of a request's prompt that each member has, rounded down to marks; only of those with any.
+        """Return the tokens of a request's prompt that each member has, rounded down to marks; of those with any."""
+        if not any(self._keys.values()):
+            return {}
+        return self.tokens_of(self.marks(request.prompt, request.cache_salt))
+
+    def marks(self, tokens: Sequence[int], salt: str) -> bytes:
+        """Return the concatenated keys of the first marks of tokens, as `tokens_of` reads them."""
+        return b"".join(marks_of(tokens, salt, self._page_size, MAX_MARKS))
+
+    def tokens_of(self, marks: bytes) -> dict[int, int]:
+        """Return the tokens that each member has of those with these marks; only of members with any.
 
         A cache loses the end of a prefix first, so the last mark that a member has is found by bisection.
         """
-        if not any(self._keys.values()):
-            return {}
-        marks = marks_of(request.prompt, request.cache_salt, self._page_size, MAX_MARKS)
-        if not marks:
-            return {}
         tokens = MARK_PAGES * self._page_size
-        return {member: _depth(marks, keys) * tokens for member, keys in self._keys.items() if marks[0] in keys}
+        depths = ((member, _depth(marks, keys)) for member, keys in self._keys.items())
+        return {member: depth * tokens for member, depth in depths if depth}
 
 
-def _depth(marks: list[bytes], keys: Collection[bytes]) -> int:
-    return bisect_left(marks, True, key=lambda mark: mark not in keys)
+def _depth(marks: bytes, keys: Collection[bytes]) -> int:
+    """Return the number of leading marks that are among `keys`."""
+    return bisect_left(range(len(marks) // KEY_BYTES), True, key=lambda at: _key(marks, at) not in keys)
 
 
 def _split(keys: bytes) -> list[bytes]:
-    return [keys[start : start + KEY_BYTES] for start in range(0, len(keys), KEY_BYTES)]
+    return [_key(keys, at) for at in range(len(keys) // KEY_BYTES)]
+
+
+def _key(keys: bytes, at: int) -> bytes:
+    return keys[at * KEY_BYTES : (at + 1) * KEY_BYTES]

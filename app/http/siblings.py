@@ -229,25 +229,27 @@ class Siblings:
             raise SiblingAbsent
         return None
 
-    async def ask(self, number: int, scope: Scope, path: str, query: Mapping[str, str] | None = None) -> bytes | None:
+    async def ask(
+        self, number: int, scope: Scope, path: str, query: Mapping[str, str] | None = None, body: bytes = b""
+    ) -> bytes | None:
         """Return the answer of a process to a question of the client of `scope`, None if it does not know what the
         path names. Raises `SiblingAbsent`, and the `ApiError` that it answers with.
         """
         question = {"type": "http", "raw_path": path.encode(), "query_string": urlencode(query or {}).encode()}
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                forwarded = await self.forward(number, {**scope, **question})
+                forwarded = await self.forward(number, {**scope, **question}, body)
                 try:
-                    body = await forwarded.read_body()
+                    answer = await forwarded.read_body()
                 finally:
                     forwarded.close()
         except OSError:  # a timeout is one
             raise SiblingAbsent from None
         if forwarded.status_code == 200:
-            return body
+            return answer
         if forwarded.status_code == 404:
             return None
-        raise _error_of(forwarded, body)
+        raise _error_of(forwarded, answer)
 
     async def _connect(self, number: int, wait_seconds: float) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         ends_at = time.monotonic() + wait_seconds

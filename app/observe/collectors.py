@@ -21,6 +21,7 @@ from app.admission.request_pace import RequestPace
 from app.admission.shared_uses import SharedUses
 from app.conversations.store import ConversationStore
 from app.generation.idempotency import IdempotentRequests
+from app.generation.warm_requests import WarmRequests
 from app.observe.energy import Energy
 from app.observe.engine_collector import ENGINE_LABELS
 from engine.log_queue import LogWriter
@@ -349,6 +350,23 @@ class PageRowsCollector(Collector):
         refused = CounterMetricFamily("carousel:page_rows_refused", text, labels=("model_name",))
         refused.add_metric([self._model], self._rows.refused)
         yield from (size, refused)
+
+
+class WarmRequestsCollector(Collector):
+    """Reads the size of what finds ended requests in prefix caches."""
+
+    def __init__(self, warm: WarmRequests, model: str) -> None:
+        self._warm = warm
+        self._model = model
+
+    def collect(self) -> Iterator[Metric]:
+        text = "Bytes that count for the ended requests that can be found in prefix caches."
+        size = GaugeMetricFamily("carousel:warm_request_bytes", text, labels=("model_name",))
+        size.add_metric([self._model], self._warm.bytes)
+        text = "Ended requests that were forgotten early because of their bytes."
+        evicted = CounterMetricFamily("carousel:warm_requests_evicted", text, labels=("model_name",))
+        evicted.add_metric([self._model], self._warm.evicted)
+        yield from (size, evicted)
 
 
 class ConnectionCollector(Collector):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.prompt_pace import PromptPace
 from engine.scheduling.batch import Batch
 from engine.scheduling.kv_manager import KVManager
 from engine.scheduling.policy import Policy
@@ -36,6 +37,10 @@ class StepEstimates:
         elif sequence.state in (State.WAITING, State.SUSPENDED):
             cached = self._kv_manager.cached_tokens(sequence)
         return self._policy.step_time_model.min_seconds_left(sequence, cached)
+
+    def prompt_pace(self, rows: int) -> PromptPace:
+        """Return the costs of steps with prompts beside `rows` decode rows."""
+        return self._policy.step_time_model.prompt_pace(rows, max(1, self._policy.prompt_tokens(rows)))
 
     def _prompt_work(self, batch: Batch) -> float:
         work = self._policy.step_time_model.work

@@ -14,9 +14,8 @@ The time of a single-row step is a low expectile of the observed times (Newey an
 lengthens a step, but the minimum may come from one unusually quiet moment. If no step has a single row, steps of many
 rows are scaled down to one, as far as the line can be extrapolated.
 
-Prompts are counted in units of work: the time of one token at the beginning of a prompt. A later token attends to all
-earlier ones, which takes `Costs.attention_ratio` of a unit for each of them; on a processor a token at position 4,000
-of a small model takes twice as long as the first one.
+Prompts are counted in units of work (`engine.prompt_pace`); on a processor a token at position 4,000 of a small model
+takes twice as long as the first one.
 
 Piggybacked work and the detection of unreachable deadlines depend on this model; generated text does not.
 """
@@ -25,6 +24,7 @@ from __future__ import annotations
 
 import math
 
+from engine.prompt_pace import PromptPace, prompt_work
 from engine.scheduling.costs import Costs
 from engine.scheduling.sequence import Sequence
 
@@ -75,8 +75,8 @@ class StepTimeModel:
         return max(0.0, self._base + rows * self.row_seconds)
 
     def work(self, start: int, length: int) -> float:
-        """Return the work of `length` prompt tokens from position `start` on, at least `length`."""
-        return length * (1.0 + self._costs.attention_ratio * (start + length / 2))
+        """Return `prompt_work` of this model."""
+        return prompt_work(start, length, self._costs.attention_ratio)
 
     def tokens_within(self, work: float, start: int) -> int:
         """Return how many prompt tokens from position `start` on take at most this work."""
@@ -91,6 +91,11 @@ class StepTimeModel:
     def seconds(self, rows: int, work: float) -> float:
         """Return the seconds of a step with `rows` decode rows and prompt work."""
         return (self.step_seconds(rows) if rows else self.prompt_base) + self.prompt_seconds(work)
+
+    def prompt_pace(self, rows: int, work: float) -> PromptPace:
+        """Return the costs of steps with `rows` decode rows and this prompt work."""
+        seconds = self.seconds(rows, 0.0)
+        return PromptPace(seconds, work, self.token_seconds, self._costs.attention_ratio)
 
     def min_seconds_left(self, sequence: Sequence, cached_tokens: int = 0) -> float:
         """Return a lower bound on the seconds that `sequence` still needs.

@@ -1,7 +1,7 @@
 // HTTP client of the server: URLs, the API key, and the form of errors. Independent of the page.
 import { RESUME_SECONDS, url } from "./env.js";
 
-/** @import { AnswerRequest, ErrorBody, ErrorFields, Model, RequestChange, SharedRow, SharedRows, Timeline, Turn } from "./types.js" */
+/** @import { AnswerRequest, ErrorBody, ErrorFields, Model, RequestChange, SharedRow, SharedRows, Timeline, Turn, WarmRequest } from "./types.js" */
 
 const KEY = "carousel.key";
 
@@ -147,6 +147,12 @@ export const getRows = async (after) => (await call(`/v1/page/rows?after=${after
 
 /** Joins rows of conversations with those of the server. @param {SharedRow[]} rows */
 export const sendRows = (rows) => post("/v1/page/rows", { rows });
+
+/**
+ * Returns the requests that the server knows, with what caches have of them.
+ * @param {string[]} requests @returns {Promise<Record<string, WarmRequest>>}
+ */
+export const askWarm = async (requests) => (await (await post("/v1/page/warm", { requests })).json()).requests;
 
 /** Returns the timeline of an answer. @param {string} stream @returns {Promise<Timeline>} */
 export const getTimeline = async (stream) => (await call(`/v1/requests/${encodeURIComponent(stream)}`)).json();

@@ -27,6 +27,7 @@ import { Sync } from "./sync.js";
 import { Thread } from "./thread.js";
 import { Dictation } from "./voice.js";
 import { setUpTransfer } from "./transfer.js";
+import { Warm } from "./warm.js";
 
 /** @import { Conversation, Message } from "./types.js" */
 
@@ -75,6 +76,7 @@ const composer = new Composer(files, {
 });
 const sidebar = new Sidebar({
   create,
+  opened: () => warm.ask(),
   rename: (id, title) => library.rename(id, title),
   pin(id, pinned) {
     store.change(id, (conversation) => (conversation.pinned = pinned));
@@ -88,6 +90,7 @@ const sidebar = new Sidebar({
   remove: (id) => library.remove(id),
   exportAs: (id, form) => library.exportAs(id, form),
 });
+const warm = new Warm({ rows: () => sidebar.inView, changed: () => show() });
 const queue = new Queue((id) => {
   chat.takeBack(id);
   composer.focus();
@@ -113,7 +116,13 @@ const settings = new SettingsSheet((apply) => chat.change(apply));
 /** Updates everything outside the message column for the open conversation. */
 function show() {
   const { current } = chat;
-  sidebar.show(store.list(), current.id, answers.running, ready.unread);
+  sidebar.show({
+    list: store.list(),
+    current: current.id,
+    running: answers.running,
+    unread: ready.unread,
+    warm: warm.texts,
+  });
   composer.setBusy(chat.isBusy, chat.control.running);
   byId("title").textContent = current.title;
   byId("more").hidden = !current.messages.length;
@@ -136,6 +145,7 @@ function ended(conversation, messages) {
   ready.ended(conversation, messages[0]);
   chat.onAnswerEnd(conversation, messages);
   giveTitle(store, conversation, chat.lowestTier).then(show);
+  warm.ask();
 }
 
 let modelLengths = /** @type {Record<string, number | undefined>} */ ({});
@@ -211,6 +221,7 @@ setUpFormulaCopy();
 setUpKey(() => {
   loadModels();
   sync.start();
+  warm.ask();
   const last = chat.tree.path.at(-1);
   if (last?.error?.status === 401) chat.branches.regenerate(last.id);
 });
@@ -239,6 +250,7 @@ untilReady((ready) => {
   composer.setReady(ready);
   if (ready) loadModels();
   if (ready) sync.start();
+  if (ready) warm.ask();
 });
 // Absent on plain http, and in private windows.
 navigator.serviceWorker?.register(url("/service_worker.js")).catch(() => {});

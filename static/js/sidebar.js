@@ -11,8 +11,10 @@ import { setUpSidebarWidth } from "./sidebar_width.js";
 
 /**
  * @typedef {{ rename(id: string, title: string): void, pin(id: string, pinned: boolean): void, remove(id: string): void,
- *   exportAs(id: string, form: "md" | "json"): void, create(): void, reveal(id: string, message: string, query: string): void }} Actions
- * @typedef {{ list: Conversation[], current: string, running: Set<string>, unread: Set<string>, query: string, renaming: string }} View
+ *   exportAs(id: string, form: "md" | "json"): void, create(): void, opened(): void,
+ *   reveal(id: string, message: string, query: string): void }} Actions
+ * @typedef {{ list: Conversation[], current: string, running: Set<string>, unread: Set<string>, warm: Map<string, string>,
+ *   query: string, renaming: string }} View
  */
 
 const DRAWER = "(max-width: 820px)"; // as in shell.css
@@ -25,6 +27,7 @@ export class Sidebar {
     current: "",
     running: new Set(),
     unread: new Set(),
+    warm: new Map(),
     query: "",
     renaming: "",
   });
@@ -62,11 +65,23 @@ export class Sidebar {
     });
   }
 
-  /** @param {Conversation[]} list @param {string} current @param {Set<string>} running @param {Set<string>} unread */
-  show(list, current, running, unread) {
-    list.sort((a, b) => Number(b.pinned ?? false) - Number(a.pinned ?? false));
-    Object.assign(this.#view, { list, current, running, unread });
+  /** @param {Pick<View, "list" | "current" | "running" | "unread" | "warm">} view */
+  show(view) {
+    view.list.sort((a, b) => Number(b.pinned ?? false) - Number(a.pinned ?? false));
+    Object.assign(this.#view, view);
     if (!this.#view.renaming) this.#draw(); // moving a row would take the focus from the title
+  }
+
+  /** Conversations whose rows are in view. */
+  get inView() {
+    if (!this.items.checkVisibility({ visibilityProperty: true })) return []; // as in a closed drawer
+    const rows = /** @type {HTMLElement[]} */ ([...this.items.querySelectorAll("[data-id]")]);
+    const shown = rows.filter((row) => {
+      const { top, bottom } = row.getBoundingClientRect();
+      return bottom > 0 && top < innerHeight;
+    });
+    const ids = new Set(shown.map((row) => row.dataset.id));
+    return this.#view.list.filter(({ id }) => ids.has(id));
   }
 
   get isDrawer() {
@@ -81,6 +96,7 @@ export class Sidebar {
     byId("main").inert = open;
     byId("drawer-open").setAttribute("aria-expanded", String(open));
     (open ? byId("drawer-close") : byId("drawer-open")).focus();
+    if (open) this.actions.opened();
   }
 
   focusSearch() {
@@ -216,15 +232,16 @@ function withHeadings(list) {
 }
 
 /** @param {Conversation} conversation @param {unknown} excerpt its line @param {View} view */
-function row({ id, title }, excerpt, { current, running, unread, renaming }) {
+function row({ id, title }, excerpt, { current, running, unread, warm, renaming }) {
   const isCurrent = id === current;
+  const saved = warm.get(id);
   return html`<li class="row" data-id=${id} ?data-current=${isCurrent}>
     ${
       id === renaming
         ? html`<input type="text" aria-label="Title" maxlength="200" .value=${title} />`
-        : html`<a class="row-open" href="#/c/${id}" title=${title} aria-current=${isCurrent ? "page" : nothing}>
+        : html`<a class="row-open" href="#/c/${id}" title=${saved ? `${title}\n${saved}` : title} aria-current=${isCurrent ? "page" : nothing}>
               <span class="row-title">${title}</span>${excerpt}</a
-            >${running.has(id) ? LIVE : unread.has(id) ? UNREAD : nothing}${menuButton(`Menu of ${title}`)}`
+            >${running.has(id) ? LIVE : unread.has(id) ? UNREAD : saved ? warmDot(saved) : nothing}${menuButton(`Menu of ${title}`)}`
     }
   </li>`;
 }
@@ -236,6 +253,9 @@ const excerptLine = (excerpt) =>
 
 const LIVE = html`<span class="row-live" role="img" aria-label="answering"></span>`;
 const UNREAD = html`<span class="row-live unread" role="img" aria-label="new answer"></span>`;
+
+/** @param {string} text */
+const warmDot = (text) => html`<span class="row-live warm" role="img" aria-label=${text}></span>`;
 
 /** @param {string} label */
 const menuButton = (label) =>

@@ -127,6 +127,15 @@ export interface Timeline {
   choices: { index: number; intervals: Interval[] }[];
 }
 
+/** Ended request, of which the cache of an engine may have a part (/v1/page/warm). */
+export interface WarmRequest {
+  cached_tokens: number;
+  tokens: number;
+  /** Estimated time to the first token of a next message, and that without the cache; absent without an engine. */
+  first_token_ms?: number;
+  cold_first_token_ms?: number;
+}
+
 /** An event of /v1/engine/events (app/observe/live_feed.py). */
 export interface Snapshot {
   /** Number of the engine, from 0, and how many there are. */

@@ -297,6 +297,16 @@ def _menu(chat: Chat) -> None:
     chat.page.locator("#more").click()
 
 
+def _warm(chat: Chat) -> None:
+    def found(route: Route) -> None:
+        times = {"cached_tokens": 1984, "tokens": 2000, "first_token_ms": 180, "cold_first_token_ms": 6120}
+        route.fulfill(json={"requests": dict.fromkeys(route.request.post_data_json["requests"], times)})
+
+    chat.page.route("**/v1/page/warm", found)
+    _drawer(chat)
+    expect(chat.rows.get_by_role("img", name="Opens in 0.2 s instead of 6.1 s")).to_have_count(3)
+
+
 def _pinned(chat: Chat) -> None:
     _drawer(chat)
     row = chat.rows.filter(has_text="Seats")
@@ -388,6 +398,7 @@ CHAT: dict[str, Callable[[Chat], None]] = {
     "retry": _retry,
     "offline": _offline,
     "list": _drawer,
+    "warm": _warm,
     "pinned": _pinned,
     "found": _found,
     "hit": _hit,

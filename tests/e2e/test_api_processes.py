@@ -174,6 +174,17 @@ def test_a_signal_lets_answers_finish_and_leaves_no_process():
     assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
 
 
+def test_each_process_finds_the_warm_requests_of_the_others(service: Server):
+    """A page asks any of them."""
+    body = BODY | {"max_tokens": 5, "stream": False, "messages": [{"role": "user", "content": "Tell me more. " * 60}]}
+    with only(service, 0) as first, only(service, 1) as second:
+        names = [client.post(CHAT, json=body, headers=RESUME).json()["id"] for client in (first, second)]
+        for client in (first, second):
+            found = client.post("/v1/page/warm", json={"requests": [*names, "unknown"]}).json()["requests"]
+            assert found.keys() == set(names)
+            assert all(each["cached_tokens"] > 0 < each["first_token_ms"] for each in found.values())
+
+
 def test_a_killed_supervisor_leaves_no_process():
     server = Server.start(*OPTIONS)
     children = psutil.Process(server.process.pid).children(recursive=True)

@@ -60,7 +60,7 @@ def test_a_prompt_is_read_up_to_a_limit():
 
 
 def test_nothing_is_recorded_while_nobody_asks():
-    """An engine with one API process and no other engine spends nothing on it."""
+    """An engine whose API process does not watch spends nothing on it."""
     marks = CachedMarks()
     marks.add(1, b"12345678")
     assert marks.take_changes() is None

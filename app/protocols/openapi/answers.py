@@ -158,6 +158,21 @@ ANSWERS: dict[str, Schema] = {
         has_more=BOOLEAN,
         epoch=STRING,
     ),
+    "PageWarm": fields(
+        "Requests by id, without those of other keys, of other servers or of long ago.",
+        object=constant("page.warm"),
+        requests={
+            "type": "object",
+            "additionalProperties": fields(
+                "Tokens of prompt and answer, and those of them in the prefix cache. `first_token_ms` is the estimated "
+                "time to the first token of a next message, `cold_first_token_ms` that without the cache; both are "
+                "absent while no engine is ready.",
+                {"first_token_ms": INTEGER, "cold_first_token_ms": INTEGER},
+                cached_tokens=INTEGER,
+                tokens=INTEGER,
+            ),
+        },
+    ),
     "Deleted": fields("Confirmation of a deletion.", id=STRING, object=STRING, deleted=BOOLEAN),
     "ResponseInputTokens": fields("Size of an input.", object=constant("response.input_tokens"), input_tokens=INTEGER),
     "AnthropicAnswer": fields(

@@ -12,6 +12,7 @@ from app.protocols.completions import CompletionRequest
 from app.protocols.conversations import ConversationRequest, ItemsRequest, MetadataRequest
 from app.protocols.ollama import OllamaChatRequest, OllamaGenerateRequest, ShowRequest
 from app.protocols.page_rows import PageRowsRequest
+from app.protocols.page_warm import PageWarmRequest
 from app.protocols.request_changes import RequestChange
 from app.protocols.responses import InputTokensRequest, ResponsesRequest
 from app.protocols.schema import Strict
@@ -333,6 +334,14 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         summary="Join rows: of each, the version with the higher (revision, writer) is kept.",
         errors=(400, 403, 404, 408, 413, 415, 429, 503),
         key="own key",
+    ),
+    ("POST", "/v1/page/warm"): Operation(
+        CHAT_PAGE,
+        "PageWarm",
+        PageWarmRequest,
+        {"answers": {"requests": ["chatcmpl-0f7b4c", "0f7b4d"]}},
+        summary="Return which of the client's own requests are in the prefix cache, and the time that this saves.",
+        errors=(400, 404, 408, 413, 415, 429, 503),
     ),
     ("GET", "/v1/models"): Operation(MODELS, "ModelList", summary="List the served model.", errors=(503,)),
     ("GET", "/v1/models/{model_id}"): Operation(

@@ -50,6 +50,8 @@ NOT_SHOWN: dict[str, str] = {
     "carousel:store_waiting": "it is for a look at a server that replaces another one",
     "carousel:page_rows_bytes": "it is for an alert near --page-bytes times the number of keys",
     "carousel:page_rows_refused": "it is for an alert: conversations of its client stay in one browser",
+    "carousel:warm_request_bytes": "it is for a look at the memory of ended requests",
+    "carousel:warm_requests_evicted": "it is for a look at the memory of ended requests",
     "carousel:mask_seconds": "it is for a look at the cost of formats",
     "carousel:rows_without_mask": "it is for an alert: it is near 0 unless formats are hostile",
     "carousel:trials": "it is for an alert: it is 0 unless engines die",

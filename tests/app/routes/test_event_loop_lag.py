@@ -10,6 +10,7 @@ import gc
 import json
 import sys
 import time
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,17 +23,22 @@ from app.admission.tenants import anonymous, tenant_of_key
 from app.cli.serve import MAX_FRAME_BYTES, SWITCH_SECONDS, spare_loaded_objects
 from app.conversations.store import StoredItem, StoredResponse
 from app.engine_client.client import EngineClient
+from app.engine_client.prefix_index import MAX_MARKS
+from app.generation.warm_requests import _Entry
 from app.protocols.messages import MAX_MESSAGES
 from app.protocols.page_rows import MAX_ROWS
+from app.protocols.page_warm import MAX_REQUESTS
 from app.protocols.responses_input import MAX_ITEMS
 from app.protocols.responses_tools import MAX_TOOLS
 from app.protocols.schema import MAX_CONTENT_PARTS
+from app.routes.page_warm import PATH as WARM
 from app.routes.responses_session import ResponsesSession
 from app.server import create_app
 from app.settings import Settings
 from app.store.state_file import StateFile
 from app.text.text_model import TextModel
 from engine.config import EngineConfig
+from engine.prefixes import KEY_BYTES, MARK_PAGES, PrefixChanges
 from tests.app.engine_client.test_client import CONFIG, fake_engine
 from tests.limits import HANG_SECONDS
 
@@ -440,3 +446,17 @@ async def test_the_heaviest_rows_of_the_chat_page_do_not_block_the_event_loop(de
                 count += answer.content.count(b',"number":')
 
         await check_attempts(read)
+
+
+async def test_the_longest_ended_requests_do_not_block_the_event_loop(http: httpx.AsyncClient):
+    """As many as a page may ask for, each of which has all its marks in a cache."""
+    service = http._transport.app.state.service
+    for number in range(MAX_REQUESTS):
+        marks = b"".join((512 * number + at).to_bytes(KEY_BYTES, "big") for at in range(MAX_MARKS))
+        service.client.prefixes.update(0, PrefixChanges(marks, b""), CONFIG.tokens_per_page)
+        service.warm._entries[f"r{number}"] = _Entry("", "", 1 << 15, marks)
+        service.warm._tenants.setdefault("", OrderedDict())[f"r{number}"] = 0
+    body = {"requests": [f"r{number}" for number in range(MAX_REQUESTS)]}
+    found = (await http.post(WARM, json=body)).json()["requests"].values()
+    assert {each["cached_tokens"] for each in found} == {MAX_MARKS * MARK_PAGES * CONFIG.tokens_per_page}
+    await check_gaps(http, WARM, json.dumps(body).encode())

@@ -209,6 +209,18 @@ def test_tokens_within_some_work_are_as_many_as_fit(start: int, work: float, rat
     assert model.work(start, tokens + 1) >= work * (1 - 1e-9)
 
 
+@given(st.integers(0, 4000), st.integers(1, 4000), st.integers(0, 8), st.floats(0, 0.01))
+def test_the_pace_of_prompts_is_the_time_of_the_steps_that_read_one(start: int, length: int, rows: int, ratio: float):
+    """Steps are full but for the last one, as the scheduler fills them."""
+    model = StepTimeModel(Costs(1e4, 1e3, 0.01, 0.002, attention_ratio=ratio))
+    pace, at, seconds = model.prompt_pace(rows, work=500), start, 0.0
+    while at < start + length:
+        tokens = min(start + length - at, max(1, model.tokens_within(500, at)))
+        seconds += model.seconds(rows, model.work(at, tokens))
+        at += tokens
+    assert pace.seconds(start, length) == pytest.approx(seconds, rel=0.1)
+
+
 def test_prompts_alone_are_read_in_long_chunks_where_a_step_costs_as_much_for_a_few_tokens():
     """A GPU reads 2,048 tokens in 10 ms, and any fewer in 9 ms, the host's time for launching a step."""
     policy, rng = make_policy(EngineConfig(model="none").validate(), costs(0.001, 0.0)), random.Random(4)
