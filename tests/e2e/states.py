@@ -93,6 +93,23 @@ def _rich(chat: Chat) -> None:
     expect(chat.text().locator(".katex")).to_have_count(2)
 
 
+def _preview(chat: Chat, lang: str, text: str) -> None:
+    _ask(chat, "Draw how a request is served", delta(f"```{lang}\n{text}\n```"), _finish("stop"))
+    chat.text().get_by_role("button", name="Preview").click()
+
+
+def _diagram(chat: Chat) -> None:
+    _preview(
+        chat, "mermaid", "graph TD\n  A[Request] --> B{Is a slot free?}\n  B -->|yes| C[Prefill]\n  B -->|no| D[Queue]"
+    )
+    expect(chat.page.frame_locator("iframe.preview").locator("svg")).to_be_visible()
+
+
+def _no_diagram(chat: Chat) -> None:
+    _preview(chat, "mermaid", "graph TD\n  A[Request --> B")
+    expect(chat.page.frame_locator("iframe.preview").locator("p")).to_be_visible()
+
+
 def _refused(chat: Chat, status: int, code: str, message: str, **headers: str) -> None:
     error = {"error": {"message": message, "code": code, "type": "invalid_request_error"}}
 
@@ -372,6 +389,8 @@ CHAT: dict[str, Callable[[Chat], None]] = {
     "tool answered": _answered,
     "cut call": _cut_call,
     "rich": _rich,
+    "diagram": _diagram,
+    "no diagram": _no_diagram,
     "menu": _menu,
     "right to left": _right_to_left,
     "long words": _long_words,
