@@ -100,7 +100,7 @@ const ready = new Ready({
 });
 /** @type {Chat} */
 const chat = new Chat({ store, answers, thread, composer, queue, ready, show: () => show() });
-const contextNote = new ContextNote(chat, files);
+const contextNote = new ContextNote(chat, composer, files);
 new Dictation(composer, () => chat.control.stop());
 const library = new Library({ store, answers, chat });
 const sync = new Sync(store, {

@@ -134,6 +134,16 @@ def _full_context(chat: Chat) -> None:
     expect(chat.answers.last.locator(".trouble")).to_be_visible()
 
 
+def _left_out(chat: Chat) -> None:
+    for number in range(4):
+        usage = {"prompt_tokens": 8, "completion_tokens": 8, "total_tokens": 1700}
+        text = f"Answer {number}. " + "Each step of the engine fills the slots anew. " * 20
+        question = f"And what happens in step {number}, when all slots are taken and others wait?"
+        _ask(chat, question, delta(text), _finish("stop"), {"choices": [], "usage": usage})
+    chat.page.locator("#context-note summary").click()
+    expect(chat.page.locator("#context-note li").first).to_be_visible()
+
+
 def _retry(chat: Chat) -> None:
     _refused(chat, 503, "overloaded", "The queue is full (32 of 32 requests waiting).", **{"Retry-After": "3600"})
     expect(chat.answers.last.locator(".wait")).to_contain_text("Trying again")
@@ -404,6 +414,7 @@ CHAT: dict[str, Callable[[Chat], None]] = {
     "files": _files,
     "error": _error,
     "full context": _full_context,
+    "left out": _left_out,
     "retry": _retry,
     "offline": _offline,
     "list": _drawer,
