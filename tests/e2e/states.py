@@ -22,6 +22,7 @@ from tests.e2e.page import ANSWER_MS, DEFAULTS, Chat, answer_with, begin_with, c
 from tests.limits import HANG_SECONDS
 
 DESK: dict[str, Any] = {"viewport": {"width": 1280, "height": 800}}
+WIDE: dict[str, Any] = {"viewport": {"width": 2560, "height": 1440}}
 PHONE: dict[str, Any] = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
 SCHEMES = ("light", "dark")
 
@@ -497,7 +498,7 @@ def open_engine(page: Page, url: str, state: str) -> None:
 
 
 def main() -> None:
-    """Save a screenshot of each state in both color schemes and both widths."""
+    """Save a screenshot of each state in both color schemes and each width."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", help="save only screenshots whose names contain this text")
@@ -507,7 +508,7 @@ def main() -> None:
         url = f"http://{server.host}:{server.port}"
         browser = playwright.chromium.launch(executable_path=chromium.find(), args=["--no-sandbox", "--disable-gpu"])
         for name in [*CHAT, *(f"engine {state}" for state in ENGINE)]:
-            for (width, device), scheme in product((("desk", DESK), ("phone", PHONE)), SCHEMES):
+            for (width, device), scheme in product((("desk", DESK), ("wide", WIDE), ("phone", PHONE)), SCHEMES):
                 picture = f"{name} {width} {scheme}.png".replace(" ", "-")
                 if options.only and options.only not in picture:
                     continue
