@@ -37,11 +37,11 @@ setTimeout(() => { location = "https://evil.example/away"; }, 2500);
 HOSTILE_DIAGRAM = """%%{init: {"securityLevel": "loose", "htmlLabels": true, "flowchart": {"htmlLabels": true},
   "themeCSS": "svg { background: url(https://evil.example/a.png) } @import 'https://evil.example/a.css';"}}%%
 graph TD
-  A["<img src=https://evil.example/b.png onerror='parent.postMessage(1)'>"] --> B["<script>fetch('/v1/models')</script>"]
+  A["<img src=https://evil.example/b.png onerror='window.ran = 1'>"] --> B["Link<script>window.ran = 2</script>"]
   B --> C["<iframe src='https://evil.example/frame'></iframe>"]
   C --> D["Leave"]
   click A call alert()
-  click B href "javascript:document.body.textContent = 'ran'"
+  click B href "javascript:void(window.ran = 3)"
   click D href "https://evil.example/away" _self
 """
 
@@ -153,15 +153,18 @@ def test_a_hostile_diagram_reaches_nothing(watched: tuple[Chat, list[str]]) -> N
     chat, asked = watched
     address = chat.page.url
     frame = preview(chat, "mermaid", HOSTILE_DIAGRAM)
-    expect(frame.locator("svg").get_by_text("Leave")).to_be_visible()
+    nodes = frame.locator("svg .node")
+    expect(nodes).to_have_count(4)
     expect(frame.locator("img, iframe, script:not([nonce])")).to_have_count(0)
-    for node in frame.locator("svg .node").all():
-        node.click(force=True)
+    for node in nodes.all()[:3]:
+        node.click()
     chat.page.wait_for_timeout(300)
+    assert frame.locator("body").evaluate("window.ran") is None
+    nodes.last.click()
+    expect(nodes).to_have_count(0)  # the frame has left, for a page that says that it was blocked
     assert asked == []
     assert len(chat.page.context.pages) == 1
     assert chat.page.url.startswith(address)
-    assert "ran" not in [each.evaluate("document.body?.textContent") for each in chat.page.frames]
 
 
 def test_a_hostile_document_reaches_nothing(watched: tuple[Chat, list[str]]) -> None:
