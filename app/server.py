@@ -182,6 +182,7 @@ def create_app(
             Route("/", pages.chat_page),
             Route("/engine", pages.engine_page),
             Route("/preview", pages.preview),
+            Route("/preview/mermaid", pages.mermaid_preview),
             Route("/manifest.webmanifest", pages.manifest),
             Route("/service_worker.js", pages.service_worker),
             Route("/docs", api_docs.docs_page),

@@ -8,6 +8,8 @@ open: open a conversation of 1,000 messages, including answers with lists, table
 list: load the page with 1,000 conversations in its storage.
 search: search 1,000 conversations of 20 messages; one figure per key, the first key without an index.
 stream: stream an answer while the list has 1,000 rows; also counts the rows built or replaced meanwhile.
+long answer: stream an answer of 100,000 characters with lists, tables, code and formulas, 200 characters a frame.
+long answer opened, edited: load the page with that answer, and open its editor.
 
 The longest task is that of the page's main thread in Chromium's trace. Its CPU time is reported in addition to its wall
 time, which grows with the load of the machine.
@@ -25,9 +27,11 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from benchmarks.results import save, spread
 from benchmarks.serving import Serving
 from tests import chromium
+from tests.e2e.page import begin_with
 
 MESSAGES = 1000
 CONVERSATIONS = 1000
+LONG_ANSWER_CHARACTERS = 100_000
 QUERY = "lake 77"  # its beginning matches all conversations, the whole only a few
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 TRACED = ["toplevel", "__metadata"]
@@ -165,6 +169,45 @@ def stream(browser: Browser, page: Page) -> dict[str, float]:
     return {**figures, "built_rows": page.evaluate("window.changedRows")}
 
 
+STREAM = """async (text) => {
+    for (let at = 0; at < text.length; at += 200) {
+        const delta = { content: text.slice(at, at + 200) };
+        push(`data: ${JSON.stringify({ choices: [{ index: 0, delta }] })}\\n\\n`);
+        await new Promise(requestAnimationFrame);
+    }
+    push("data: [DONE]\\n\\n");
+}"""
+
+
+def long_answer(browser: Browser, url: str) -> dict[str, dict[str, float]]:
+    """Stream an answer of 100,000 characters, and measure the page with it."""
+    section = "\n\n".join(TEXTS) + "\n\n"
+    text = section * (LONG_ANSWER_CHARACTERS // len(section) + 1)
+    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    page = context.new_page()
+    page.goto(url)
+    page.wait_for_selector("html[data-ready]")
+    begin_with(page)
+    page.locator("#prompt").fill("Tell me everything.")
+    page.wait_for_selector("#send:enabled", timeout=60_000)
+    page.locator("#prompt").press("Enter")
+    page.wait_for_function("() => window.push")
+
+    def finish() -> None:
+        page.evaluate(STREAM, text)
+        page.wait_for_selector("[data-role=assistant][aria-busy=false]", timeout=60_000)
+
+    def edit() -> None:
+        page.get_by_role("button", name="More", exact=True).last.click()
+        page.get_by_role("menuitem", name="Edit answer").click()
+
+    figures = {"long answer": traced(browser, page, finish)}
+    figures["long answer opened"] = traced(browser, page, lambda: reload(page))
+    figures["long answer edited"] = traced(browser, page, edit)
+    context.close()
+    return figures
+
+
 def main() -> None:
     """Measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -175,13 +218,14 @@ def main() -> None:
         url = f"{server.url}/"
         for run in range(options.runs):
             browser = playwright.chromium.launch(executable_path=chromium.find(), args=FLAGS)
-            measured = {"load": load(browser, url), **long_lists(browser, url)}
+            measured = {"load": load(browser, url), **long_lists(browser, url), **long_answer(browser, url)}
             rows += [{"run": run, "case": case, **figures} for case, figures in measured.items()]
             browser.close()
     summary = summarise(rows)
     for case, figures in summary.items():
-        print(f"{case:15}", "  ".join(f"{name} {value['median']:.0f}" for name, value in figures.items()))
+        print(f"{case:18}", "  ".join(f"{name} {value['median']:.0f}" for name, value in figures.items()))
     settings = {"messages": MESSAGES, "conversations": CONVERSATIONS, "query": QUERY}
+    settings["long_answer_characters"] = LONG_ANSWER_CHARACTERS
     print("Saved to", save("page", settings, rows, summary))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,11 @@ PREVIEW_HEADERS = {
     "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
     "Cache-Control": "no-cache",
 }
+# A diagram is drawn by the server's own scripts, which a nonce allows; its text has none.
+DIAGRAM_POLICY = (
+    "sandbox allow-scripts; default-src 'none'; script-src 'nonce-{nonce}'; style-src 'unsafe-inline'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
+)
 # Questions that an empty conversation offers: those of the subjects of the bundled model, and those that the default
 # model, and any larger one, answers well.
 DEMO_EXAMPLES = [
@@ -102,6 +108,16 @@ async def engine_page(request: Request) -> Response:
 async def preview(_: Request) -> Response:
     """GET /preview: a frame that shows one document, which the chat page sends to it."""
     return FileResponse(templates_dir() / "preview.html", headers=PREVIEW_HEADERS)
+
+
+async def mermaid_preview(request: Request) -> Response:
+    """GET /preview/mermaid: a frame that draws one diagram, whose text the chat page sends to it."""
+    nonce = secrets.token_urlsafe(16)
+    base = get_service(request).settings.root_path
+    library = f"{base}/static/{version()}/vendor/mermaid/mermaid.tiny.js"
+    headers = PREVIEW_HEADERS | {"Content-Security-Policy": DIAGRAM_POLICY.format(nonce=nonce)}
+    context = {"nonce": nonce, "library": library}
+    return _templates.TemplateResponse(request, "preview_mermaid.html", context, headers=headers)
 
 
 async def manifest(request: Request) -> Response:

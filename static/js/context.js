@@ -26,6 +26,23 @@ export async function firstMessageThatFits(conversation, messages) {
 }
 
 /**
+ * Returns the messages that would be left out, oldest first, if the next one did not fit; empty if none can be.
+ * @param {Conversation} conversation @param {Message[]} path @param {Pick<Message, "content" | "files">} next
+ */
+export async function messagesLeftOut(conversation, path, next) {
+  const messages = [...path, { id: "", parent: null, role: /** @type {const} */ ("user"), created: 0, ...next }];
+  const first = await firstMessageThatFits(conversation, messages);
+  const sent = sentMessages(conversation, messages);
+  return sent.slice(
+    0,
+    Math.max(
+      0,
+      sent.findIndex(({ id }) => id === first),
+    ),
+  );
+}
+
+/**
  * Returns the share of the messages' characters that fits.
  * @param {Conversation} conversation @param {Message[]} sent @returns {Promise<number>}
  */

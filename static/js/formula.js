@@ -1,6 +1,7 @@
 // DOM of a formula. KaTeX and its style sheet load with the first formula; until then, and if KaTeX refuses it, the TeX is
 // shown as text. KaTeX sets styles through the DOM, which the content security policy allows.
 import { h } from "./dom.js";
+import { whenIdle } from "./idle.js";
 
 const OPTIONS = /** @type {const} */ ({
   throwOnError: true,
@@ -38,11 +39,15 @@ async function load() {
   katex = /** @type {{ katex: typeof import("katex").default }} */ (/** @type {unknown} */ (globalThis)).katex;
 }
 
+/** Draws the formulas that have waited while idle, newest first: all at once would block the page. */
 function drawPending() {
-  for (const node of document.querySelectorAll(".math.pending")) {
-    node.classList.remove("pending");
-    draw(/** @type {HTMLElement} */ (node));
-  }
+  const pending = [.../** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll(".math.pending"))];
+  whenIdle(() => {
+    const node = pending.pop();
+    node?.classList.remove("pending");
+    if (node) draw(node);
+    return pending.length > 0;
+  });
 }
 
 /** @param {HTMLElement} node */

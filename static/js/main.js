@@ -3,6 +3,7 @@ import { ApiError, getTimeline, listModels } from "./api.js";
 import { setUpTheme } from "./appearance.js";
 import { Chat } from "./chat.js";
 import { Composer } from "./composer.js";
+import { ContextNote } from "./context_note.js";
 import { defaultSettings, differences } from "./defaults.js";
 import { byId, h } from "./dom.js";
 import { MODEL, TITLE, url } from "./env.js";
@@ -64,7 +65,7 @@ const thread = new Thread({
 });
 const files = new Files(() => {
   composer.changed();
-  showContext();
+  contextNote.show();
 });
 const composer = new Composer(files, {
   send: (text, files) => chat.send(text, files),
@@ -102,6 +103,7 @@ const ready = new Ready({
 });
 /** @type {Chat} */
 const chat = new Chat({ store, answers, thread, composer, queue, ready, show: () => show() });
+const contextNote = new ContextNote(chat, composer, files);
 new Dictation(composer, () => chat.control.stop());
 const library = new Library({ store, answers, chat });
 const sync = new Sync(store, {
@@ -132,7 +134,7 @@ function show() {
   byId("in-force").textContent = inForce || "Settings";
   byId("in-force").hidden = !inForce;
   showModels();
-  showContext();
+  contextNote.show();
 }
 
 /**
@@ -148,8 +150,6 @@ function ended(conversation, messages) {
   warm.ask();
 }
 
-let modelLengths = /** @type {Record<string, number | undefined>} */ ({});
-
 function showModels() {
   const select = byId("model", HTMLSelectElement);
   const many = chat.models.length > 1;
@@ -160,23 +160,6 @@ function showModels() {
   if (select.options.length !== chat.models.length)
     select.replaceChildren(...chat.models.map((id) => h("option", { value: id }, id)));
   select.value = chat.current.model;
-}
-
-/** Shows the context use only when the conversation, with the files of the next message, nears the context length. */
-function showContext() {
-  const length = modelLengths[chat.current.model] ?? Infinity;
-  const added = files.list.reduce((sum, { tokens = 0 }) => sum + tokens, 0);
-  const used = added + (chat.tree.path.findLast((message) => message.usage)?.usage?.total_tokens ?? 0);
-  const share = `${Math.round((used / length) * 100)} % of the context used`;
-  const isTooLong = added > length || files.list.some((file) => file.isTooLong);
-  const isFull = added > 0 && used > length;
-  byId("context-note").textContent = isTooLong
-    ? "The files are longer than the model's context"
-    : isFull
-      ? "The oldest messages will not fit beside the files"
-      : used > 0.6 * length
-        ? share
-        : "";
 }
 
 function create() {
@@ -199,7 +182,7 @@ function route() {
 async function loadModels() {
   try {
     const models = await listModels();
-    modelLengths = Object.fromEntries(models.map(({ id, max_model_len: length }) => [id, length]));
+    contextNote.lengths = Object.fromEntries(models.map(({ id, max_model_len: length }) => [id, length]));
     const tiers = models[0]?.service_tiers ?? [];
     chat.tier = tiers[0] ?? "priority";
     chat.lowestTier = tiers.at(-1) ?? "flex";

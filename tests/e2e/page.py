@@ -147,11 +147,17 @@ def answer_with(page: Page, *parts: str | dict[str, Any]) -> None:
 
 
 def begin_with(page: Page, *parts: str | dict[str, Any]) -> None:
-    """Like `answer_with` for a stream that stays open; a fulfilled route would close at once and show the reconnect."""
+    """Like `answer_with` for a stream that stays open; a fulfilled route would close at once and show the reconnect.
+
+    The page's function `push` adds text to it.
+    """
     page.evaluate(
         """(text) => {
         const fetch = window.fetch;
-        const start = (sink) => sink.enqueue(new TextEncoder().encode(text));
+        const start = (sink) => {
+            window.push = (text) => sink.enqueue(new TextEncoder().encode(text));
+            window.push(text);
+        };
         window.fetch = async (url, init) => !String(url).endsWith("/v1/chat/completions") ? fetch(url, init)
             : new Response(new ReadableStream({ start }), { headers: { "x-carousel-stream": "s" } });
     }""",

@@ -22,6 +22,7 @@ from tests.e2e.page import ANSWER_MS, DEFAULTS, Chat, answer_with, begin_with, c
 from tests.limits import HANG_SECONDS
 
 DESK: dict[str, Any] = {"viewport": {"width": 1280, "height": 800}}
+WIDE: dict[str, Any] = {"viewport": {"width": 2560, "height": 1440}}
 PHONE: dict[str, Any] = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
 SCHEMES = ("light", "dark")
 
@@ -93,6 +94,23 @@ def _rich(chat: Chat) -> None:
     expect(chat.text().locator(".katex")).to_have_count(2)
 
 
+def _preview(chat: Chat, lang: str, text: str) -> None:
+    _ask(chat, "Draw how a request is served", delta(f"```{lang}\n{text}\n```"), _finish("stop"))
+    chat.text().get_by_role("button", name="Preview").click()
+
+
+def _diagram(chat: Chat) -> None:
+    _preview(
+        chat, "mermaid", "graph TD\n  A[Request] --> B{Is a slot free?}\n  B -->|yes| C[Prefill]\n  B -->|no| D[Queue]"
+    )
+    expect(chat.page.frame_locator("iframe.preview").locator("svg")).to_be_visible()
+
+
+def _no_diagram(chat: Chat) -> None:
+    _preview(chat, "mermaid", "graph TD\n  A[Request --> B")
+    expect(chat.page.frame_locator("iframe.preview").locator("p")).to_be_visible()
+
+
 def _refused(chat: Chat, status: int, code: str, message: str, **headers: str) -> None:
     error = {"error": {"message": message, "code": code, "type": "invalid_request_error"}}
 
@@ -115,6 +133,16 @@ def _full_context(chat: Chat) -> None:
     expect(chat.page.locator("#context-note")).to_contain_text("80 %")
     _refused(chat, 400, "context_length_exceeded", "The prompt has 2,100 tokens; the context has 2,048.")
     expect(chat.answers.last.locator(".trouble")).to_be_visible()
+
+
+def _left_out(chat: Chat) -> None:
+    for number in range(4):
+        usage = {"prompt_tokens": 8, "completion_tokens": 8, "total_tokens": 1700}
+        text = f"Answer {number}. " + "Each step of the engine fills the slots anew. " * 20
+        question = f"And what happens in step {number}, when all slots are taken and others wait?"
+        _ask(chat, question, delta(text), _finish("stop"), {"choices": [], "usage": usage})
+    chat.page.locator("#context-note summary").click()
+    expect(chat.page.locator("#context-note li").first).to_be_visible()
 
 
 def _retry(chat: Chat) -> None:
@@ -382,6 +410,8 @@ CHAT: dict[str, Callable[[Chat], None]] = {
     "tool answered": _answered,
     "cut call": _cut_call,
     "rich": _rich,
+    "diagram": _diagram,
+    "no diagram": _no_diagram,
     "menu": _menu,
     "right to left": _right_to_left,
     "long words": _long_words,
@@ -395,6 +425,7 @@ CHAT: dict[str, Callable[[Chat], None]] = {
     "files": _files,
     "error": _error,
     "full context": _full_context,
+    "left out": _left_out,
     "retry": _retry,
     "offline": _offline,
     "list": _drawer,
@@ -478,7 +509,7 @@ def open_engine(page: Page, url: str, state: str) -> None:
 
 
 def main() -> None:
-    """Save a screenshot of each state in both color schemes and both widths."""
+    """Save a screenshot of each state in both color schemes and each width."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", help="save only screenshots whose names contain this text")
@@ -488,7 +519,7 @@ def main() -> None:
         url = f"http://{server.host}:{server.port}"
         browser = playwright.chromium.launch(executable_path=chromium.find(), args=["--no-sandbox", "--disable-gpu"])
         for name in [*CHAT, *(f"engine {state}" for state in ENGINE)]:
-            for (width, device), scheme in product((("desk", DESK), ("phone", PHONE)), SCHEMES):
+            for (width, device), scheme in product((("desk", DESK), ("wide", WIDE), ("phone", PHONE)), SCHEMES):
                 picture = f"{name} {width} {scheme}.png".replace(" ", "-")
                 if options.only and options.only not in picture:
                     continue

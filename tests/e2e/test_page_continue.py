@@ -111,6 +111,43 @@ def test_a_full_conversation_continues_without_its_oldest_messages(chat: Chat) -
     expect(line.locator("xpath=following-sibling::*[1]")).to_contain_text("Question 2?")
 
 
+def test_messages_that_would_be_left_out_are_listed_before_they_are(chat: Chat) -> None:
+    """First words and files of each, oldest first; the next message counts, and after a refusal exactly these are left out."""
+    length = chat.page.evaluate("async () => (await (await fetch('/v1/models')).json()).data[0].max_model_len")
+    note = chat.page.locator("#context-note")
+    chat.page.locator("#file-input").set_input_files(
+        [{"name": "weather.csv", "mimeType": "text/csv", "buffer": b"city,degrees\nGhent,18\n"}]
+    )
+    for number in range(3):
+        expect(note).to_be_hidden()
+        usage = {"prompt_tokens": 8, "completion_tokens": 8, "total_tokens": (number + 1) * length // 4}
+        text = f"Answer {number}. " + "word " * 600
+        answer_with(chat.page, delta(text), LENGTH, {"choices": [], "usage": usage}, DONE)
+        chat.send(f"Question {number}?\n\nIt is a **long** one.")
+        chat.wait_done()
+    entries = note.locator("li")
+    note.get_by_text("75 % of the context used").click()
+    expect(entries).to_have_count(2)
+    expect(entries.first).to_have_text("You weather.csv, Question 0? It is a **long** one.")
+    expect(entries.last).to_contain_text("Answer Answer 0. word word")
+    note.get_by_text("75 % of the context used").click()
+    expect(entries).to_have_count(0)
+    chat.prompt.fill("More words. " * 150)
+    note.get_by_text("75 % of the context used").click()
+    expect(entries).to_have_count(4)
+    expect(entries.nth(2)).to_have_text("You Question 1? It is a **long** one.")
+    chat.page.route("**/v1/chat/completions", lambda route: route.fulfill(status=400, json=FULL))
+    chat.prompt.press("Enter")
+    leave_out = chat.page.get_by_role("button", name="Leave out the oldest messages")
+    expect(leave_out).to_be_visible()
+    expect(entries).to_have_count(0)
+    with chat.page.expect_request("**/v1/chat/completions") as sent:
+        leave_out.click()
+    assert [message["content"][:10] for message in sent.value.post_data_json["messages"]] == [
+        "Question 2", "Answer 2. ", "More words"
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("server", "shown"),
     [

@@ -223,3 +223,42 @@ def test_a_wide_list_shows_titles_in_two_lines(chat: Chat) -> None:
     chat.page.get_by_role("separator").press("End")
     assert shown.evaluate("(node) => node.getBoundingClientRect().height") == 2 * height
     expect(chat.rows.first.get_by_role("link")).to_have_attribute("title", title)
+
+
+SPREAD = """async () => {
+    const open = indexedDB.open("carousel");
+    await new Promise((done) => (open.onsuccess = done));
+    const write = open.result.transaction(["conversations", "messages"], "readwrite");
+    const [rows, messages] = ["conversations", "messages"].map((name) => write.objectStore(name));
+    const [all, last] = [rows.getAll(), messages.get(["c0", "m1"])];
+    await new Promise((done) => (last.onsuccess = done));
+    for (const row of all.result) rows.put({ ...row, updated: Date.now() - (999 - Number(row.id.slice(1))) * 3_600_000 });
+    messages.put({ ...last.result, content: `${last.result.content} A zebra.` });
+    await new Promise((done) => (write.oncomplete = done));
+    open.result.close();
+}"""
+
+
+def test_a_list_of_1_000_conversations(chat: Chat) -> None:
+    """They have days and pins, the oldest one is found and opened with the keyboard, and others are out of sight."""
+    fill(chat, 1000, 2)
+    chat.page.evaluate(SPREAD)
+    chat.reload()
+    days = chat.page.locator("#conversations .day")
+    expect(days).to_have_text(["Today", "Yesterday", "Last seven days", "Last month", "Older"])
+    skipped = "(nodes) => nodes.filter((node) => !node.firstElementChild.checkVisibility({ contentVisibilityAuto: true })).length"
+    assert chat.rows.evaluate_all(skipped) > 900
+    chat.page.keyboard.press("Control+k")
+    chat.page.keyboard.type("zebra")
+    expect(chat.rows).to_have_text("Title 0…word word word word A zebra.")
+    chat.page.keyboard.press("ArrowDown")
+    expect(chat.rows.first.get_by_role("link")).to_be_focused()
+    chat.page.keyboard.press("Enter")
+    expect(chat.text()).to_contain_text("A zebra.")
+    chat.page.keyboard.press("Control+k")
+    chat.page.keyboard.press("Escape")
+    chat.page.locator("#more").click()
+    chat.page.get_by_role("menuitem", name="Pin", exact=True).click()
+    expect(days.first).to_have_text("Pinned")
+    expect(chat.rows.first).to_have_attribute("data-id", "c0")
+    expect(chat.rows).to_have_count(1000)

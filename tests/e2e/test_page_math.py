@@ -131,3 +131,26 @@ def test_a_copied_formula_is_its_source_once(chat: Chat) -> None:
     chat.text().locator("li").evaluate("(node) => getSelection().selectAllChildren(node)")
     assert chat.page.evaluate(COPY) is None
     assert chat.page.locator(".copied").count() == 0
+
+
+def test_formulas_that_waited_are_drawn_one_by_one_while_idle(chat: Chat) -> None:
+    """When KaTeX has loaded, none is drawn at once, and the newest one, which is in view, is the first."""
+    drawn = chat.page.evaluate(
+        """async (base) => {
+            const { renderWhole } = await import(`${base}/static/js/render.js`);
+            const steps = [];
+            window.requestIdleCallback = (step) => steps.push(step);
+            const root = document.createElement("div"), thread = document.getElementById("thread");
+            thread.replaceChildren(root);
+            renderWhole(root, "\\\\(a\\\\)\\n\\n".repeat(50));
+            while (!steps.length) await new Promise((done) => setTimeout(done, 20));
+            const counts = [];
+            for (let i = 0; i < 3; i++) {
+                counts.push(root.querySelectorAll(".katex").length);
+                steps.shift()({ timeRemaining: () => 0 });
+            }
+            return [...counts, root.lastElementChild.querySelector(".katex") !== null];
+        }""",
+        chat.url,
+    )
+    assert drawn == [0, 1, 2, True]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +12,9 @@ import pytest
 from playwright.sync_api import Page, Route, expect
 
 from tests.conftest import Server
+from tests.e2e.conversation_files import CHATGPT, LLAMA, OPEN_WEBUI, mapping
 from tests.e2e.page import ANSWER_MS, Chat, answer_with, delta
+from tests.e2e.test_page_import import import_file
 from tests.e2e.test_page_store import delete, rows, texts
 from tests.e2e.test_page_tree import DONE, ask, edit, menu
 
@@ -182,7 +185,7 @@ WORK = """async ([base, operations]) => {
     const add = async (conversation, parent, text) => {
         const message = { id: text, parent, role: "user", content: text, created: Date.now() };
         await store.append(conversation, [message]);
-        written.push(text);
+        written.push(message.id);
     };
     for (const [kind, text, at] of operations) {
         const list = store.list(), conversation = list[Math.floor(at * list.length)];
@@ -196,13 +199,13 @@ WORK = """async ([base, operations]) => {
         if (kind === "rename") await store.change(conversation.id, (row) => (row.title = text));
         else if (kind === "delete") {
             await store.remove(conversation.id);
-            deleted.push(...conversation.messages.map(({ content }) => content));
+            deleted.push(...conversation.messages.map(({ id }) => id));
             if (at > 0.5) await store.restore(conversation);
         } else if (!message) await add(conversation, null, text);
         else if (kind === "cut") {
             const branch = new Tree(conversation).branch(message);
             await store.cut(conversation, branch);
-            deleted.push(...branch.map(({ content }) => content));
+            deleted.push(...branch.map(({ id }) => id));
             if (at > 0.5) await store.append(conversation, branch);
         } else await add(conversation, kind === "answer" ? message.id : message.parent, text);
     }
@@ -210,11 +213,59 @@ WORK = """async ([base, operations]) => {
 }"""
 
 
+EXPORT = """async (base) => {
+    const { Store } = await import(`${base}/static/js/store.js`);
+    const { asJson } = await import(`${base}/static/js/export.js`);
+    const store = new Store((reason) => { throw new Error(reason); }, () => {});
+    await store.open();
+    return (await asJson(store.list())).join("");
+}"""
+BROKEN = json.dumps([CHATGPT[0], *mapping(a="b", b="a")])  # the first conversation alone could be imported
+FOREIGN = {
+    json.dumps(CHATGPT): ["How old is it?\n\n[image: den.png]\n\n[file: list.pdf]\n\n[image: file_9]", "", "42 years.",
+                          "I cannot tell."],
+    json.dumps(LLAMA): ["Which owl?\n\nnotes.txt\n\n```\nIt is grey.\n```\n\n[image: owl.jpg]", "", "A tawny owl.",
+                        "A barn owl."],
+    json.dumps(OPEN_WEBUI): ["What time is it?\n\n[image]", "Noon.", "",
+                             "It is noon. <details><summary>More</summary>No.</details>"],
+    BROKEN: [],
+}  # fmt: skip
+
+
+def state(chat: Chat) -> list[str]:
+    """Return all rows of a browser, without the fields that belong to the browser."""
+    found = [*rows(chat.page, "conversations"), *rows(chat.page, "messages")]
+    own = ("unsent", "changes", "deleted")
+    return sorted(
+        json.dumps(
+            {name: value for name, value in row.items() if name not in own and value is not None}, sort_keys=True
+        )
+        for row in found
+    )
+
+
+def import_random_file(draw: random.Random, chat: Chat, other: Chat) -> set[str]:
+    """Import the export of another browser, another program's file or a broken one, and return the ids of new messages."""
+    file = other.page.evaluate(EXPORT, other.url) if draw.random() < 0.4 else draw.choice(list(FOREIGN))
+    messages = [] if file in FOREIGN else [each["messages"] for each in json.loads(file)["conversations"]]
+    expected = FOREIGN.get(file, [message["content"] for each in messages for message in each])
+    known = {
+        row["id"] for side in (chat, other) for row in rows(side.page, "messages")
+    }  # also those that arrive meanwhile
+    import_file(chat.page, "conversations.json", file)
+    added = {row["id"]: row["content"] for row in rows(chat.page, "messages") if row["id"] not in known}
+    assert sorted(added.values()) == sorted(expected)
+    return set(added)
+
+
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_random_edits_of_two_browsers_are_joined_in_any_order(
+def test_random_edits_and_imports_of_two_browsers_are_joined_in_any_order(
     browser_of: Callable[..., Chat], service: Server, seed: int
 ) -> None:
-    """Both browsers end with the same rows, and what was written and never deleted is in them."""
+    """Both browsers end with the same rows, and each message that was written or imported, and not deleted, is in them.
+
+    A file that is imported twice is there twice, and a broken one adds nothing.
+    """
     draw = random.Random(seed)
     sides = [browser_of(), browser_of()]
     written: set[str] = set()
@@ -228,16 +279,12 @@ def test_random_edits_of_two_browsers_are_joined_in_any_order(
         written |= set(done["written"])
         deleted |= set(done["deleted"])
         chat.reload()
+        for _ in range(draw.randrange(3)):
+            written |= import_random_file(draw, chat, sides[1 - side])
         if draw.random() < 0.5:
             exchange(chat)
     for chat in (*sides, *sides):
         exchange(chat)
-
-    def state(chat: Chat) -> list[Any]:
-        kept = ("id", "parent", "content", "title", "revision", "writer")
-        found = [*rows(chat.page, "conversations"), *rows(chat.page, "messages")]
-        return sorted(([row.get(name) for name in kept] for row in found), key=str)
-
     assert state(sides[0]) == state(sides[1])
-    assert written - deleted <= set(texts(sides[0].page))
+    assert written - deleted <= {row["id"] for row in rows(sides[0].page, "messages") if "content" in row}
     expect(sides[0].page.locator("html[data-ready]")).to_be_attached(timeout=ANSWER_MS)

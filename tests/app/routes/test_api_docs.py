@@ -22,7 +22,7 @@ from app.routes import api_docs
 from tests.app.routes.test_http import make, ready
 
 SPECIFICATION = json.loads((Path(__file__).parents[2] / "vendor" / "openapi" / "schema.json").read_text())
-PAGE_FILES = {"/favicon.ico", "/preview", "/manifest.webmanifest", "/service_worker.js"}
+PAGE_FILES = {"/favicon.ico", "/preview", "/preview/mermaid", "/manifest.webmanifest", "/service_worker.js"}
 PAGES = {"/", "/engine", "/docs", "/openapi.json"} | PAGE_FILES
 BODIES = [
     pytest.param(path, name, id=f"{path} {name}")

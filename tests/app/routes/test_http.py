@@ -18,6 +18,7 @@ from app.admission import refused_keys
 from app.admission.tenants import Tenant, anonymous, key_digest, tenant_of_key
 from app.engine_client.client import EngineClient
 from app.engine_client.member import EngineMember
+from app.http.assets import version
 from app.http.security import HostMiddleware
 from app.routes import anthropic, chat_completions, openai_responses, realtime, text
 from app.routes.realtime_session import Session
@@ -498,6 +499,21 @@ def test_pages_are_served_under_a_strict_policy(http, path: str):
     assert "<script>" not in answer.text
     assert "style=" not in answer.text
     assert "//cdn" not in answer.text
+
+
+def test_the_frame_of_diagrams_runs_only_its_own_scripts(http):
+    """A nonce, which is another one each time, allows them; there is no network, no origin and no image."""
+    first, second = http.get("/preview/mermaid"), http.get("/preview/mermaid")
+    policy = first.headers["content-security-policy"]
+    (nonce,) = re.findall(r"script-src 'nonce-([\w-]{22})';", policy)
+    assert policy.startswith("sandbox allow-scripts; default-src 'none'; ")
+    assert not re.search("connect-src|img-src|'self';|allow-same-origin", policy)
+    assert re.findall("<script([^>]*)>", first.text) == [
+        f' nonce="{nonce}" src="/static/{version()}/vendor/mermaid/mermaid.tiny.js"',
+        f' nonce="{nonce}"',
+    ]
+    assert nonce not in second.text
+    assert http.get(f"/static/{version()}/vendor/mermaid/mermaid.tiny.js").status_code == 200
 
 
 def test_favicon_ico_is_the_icon_of_the_pages(http):
