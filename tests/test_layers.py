@@ -35,9 +35,9 @@ FORBIDDEN = {
 # Rooms of app/ (docs/architecture.md), each of which imports only those before it.
 ROOMS = (
     "errors", "resources", "child_environment", "streams", "admission", "conversations", "text", "remote_settings",
-    "settings", "options", "engine_options", "engine_client", "store", "generation", "observe", "http", "protocols",
-    "prompts", "service", "request_changes", "routes", "restoring", "adoption", "recovery", "server", "cli",
-    "ray_launcher", "llm", "__main__",
+    "network_settings", "settings", "options", "engine_options", "engine_client", "store", "generation", "observe",
+    "http", "protocols", "prompts", "service", "request_changes", "routes", "restoring", "adoption", "recovery",
+    "server", "cli", "ray_launcher", "llm", "__main__",
 )  # fmt: skip
 
 
