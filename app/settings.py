@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Annotated, Literal
 
 from app.admission.tenants import Tenant
+from app.mcp.addresses import ServerAddress
 from app.network_settings import NetworkSettings
 from app.text.generation_config import AUTO_CONFIG
 from engine.config import COMPUTATION, EngineConfig
@@ -330,6 +331,17 @@ class Settings(NetworkSettings, frozen=True, kw_only=True, dict=True):  # dict: 
         str,
         Option(PAGE, "system prompt of new conversations on the chat page; each person can change it there", "none"),
     ] = ""
+    mcp: Annotated[
+        tuple[ServerAddress, ...],
+        Option(
+            PAGE,
+            "URLs of MCP servers whose tools the chat page offers and runs, separated by commas, each with a name "
+            "before it if its host is not to be shown (NAME=URL); a secret is written into the URL (https://TOKEN@host "
+            "or https://USER:PASSWORD@host), preferably in the variable; needs API keys",
+            "none",
+            kind=str,
+        ),
+    ] = ()
     page_bytes: Annotated[
         int,
         Option(

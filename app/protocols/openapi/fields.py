@@ -93,6 +93,8 @@ FIELD_TEXTS: Mapping[str, str] = MappingProxyType(
         "conversation": "Conversation whose items come before the input, and which gets those of the response.",
         "items": "Items, oldest first.",
         "rows": "Versions of rows. Of each row the version with the higher (revision, writer) is kept.",
+        "server": "Name of an MCP server.",
+        "arguments": "Arguments of the call, as the schema of the tool has them.",
         "functions": "Only an empty list is supported; use `tools`.",
         "modalities": 'Only `["text"]` is supported.',
         "suffix": "Only an empty text is supported.",
