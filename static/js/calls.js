@@ -1,12 +1,15 @@
 // DOM of the tool calls of an answer: a foldable block for each, and fields for the results. Names, arguments and results
 // become text nodes only.
+import { nothing, render } from "../vendor/lit/lit-html.js";
 import { codeFrame, growCode, highlight } from "./code.js";
 import { h, icon } from "./dom.js";
+import { callRun } from "./call_run.js";
 import { readDraft, writeDraft } from "./drafts.js";
+import { HAS_TOOLS } from "./env.js";
 import { JsonPrinter, printJson } from "./print_json.js";
 import { awaitsResults, callState } from "./tools.js";
 
-/** @import { Message, ToolCall } from "./types.js" */
+/** @import { CallRun, Message, MessageActions, ToolCall } from "./types.js" */
 
 /** Creates the summary line of a foldable block. @param {...(Node | string)} children */
 export const foldSummary = (...children) => h("summary", {}, icon("chevron"), ...children);
@@ -31,25 +34,34 @@ class CallView {
     this.area.value = readDraft(draft);
     this.area.addEventListener("input", () => writeDraft(draft, this.area.value));
     this.field = h("label", { class: "field" }, h("span", { class: "field-label" }, "Result"), this.area);
+    this.run = h("div");
     this.node = h(
       "details",
       { class: "fold call" },
       foldSummary(h("code", { class: "call-name", dir: "auto" }, call.name), this.state),
-      h("div", { class: "fold-body" }, this.frame, this.field),
+      h("div", { class: "fold-body" }, this.frame, this.run, this.field),
     );
   }
 
-  /** @param {ToolCall} call @param {Message} message */
-  show(call, message) {
+  /** @param {ToolCall} call @param {Message} message @param {CallRun | null} run */
+  show(call, message, run) {
     this.#print(call.arguments);
     const state = callState(call, message);
-    this.field.hidden = state !== "called" || !awaitsResults(message);
+    this.#showRun(run, call.name);
+    this.field.hidden = state !== "called" || !awaitsResults(message) || Boolean(run && run.state !== "failed");
     if (state === this.#state) return;
     this.#state = this.node.dataset.state = state;
     this.state.textContent = state;
     this.node.open = state !== "answered";
     if (state !== "calling") highlight(this.frame);
     if (call.result !== undefined) this.#showResult(call.result);
+  }
+
+  /** @param {CallRun | null} run @param {string} name */
+  #showRun(run, name) {
+    const hadFocus = this.run.contains(document.activeElement);
+    render(run ? callRun(run, name) : nothing, this.run);
+    if (hadFocus && !this.run.contains(document.activeElement)) this.node.querySelector("summary")?.focus();
   }
 
   /** @param {string} text */
@@ -84,17 +96,17 @@ class CallView {
 export class CallList {
   #views = /** @type {CallView[]} */ ([]);
 
-  /** @param {(results: (string | undefined)[]) => boolean} send continues the conversation; returns whether it did */
-  constructor(send) {
+  /**
+   * @param {MessageActions} actions
+   * @param {(results: (string | undefined)[]) => boolean} send continues the conversation; returns whether it did
+   */
+  constructor(actions, send) {
+    this.actions = actions;
     this.send = send;
+    this.note = h("p", { class: "field-note" });
     this.list = h("div");
     this.button = h("button", { class: "button small primary", type: "button", onclick: () => this.#send() });
-    this.foot = h(
-      "div",
-      { class: "results-foot" },
-      h("p", { class: "field-note" }, "This page runs no tools. Write the result that the model should see."),
-      this.button,
-    );
+    this.foot = h("div", { class: "results-foot" }, this.note, this.button);
     this.node = h("div", { class: "calls", hidden: true }, this.list, this.foot);
   }
 
@@ -113,11 +125,19 @@ export class CallList {
         this.#views[i] = new CallView(call, `result.${id}.${i}`);
         this.list.append(this.#views[i].node);
       }
-      this.#views[i].show(call, message);
+      this.#views[i].show(call, message, this.actions.runOf(message, i));
     });
-    this.foot.hidden = !awaitsResults(message);
     const asked = this.#views.filter(({ result }) => result !== undefined).length;
-    this.button.textContent = asked > 1 ? "Send results" : "Send result";
+    const waits = awaitsResults(message);
+    const awaited = calls.filter((call) => callState(call, message) === "called").length;
+    this.foot.hidden = waits
+      ? !asked
+      : message.state === "streaming" || !calls.some(({ result }) => result !== undefined);
+    this.note.textContent = waits
+      ? `${HAS_TOOLS ? "" : "This page runs no tools. "}Write the result that the model should see.`
+      : "";
+    this.button.textContent = asked > 1 ? "Send results" : asked ? "Send result" : "Go on with the results";
+    this.button.hidden = asked < awaited;
   }
 
   #send() {

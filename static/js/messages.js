@@ -50,7 +50,7 @@ export class AnswerView {
     );
     this.body = h("div", { class: "body prose" });
     this.editor = h("div");
-    this.calls = new CallList((results) => this.actions.sendResults(this.message.id, results));
+    this.calls = new CallList(actions, (results) => this.actions.sendResults(this.message.id, results));
     this.wait = new WaitLine(actions, () => this.message);
     this.trouble = h("div", { class: "trouble", role: "group", "aria-label": "Problem", hidden: true });
     this.figures = h("p", { class: "figures" });

@@ -1,0 +1,18 @@
+// Template of the run of a tool call: its state, and the buttons that start it.
+import { html, nothing } from "../vendor/lit/lit-html.js";
+
+/** @import { CallRun } from "./types.js" */
+
+/** @param {CallRun} run @param {string} name of the called function */
+export function callRun({ state, text, run }, name) {
+  const button = (/** @type {string} */ label, /** @type {boolean} */ always, kind = "") =>
+    html`<button class="button small ${kind}" type="button" aria-label="${label} ${name}" @click=${() => run(always)}>${label}</button>`;
+  return html`<div class="call-run" data-state=${state}>
+    <span class="field-note">${text}</span>
+    ${
+      state === "running"
+        ? nothing
+        : [button("Always run", true), button(state === "failed" ? "Run again" : "Run", false, "primary")]
+    }
+  </div>`;
+}
