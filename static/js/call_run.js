@@ -12,7 +12,7 @@ export function callRun({ state, text, run }, name) {
     ${
       state === "running"
         ? nothing
-        : [button("Always run", true), button(state === "failed" ? "Run again" : "Run", false, "primary")]
+        : html`<div>${button("Always run", true)}${button(state === "failed" ? "Run again" : "Run", false, "primary")}</div>`
     }
   </div>`;
 }

@@ -3,6 +3,7 @@ import { html, nothing } from "../vendor/lit/lit-html.js";
 import { runsAlways, setAlways } from "./always_run.js";
 import { listServerTools } from "./api.js";
 import { HAS_TOOLS } from "./env.js";
+import { errorText } from "./labels.js";
 import { isSameTool, offered } from "./server_tools.js";
 
 /** @import { Conversation, ListedTool, ServerTools } from "./types.js" */
@@ -18,6 +19,7 @@ export async function loadServerTools(redraw) {
     problem = "";
   } catch (error) {
     problem = `The list of tools could not be read: ${/** @type {Error} */ (error).message}`;
+    servers = [];
   }
   redraw();
 }
@@ -37,7 +39,7 @@ export function serverToolsSection(conversation, change) {
     const rest = missing.map((one) => ({ name: one.name, description: "not listed now", input_schema: {} }));
     return html`<fieldset class="server-tools">
         <legend class="field-label">${name}</legend>
-        <span class="field-error" ?hidden=${!error}>${error}</span>
+        <span class="field-error" ?hidden=${!error}>${errorText({ message: error ?? "" })}</span>
         <ul>${[...tools, ...rest].map((tool) => html`<li>${row(conversation, name, tool, change)}</li>`)}</ul>
       </fieldset>`;
   })}

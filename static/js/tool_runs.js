@@ -4,6 +4,7 @@ import { runsAlways, setAlways } from "./always_run.js";
 import { ApiError, callServerTool } from "./api.js";
 import { HAS_TOOLS } from "./env.js";
 import { askKey } from "./key_dialog.js";
+import { errorText } from "./labels.js";
 import { setStatus, toast } from "./notices.js";
 import { serverToolOf } from "./server_tools.js";
 import { awaitsResults, callState } from "./tools.js";
@@ -38,9 +39,9 @@ export class ToolRuns {
       this.#rounds.delete(current.id);
       this.#runAll(current, message.id, index);
     };
-    const where = `${tool.name} of ${tool.server}`;
+    const where = `${tool.name}, a tool of ${tool.server}`;
     if (this.#running.has(call)) return { state: "running", text: `Running ${where}`, run };
-    const interrupted = call.startedAt && `The run of ${where} was interrupted, or is in another tab. ${MAYBE}`;
+    const interrupted = call.startedAt && `The run of ${tool.name} was interrupted, or is in another tab. ${MAYBE}`;
     const text = call.problem ?? interrupted;
     if (text) return { state: "failed", text, run };
     const isHeld = runsAlways(tool) && (this.#rounds.get(current.id) ?? 0) >= MAX_ROUNDS;
@@ -113,7 +114,7 @@ export class ToolRuns {
       call.result = await resultOf(tool, call.arguments, stop.signal);
       delete call.startedAt;
     } catch (error) {
-      const { message: reason } = /** @type {Error} */ (error);
+      const reason = error instanceof ApiError ? errorText(error) : `The server cannot be reached. ${MAYBE}`;
       call.problem = stop.signal.aborted ? `Stopped. ${MAYBE}` : reason;
       if (error instanceof ApiError && error.status === 401) askKey(reason);
     }

@@ -536,7 +536,9 @@ def main() -> None:
                 picture = f"{name} {width} {scheme}.png".replace(" ", "-")
                 if options.only and options.only not in picture:
                     continue
-                context = browser.new_context(**device, color_scheme=scheme, reduced_motion="reduce")
+                context = browser.new_context(
+                    **device, color_scheme=scheme, reduced_motion="reduce", service_workers="block"
+                )
                 context.add_init_script(DEFAULTS)
                 page = context.new_page()
                 if name in CHAT:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from playwright.sync_api import Locator, Page, Route, expect
 
 from tests.conftest import Server
 from tests.e2e.page import Chat, call_delta, delta, sse
 from tests.e2e.test_page_tools import CALLED, DONE
+from tests.limits import HANG_SECONDS
 from tests.mcp_server import McpServer
 
 pytestmark = pytest.mark.browser
@@ -109,7 +112,7 @@ def test_a_tool_runs_with_a_click_and_the_answer_goes_on(chat: Chat) -> None:
     model = Model(chat.page, WEATHER, TEXT)
     choose(chat, "get_weather")
     chat.send("What is the weather?")
-    expect(chat.answers.last.locator(".call-run")).to_contain_text("get_weather of weather")
+    expect(chat.answers.last.locator(".call-run")).to_contain_text("get_weather, a tool of weather")
     expect(chat.answers.last.get_by_role("button", name="Send result")).to_be_hidden()
     run_button(chat, "get_weather").click()
     wait_answers(chat, 2)
@@ -127,7 +130,7 @@ def test_the_settings_list_tools_and_servers_that_do_not_answer(chat: Chat) -> N
     Model(chat.page, TEXT)
     open_tools(chat)
     expect(chat.page.locator(".server-tools")).to_have_count(2)
-    expect(chat.page.locator(".server-tools").last).to_contain_text("the tool server 'gone' cannot be reached")
+    expect(chat.page.locator(".server-tools").last).to_contain_text("The tool server 'gone' cannot be reached")
     expect(chat.page.locator(".server-tools").first).to_contain_text("Get the current weather in a city.")
     chat.page.get_by_role("checkbox", name="get_weather").check()
     chat.page.keyboard.press("Escape")
@@ -228,7 +231,7 @@ def test_a_server_that_fails_leaves_the_call_to_the_user(chat: Chat) -> None:
     chat.page.route("**/v1/page/tools/call", lambda route: route.fulfill(status=502, json=error))
     chat.send("What is the weather?")
     run_button(chat, "get_weather", "Always run").click()
-    expect(chat.answers.last.locator(".call-run")).to_contain_text("the tool server 'weather' cannot be reached")
+    expect(chat.answers.last.locator(".call-run")).to_contain_text("The tool server 'weather' cannot be reached.")
     expect(run_button(chat, "get_weather", "Run again")).to_be_visible()
     chat.answers.last.get_by_label("Result of get_weather").fill("rain")
     chat.answers.last.get_by_role("button", name="Send result").click()
@@ -243,7 +246,7 @@ def test_a_reload_during_a_call_runs_nothing_by_itself(chat: Chat, tmp_path: Pat
     choose(chat, "wait")
     chat.send("Wait.")
     run_button(chat, "wait", "Always run").click()
-    expect(chat.answers.last.locator(".call-run")).to_have_text("Running wait of weather")
+    expect(chat.answers.last.locator(".call-run")).to_have_text("Running wait, a tool of weather")
     wait_lines(chat, path, ["begun"])
     chat.reload()
     wait_lines(chat, path, ["begun", "cancelled"])
@@ -315,6 +318,23 @@ def test_own_definitions_are_still_answered_by_hand(chat: Chat) -> None:
     chat.answers.last.get_by_role("button", name="Send result").click()
     wait_answers(chat, 2)
     assert [message["content"] for message in model.requests[1]["messages"][2:]] == ["18 degrees in Ghent", "nothing"]
+
+
+def test_two_api_processes_run_tools_alike(tools: McpServer) -> None:
+    """Each with sessions of its own, and with a secret that only the variable has."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CAROUSEL_MCP", f"weather={tools.url.replace('://', '://token@')}")
+        patch.setenv("CAROUSEL_API_KEY", KEY)
+        server = Server.start("--api-processes", "2", "--public-metrics", timeout=HANG_SECONDS)
+    headers = {"Authorization": f"Bearer {KEY}"}
+    body = {"server": "weather", "name": "headers", "arguments": {}}
+    processes: set[str] = set()
+    while processes != {"0", "1"}:  # each request has a connection of its own, which either of them accepts
+        answer = httpx.post(f"{server.url}/v1/page/tools/call", json=body, headers=headers, timeout=HANG_SECONDS)
+        assert json.loads(answer.json()["content"])["authorization"] == "Bearer token"
+        metrics = httpx.get(f"{server.url}/metrics", timeout=HANG_SECONDS).text
+        processes |= set(re.findall(r'carousel:tool_calls_total{api_process="(\d)"', metrics))
+    server.stop()
 
 
 def test_a_page_without_tools_says_so(slow_server: Server, new_page: Callable[..., Page]) -> None:
