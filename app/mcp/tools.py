@@ -20,6 +20,9 @@ MAX_DESCRIPTION_CHARACTERS = 4096
 MAX_RESULT_BYTES = 256 << 10  # of a text for the model, in UTF-8
 MAX_CURSOR_CHARACTERS = 4096
 MAX_PARTS = 1000  # of a result
+# A decoder holds the interpreter's lock. At these numbers it does so for less than 15 ms.
+MAX_LIST_COMMAS = 60_000
+MAX_RESULT_BRACES = 60_000
 _name = re.compile(TOOL_NAME)
 
 
@@ -89,7 +92,8 @@ class ToolList:
 
     def extend(self, texts: Sequence[bytes]) -> None:
         """Add tools as their server describes them, if they are valid and there is room."""
-        for text in texts:
+        self.left_out += len(texts[MAX_TOOLS:])
+        for text in texts[:MAX_TOOLS]:
             has_room = len(self.tools) < MAX_TOOLS and self.size + len(text) <= MAX_LIST_BYTES
             tool = _decode_tool(text) if has_room else None
             if tool is None:
@@ -123,6 +127,8 @@ def _decode_tool(text: bytes) -> Tool | None:
 
 def decode_page(result: msgspec.Raw) -> ListPage:
     """Return a page of a list. Raises `McpError`."""
+    if bytes(result).count(b",") > MAX_LIST_COMMAS:
+        raise McpError("sent too many values in a list of tools")
     try:
         page = msgspec.json.decode(result, type=ListPage)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -134,6 +140,8 @@ def decode_page(result: msgspec.Raw) -> ListPage:
 
 def decode_result(result: msgspec.Raw) -> ToolResult:
     """Return the result of a call as one text. Raises `McpError`."""
+    if bytes(result).count(b"{") > MAX_RESULT_BRACES:
+        raise McpError("sent too many objects in a result")
     try:
         called = msgspec.json.decode(result, type=CallResult)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

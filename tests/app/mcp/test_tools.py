@@ -111,6 +111,14 @@ def test_a_result_is_cut_with_a_sentence():
     assert many.split("\n")[-2:] == ["a", "[5 further parts are left out]"]
 
 
+def test_what_would_hold_the_interpreter_is_refused():
+    """The decoder would create an object for each value."""
+    with pytest.raises(McpError, match="too many values"):
+        decode_page(msgspec.Raw(b'{"tools": [' + b"1," * 100_000 + b"1]}"))
+    with pytest.raises(McpError, match="too many objects"):
+        decode_result(msgspec.Raw(b'{"content": [' + b'{"type":""},' * 80_000 + b'{"type":""}]}'))
+
+
 @pytest.mark.parametrize("raw", [b"[]", b"5", b'{"content": 1}', b'{"content": [1]}', b'{"isError": "x"}'])
 def test_another_result_is_an_error_of_the_server(raw: bytes):
     with pytest.raises(McpError, match="valid result"):
