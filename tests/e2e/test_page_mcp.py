@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Locator, Page, Route, expect
 
 from tests.conftest import Server
-from tests.e2e.page import Chat, call_delta, delta, sse
+from tests.e2e.page import Chat, begin_with, call_delta, delta, sse
 from tests.e2e.test_page_tools import CALLED, DONE
 from tests.limits import HANG_SECONDS
 from tests.mcp_server import McpServer
@@ -257,19 +257,54 @@ def test_a_reload_during_a_call_runs_nothing_by_itself(chat: Chat, tmp_path: Pat
 
 
 def test_stop_ends_the_tool_and_the_rounds(chat: Chat, tmp_path: Path) -> None:
-    """The tool is cancelled on its server, and a further click runs it again."""
+    """The tool is cancelled on its server, a further click runs it again, and a queued message comes back."""
     path = tmp_path / "calls"
     model = Model(chat.page, (call("wait", path=str(path)), CALLED), TEXT)
     choose(chat, "wait")
     chat.send("Wait.")
     run_button(chat, "wait", "Always run").click()
+    expect(chat.answers.last.locator(".call summary")).to_be_focused()
     wait_lines(chat, path, ["begun"])
+    chat.send("And then?")
+    expect(chat.page.locator("#queued")).to_be_visible()
     chat.stop.click()
     expect(chat.answers.last.locator(".call-run")).to_contain_text("Stopped. It may have had its effect.")
     wait_lines(chat, path, ["begun", "cancelled"])
     expect(chat.stop).to_be_hidden()
+    expect(chat.prompt).to_have_value("And then?")
     assert len(model.requests) == 1
     expect(run_button(chat, "wait", "Run again")).to_be_visible()
+
+
+def test_a_stopped_answer_runs_no_tool(chat: Chat, tmp_path: Path) -> None:
+    """Its calls wait for a click, also if their tools always run."""
+    path = tmp_path / "calls"
+    choose(chat, "append")
+    chat.page.evaluate("localStorage['carousel.always-run'] = JSON.stringify(['weather append'])")
+    begin_with(chat.page, call("append", path=str(path), text="once"))
+    chat.send("Append.")
+    expect(chat.answers.last.locator(".call")).to_be_visible()
+    chat.stop.click()
+    expect(run_button(chat, "append")).to_be_visible()
+    assert lines(path) == []
+    run_button(chat, "append").click()
+    wait_lines(chat, path, ["once"])
+
+
+def test_rounds_go_on_in_a_conversation_that_is_not_shown(chat: Chat, tmp_path: Path) -> None:
+    """It is complete when it is opened again."""
+    path = tmp_path / "calls"
+    Model(chat.page, (call("append", path=str(path), text="once"), CALLED), TEXT)
+    choose(chat, "append")
+    chat.page.evaluate("localStorage['carousel.always-run'] = JSON.stringify(['weather append'])")
+    chat.send("Append.")
+    chat.page.get_by_role("button", name="New conversation").click()
+    expect(chat.answers).to_have_count(0)
+    wait_lines(chat, path, ["once"])
+    chat.rows.first.click()
+    wait_answers(chat, 2)
+    expect(chat.text()).to_have_text("It is mild.")
+    assert lines(path) == ["once"]
 
 
 def test_only_the_tab_of_the_answer_runs_its_tools(chat: Chat, tmp_path: Path) -> None:
