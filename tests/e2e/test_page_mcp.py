@@ -276,6 +276,21 @@ def test_stop_ends_the_tool_and_the_rounds(chat: Chat, tmp_path: Path) -> None:
     expect(run_button(chat, "wait", "Run again")).to_be_visible()
 
 
+def test_a_click_repeats_no_other_call(chat: Chat, tmp_path: Path) -> None:
+    """One that was cancelled waits for its own click, also if its tool always runs."""
+    path = tmp_path / "calls"
+    Model(chat.page, (call("wait", path=str(path)), call("get_weather", 1, city="Ghent"), CALLED), TEXT)
+    choose(chat, "wait", "get_weather")
+    chat.send("Wait.")
+    run_button(chat, "wait", "Always run").click()
+    wait_lines(chat, path, ["begun"])
+    chat.stop.click()
+    run_button(chat, "get_weather").click()
+    expect(chat.answers.last.locator(".call-state").last).to_have_text("answered")
+    expect(run_button(chat, "wait", "Run again")).to_be_visible()
+    assert lines(path) == ["begun", "cancelled"]
+
+
 def test_a_stopped_answer_runs_no_tool(chat: Chat, tmp_path: Path) -> None:
     """Its calls wait for a click, also if their tools always run."""
     path = tmp_path / "calls"

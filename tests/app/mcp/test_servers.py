@@ -163,10 +163,11 @@ async def test_a_list_is_read_once_a_minute(monkeypatch: pytest.MonkeyPatch):
             def reads() -> int:
                 return [method for method, _ in server.requests].count("tools/list")
 
-            leaving = asyncio.create_task(tools.listed())
-            await asyncio.sleep(0)
+            leaving, *others = [asyncio.create_task(tools.listed()) for _ in range(5)]
+            while tools._servers["x"].tools is None:
+                await asyncio.sleep(0)
             leaving.cancel()
-            found, *_ = await asyncio.gather(*(tools.listed() for _ in range(5)))
+            found, *_ = await asyncio.gather(*others)
             assert [each.error for each in found] == [None, "the tool server 'y' cannot be reached"] and reads() == 1
             now = 59.0
             failed = tools._servers["y"].tools
