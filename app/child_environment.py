@@ -9,7 +9,14 @@ import engine
 
 # Only this process checks keys and accesses the model hub; /proc shows a process's environment to its user.
 SECRET_VARIABLES = frozenset(
-    {"CAROUSEL_API_KEY", "CAROUSEL_OPERATOR_KEY", "CAROUSEL_METRICS_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"}
+    {
+        "CAROUSEL_API_KEY",
+        "CAROUSEL_OPERATOR_KEY",
+        "CAROUSEL_METRICS_KEY",
+        "CAROUSEL_MCP",
+        "HF_TOKEN",
+        "HUGGING_FACE_HUB_TOKEN",
+    }
 )
 
 

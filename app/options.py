@@ -23,6 +23,7 @@ from app.admission.body_budget import MEMORY_PER_BYTE
 from app.admission.keys_file import KeysFileError, read_keys_file
 from app.admission.tenant_tables import TenantError, read_tables, tenants_of
 from app.admission.tenants import KEY_CHARACTERS, Tenant, is_valid_key, key_digest, tenant_of_key
+from app.mcp.addresses import read_addresses
 from app.remote_settings import ENGINES, check_api_processes, read_engines
 from app.settings import Settings, SettingsError
 from app.text.generation_config import AUTO_CONFIG, NO_CONFIG, config_file
@@ -90,6 +91,7 @@ def resolve(
     if values["engines"] and download is not None:
         download = partial(download, has_weights=False)
     check_api_processes(values)
+    values["mcp"] = read_addresses(values.get("mcp"))
     found, engine = take_engine(options, values, download)
     name = values.pop("served_model_name", None) or found.name
     values["root_path"] = _root_path(values.get("root_path", ""))
@@ -104,6 +106,8 @@ def resolve(
     _check_generation_config(values.get("generation_config", AUTO_CONFIG))
     resolved = settings(engine=engine.validate(), model_name=name, **values)
     _check_body_memory(resolved)
+    if resolved.mcp and not resolved.requires_keys:
+        raise SettingsError("mcp requires api_key or keys_file: tools of MCP servers are only for clients with a key")
     check_device(resolved.engine.device, resolved.replicas)
     return resolved
 

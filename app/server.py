@@ -54,6 +54,7 @@ from app.observe.loop_lag import LoopLag
 from app.observe.metrics import Metrics
 from app.observe.replicas_wanted import ReplicasWantedCollector
 from app.observe.request_log import REQUEST_ID, RequestLog
+from app.observe.tool_calls import ToolCallMetrics
 from app.protocols.wire_formats import wire_format
 from app.routes import (
     anthropic,
@@ -66,6 +67,7 @@ from app.routes import (
     ops,
     page_rows,
     page_warm,
+    page_tools,
     pages,
     parse_stream_id,
     realtime,
@@ -82,6 +84,7 @@ from app.text.text_model import TextModel
 from engine.log_queue import LogWriter
 
 if TYPE_CHECKING:
+    from app.mcp.servers import ToolServers
     from app.observe.metering import Metering
     from app.store.state_file import Found, StateFile
 
@@ -137,6 +140,7 @@ def create_app(
     service.adopt, service.siblings = Adopter(service).adopt, siblings
     found = _open(service)
     _collect(service, logs, connections or ConnectionLimits())
+    tool_servers = _tool_servers(service)
     lag = LoopLag(service.metrics.registry, settings.model_name)
     replicas_wanted = ReplicasWantedCollector(client, service.metrics.registry, settings.model_name)
 
@@ -158,6 +162,8 @@ def create_app(
             recovering.cancel()
             await client.stop()
             await service.grammars.close()
+            if tool_servers is not None:
+                await tool_servers.close()
             if state_file is not None:
                 state_file.flush()
             await asyncio.to_thread(service.close)
@@ -177,6 +183,7 @@ def create_app(
             *conversations.ROUTES,
             *page_rows.ROUTES,
             *page_warm.ROUTES,
+            *page_tools.ROUTES,
             *chat_completions.ROUTES,
             *ollama.ROUTES,
             Route("/", pages.chat_page),
@@ -221,6 +228,7 @@ def create_app(
         lifespan=lifespan,
     )
     app.state.service = service
+    app.state.tool_servers = tool_servers
     app.router.redirect_slashes = False  # a redirect would make clients send their body twice
     app.router.default = _Unrouted(app.router)
     return app
@@ -312,6 +320,15 @@ def _metering(settings: Settings) -> Metering | None:
     from app.observe.metering import Metering  # imported only if used: SQLite
 
     return Metering(Path(settings.metering))
+
+
+def _tool_servers(service: Service) -> ToolServers | None:
+    if not (addresses := service.settings.mcp):
+        return None
+    from app.mcp.servers import ToolServers  # imported only if used: an HTTP client
+
+    metrics = ToolCallMetrics(service.metrics.registry, service.settings.model_name)
+    return ToolServers(addresses, metrics.observe)
 
 
 def _collect(service: Service, logs: LogWriter | None, connections: ConnectionLimits) -> None:

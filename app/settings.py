@@ -10,7 +10,8 @@ from functools import cached_property
 from typing import Annotated, Literal
 
 from app.admission.tenants import Tenant
-from app.remote_settings import RemoteSettings
+from app.mcp.addresses import ServerAddress
+from app.network_settings import NetworkSettings
 from app.text.generation_config import AUTO_CONFIG
 from engine.config import COMPUTATION, EngineConfig
 from engine.options import FINITE, SHARE, Option, at_least, between
@@ -21,7 +22,7 @@ ToolParser = Literal[
 ]
 
 # Groups of options.
-NETWORK, MODEL, KEYS, LIMITS = "Network", "Model and text", "Keys", "Limits"
+MODEL, KEYS, LIMITS = "Model and text", "Keys", "Limits"
 RECOVERY, OBSERVATION, PAGE = "Recovery and shutdown", "Observation", "Chat page"
 
 # Options of `carousel engine` too.
@@ -37,50 +38,9 @@ class SettingsError(Exception):
     """An option is unknown or has an invalid value; the message names the option."""
 
 
-class Settings(RemoteSettings, frozen=True, kw_only=True, dict=True):  # dict: for the cached property
+class Settings(NetworkSettings, frozen=True, kw_only=True, dict=True):  # dict: for the cached property
     """Options of the server and of the engine. Immutable. An annotated field is an option (`engine.options`)."""
 
-    host: Annotated[str, Option(NETWORK, "address to listen on; 127.0.0.1 is this machine only")] = "127.0.0.1"
-    port: Annotated[int, Option(NETWORK, "port to listen on; 0 takes a free one", bounds=(between(0, 65535),))] = 8000
-    reuse_port: Annotated[
-        bool,
-        Option(
-            NETWORK,
-            "share the port with a server that this one replaces: accept connections once the model is loaded, then "
-            "all new ones (Linux)",
-        ),
-    ] = False
-    root_path: Annotated[
-        str, Option(NETWORK, "path under which a proxy serves this server, such as /llm, stripped or not")
-    ] = ""
-    keep_alive: Annotated[
-        int,
-        Option(
-            NETWORK,
-            "seconds after an answer for which an idle connection stays open; longer than a proxy keeps its own",
-            bounds=(at_least(1),),
-        ),
-    ] = 75
-    allowed_hosts: Annotated[
-        tuple[str, ...],
-        Option(
-            NETWORK,
-            "names in the Host header that are accepted besides localhost, separated by commas, such as a proxy's; "
-            "*: any",
-            "none on a loopback address; on others every IP address and this machine's own names",
-            kind=str,
-        ),
-    ] = ()
-    allowed_origins: Annotated[
-        tuple[str, ...],
-        Option(
-            NETWORK,
-            "origins of pages that may use this server from a browser besides its own, separated by commas, such as "
-            "https://chat.example.com; *: any",
-            "none",
-            kind=str,
-        ),
-    ] = ()
     model_name: Annotated[
         str,
         Option(MODEL, "model name for clients", "the hub name, or name of the folder or file", key="served_model_name"),
@@ -371,6 +331,17 @@ class Settings(RemoteSettings, frozen=True, kw_only=True, dict=True):  # dict: f
         str,
         Option(PAGE, "system prompt of new conversations on the chat page; each person can change it there", "none"),
     ] = ""
+    mcp: Annotated[
+        tuple[ServerAddress, ...],
+        Option(
+            PAGE,
+            "URLs of MCP servers whose tools the chat page offers and runs, separated by commas, each with a name "
+            "before it if its host is not to be shown (NAME=URL); a secret is written into the URL (https://TOKEN@host "
+            "or https://USER:PASSWORD@host), preferably in the variable; needs API keys",
+            "none",
+            kind=str,
+        ),
+    ] = ()
     page_bytes: Annotated[
         int,
         Option(

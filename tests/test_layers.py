@@ -34,10 +34,10 @@ FORBIDDEN = {
 
 # Rooms of app/ (docs/architecture.md), each of which imports only those before it.
 ROOMS = (
-    "errors", "resources", "child_environment", "streams", "admission", "conversations", "text", "remote_settings",
-    "settings", "options", "engine_options", "engine_client", "store", "generation", "observe", "http", "protocols",
-    "prompts", "service", "request_changes", "routes", "restoring", "adoption", "recovery", "server", "cli",
-    "ray_launcher", "llm", "__main__",
+    "errors", "resources", "child_environment", "streams", "admission", "conversations", "text", "mcp",
+    "remote_settings", "network_settings", "settings", "options", "engine_options", "engine_client", "store",
+    "generation", "observe", "http", "protocols", "prompts", "service", "request_changes", "routes", "restoring",
+    "adoption", "recovery", "server", "cli", "ray_launcher", "llm", "__main__",
 )  # fmt: skip
 
 

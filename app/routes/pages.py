@@ -81,6 +81,7 @@ def render_page(request: Request, name: str, **variables: Any) -> Response:
         "sampling": effective_defaults(service.text.sampling_defaults),
         "resume_seconds": int(MAX_RESUME_SECONDS),
         "keeps_rows": service.state_file is not None,
+        "has_tools": bool(settings.mcp),
         "asset": lambda path: f"{base}/static/{version()}/{path}",
         "bundled": bundled,
         **variables,

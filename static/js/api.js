@@ -1,7 +1,7 @@
 // HTTP client of the server: URLs, the API key, and the form of errors. Independent of the page.
 import { RESUME_SECONDS, url } from "./env.js";
 
-/** @import { AnswerRequest, ErrorBody, ErrorFields, Model, RequestChange, SharedRow, SharedRows, Timeline, Turn, WarmRequest } from "./types.js" */
+/** @import { AnswerRequest, ErrorBody, ErrorFields, Model, RequestChange, ServerTools, SharedRow, SharedRows, Timeline, Turn, WarmRequest } from "./types.js" */
 
 const KEY = "carousel.key";
 
@@ -134,9 +134,9 @@ export const countTokens = async (messages) => (await post("/tokenize", { messag
 /** Returns the tokens of a text. @param {string} prompt @returns {Promise<number>} */
 export const countTextTokens = async (prompt) => (await (await post("/tokenize", { prompt })).json()).count;
 
-/** @param {string} path @param {unknown} body */
-const post = (path, body) =>
-  call(path, { method: "POST", body: JSON.stringify(body), headers: { "Content-Type": "application/json" } });
+/** @param {string} path @param {unknown} body @param {AbortSignal} [signal] */
+const post = (path, body, signal) =>
+  call(path, { method: "POST", body: JSON.stringify(body), headers: { "Content-Type": "application/json" }, signal });
 
 /** Returns the text of an answer that is not streamed. @param {object} body @returns {Promise<string>} */
 export const complete = async (body) =>
@@ -153,6 +153,16 @@ export const sendRows = (rows) => post("/v1/page/rows", { rows });
  * @param {string[]} requests @returns {Promise<Record<string, WarmRequest>>}
  */
 export const askWarm = async (requests) => (await (await post("/v1/page/warm", { requests })).json()).requests;
+
+/** Returns the tools of MCP servers. @returns {Promise<ServerTools[]>} */
+export const listServerTools = async () => (await (await call("/v1/page/tools")).json()).data;
+
+/**
+ * Runs a tool of an MCP server, until it ends or `signal` cancels it.
+ * @param {{ server: string, name: string, arguments: object }} body @param {AbortSignal} signal
+ * @returns {Promise<{ content: string, is_error: boolean }>}
+ */
+export const callServerTool = async (body, signal) => (await post("/v1/page/tools/call", body, signal)).json();
 
 /** Returns the timeline of an answer. @param {string} stream @returns {Promise<Timeline>} */
 export const getTimeline = async (stream) => (await call(`/v1/requests/${encodeURIComponent(stream)}`)).json();

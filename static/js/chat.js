@@ -8,6 +8,7 @@ import { MODEL } from "./env.js";
 import { isUnfinished } from "./labels.js";
 import { toast } from "./notices.js";
 import { firstTitle } from "./title.js";
+import { ToolRuns } from "./tool_runs.js";
 import { Tree } from "./tree.js";
 
 /** @import { Conversation, Message, TextFile } from "./types.js" */
@@ -34,6 +35,7 @@ export class Chat {
     this.show = show;
     this.branches = new Branches(this);
     this.control = new Control(this, ready);
+    this.tools = new ToolRuns(this);
     this.current = this.#blank();
   }
 
@@ -104,10 +106,14 @@ export class Chat {
     return open[0] ?? path.at(-1);
   }
 
-  /** Whether an answer is written at the end of a conversation, by any tab. @param {Conversation} conversation */
+  /** Whether an answer is written at the end of a conversation by any tab, or this tab runs a tool for it. @param {Conversation} conversation */
   #isAnswering(conversation) {
     const last = this.last(conversation);
-    return last?.state === "streaming" || new Tree(conversation).open.some(({ state }) => state === "streaming");
+    return (
+      last?.state === "streaming" ||
+      this.tools.isRunning(conversation.id) ||
+      new Tree(conversation).open.some(({ state }) => state === "streaming")
+    );
   }
 
   get isBusy() {
@@ -163,7 +169,7 @@ export class Chat {
     const { current } = this;
     const message = this.last(current);
     if (this.isBusy || message?.id !== id) return false;
-    message.calls?.forEach((call, i) => (call.result = results[i]));
+    message.calls?.forEach((call, i) => (call.result ??= results[i]));
     this.store.save(current, message);
     this.branches.answer(current, message);
     return true;

@@ -13,8 +13,9 @@ export class Control {
     this.stopSignal = new StopSignal((id) => chat.answers.stop(id));
   }
 
-  /** Stops the answers at the end of the path; returns whether this tab writes them. */
+  /** Stops the answers at the end of the path, or their tools; returns whether this tab writes or runs them. */
   stop() {
+    if (this.chat.tools.stop(this.chat.current.id)) return true;
     const { path, open } = this.chat.tree;
     const message = open.find(({ state }) => state === "streaming") ?? path.at(-1);
     if (message?.state !== "streaming") return false;

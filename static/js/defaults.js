@@ -2,15 +2,17 @@
 import { SAMPLING, SYSTEM_PROMPT } from "./env.js";
 import { newId } from "./ids.js";
 import { readPref, writePref } from "./prefs.js";
+import { definitionsOf } from "./server_tools.js";
 import { FIELDS } from "./sampling.js";
 
 /** @import { Conversation, Settings } from "./types.js" */
 
 /** @param {Settings} conversation @returns {Settings} */
-export const settingsOf = ({ system, sampling, tools = [], requiresCall = false }) => ({
+export const settingsOf = ({ system, sampling, tools = [], serverTools = [], requiresCall = false }) => ({
   system,
   sampling,
   tools,
+  serverTools,
   requiresCall,
 });
 
@@ -44,11 +46,11 @@ export function differences(now, others) {
     const [value, other] = [now, others].map(({ sampling }) => sampling[name] ?? SAMPLING[name]);
     if (JSON.stringify(value) !== JSON.stringify(other)) parts.push(`${label.toLowerCase()} ${shown(value)}`);
   }
-  const { tools = [], requiresCall } = now;
-  if (JSON.stringify(tools) !== JSON.stringify(others.tools ?? []))
+  const tools = definitionsOf(now);
+  if (JSON.stringify(tools) !== JSON.stringify(definitionsOf(others)))
     parts.push(tools.length ? `${tools.length} ${tools.length === 1 ? "tool" : "tools"}` : "no tools");
-  if (Boolean(requiresCall) !== Boolean(others.requiresCall))
-    parts.push(requiresCall ? "required calls" : "optional calls");
+  if (Boolean(now.requiresCall) !== Boolean(others.requiresCall))
+    parts.push(now.requiresCall ? "required calls" : "optional calls");
   const line = parts.join(", ");
   return line.charAt(0).toUpperCase() + line.slice(1);
 }

@@ -16,6 +16,8 @@ export const VERSION = meta("version");
 export const RESUME_SECONDS = Number(meta("resume"));
 /** Whether the server keeps conversations by key. */
 export const KEEPS_ROWS = meta("keeps-rows") !== "";
+/** Whether the server runs tools of MCP servers. */
+export const HAS_TOOLS = meta("has-tools") !== "";
 export const ICONS = meta("icons") || `${BASE}/static/icons.svg`;
 export const MAC = /Mac|iPhone|iPad/.test(navigator.platform);
 

@@ -153,7 +153,7 @@ const TEXTS = { id: "", "parent?": "", content: "", "model?": "", "finish?": "",
 const TIMES = { created: isTime, "thinkingAt?": isTime, "sentAt?": isTime, "firstAt?": isTime, "lastAt?": isTime };
 const STATES = { role: oneOf("user", "assistant"), "state?": oneOf("done", "stopped", "error"), "resumed?": true };
 const COUNTS = { "thoughtMs?": 0, "pieces?": 0, "pausedMs?": 0 };
-const CALL = { id: "", name: "", arguments: "", "result?": "" };
+const CALL = { id: "", name: "", arguments: "", "result?": "", "startedAt?": 0, "problem?": "" };
 const FILE = { name: "", text: "", "tokens?": 0, "isTooLong?": true };
 const USAGE = {
   prompt_tokens: 0,
@@ -174,7 +174,9 @@ const MESSAGE = {
   "usage?": USAGE,
   "error?": FAULT,
 };
-const TOOLS = { "tools?": [{ type: "", function: isFunction }], "requiresCall?": true };
+const TOOL = { type: "", function: isFunction };
+const SERVER_TOOLS = { "serverTools?": [{ server: "", name: "", tool: TOOL }] };
+const TOOLS = { "tools?": [TOOL], ...SERVER_TOOLS, "requiresCall?": true };
 const SETTINGS = {
   system: "",
   model: "",
@@ -192,7 +194,7 @@ function ownConversations({ version, conversations }) {
   return list(conversations).map((given, i) => {
     const { first, chosen = {}, ...own } = alike(given, CONVERSATION, `conversations[${i}]`);
     const messages = /** @type {Message[]} */ (own.messages);
-    const definitions = JSON.stringify(own.tools ?? [], null, 2); // longer, the deeper it is nested
+    const definitions = JSON.stringify([own.tools, own.serverTools], null, 2); // longer, the deeper it is nested
     atMost(MAX_CHARACTERS, definitions.length, "characters in the tools of a conversation");
     const nodes = messages.map(({ id, parent = null }) => ({ key: id, parent }));
     const ids = new Map(inOrder(own.title.slice(0, 60), nodes).map(({ key }) => [key, newId()]));

@@ -55,6 +55,7 @@ const thread = new Thread({
   replay: (id) => chat.branches.replay(id),
   find: (id) => chat.find(id),
   removeBranch: (id) => chat.branches.removeBranch(id),
+  runOf: (message, index) => chat.tools.runOf(message, index),
   sendResults: (id, results) => chat.sendResults(id, results),
   leaveOut: (id) => chat.leaveOut(id),
   startOver: () => chat.startOver(),
@@ -146,6 +147,7 @@ function ended(conversation, messages) {
   if (conversation === chat.current) announce(complete.flatMap((message) => thread.answer(message)?.blockTexts ?? []));
   ready.ended(conversation, messages[0]);
   chat.onAnswerEnd(conversation, messages);
+  chat.tools.ended(conversation, messages);
   giveTitle(store, conversation, chat.lowestTier).then(show);
   warm.ask();
 }

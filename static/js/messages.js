@@ -48,7 +48,7 @@ export class AnswerView extends MessageView {
   }
 
   #newCalls() {
-    return new CallList((results) => this.actions.sendResults(this.message.id, results));
+    return new CallList(this.actions, (results) => this.actions.sendResults(this.message.id, results));
   }
 
   /** @override @param {Message} before */

@@ -20,7 +20,7 @@ const isPreset = (value) =>
   typeof value?.name === "string" &&
   typeof value.system === "string" &&
   value.sampling instanceof Object &&
-  (value.tools === undefined || Array.isArray(value.tools));
+  [value.tools, value.serverTools].every((list) => list === undefined || Array.isArray(list));
 
 /**
  * Saves settings under a name, which may exist. Returns the reason why it did not, or "".

@@ -1,5 +1,6 @@
 // Settings of an answer: names, ranges, and the request built from them. Pure; settings.js draws them.
 
+import { definitionsOf } from "./server_tools.js";
 import { turnsOf } from "./tools.js";
 
 /** @import { AnswerRequest, Conversation, Message, Turn } from "./types.js" */
@@ -180,7 +181,8 @@ export function requestFor(conversation, messages, model, tier, continues = fals
   if (continues && last && !last.content) turns.push(openReasoning(last));
   const system = conversation.system.trim();
   if (system) turns.unshift({ role: "system", content: system });
-  const { tools = [], requiresCall } = conversation;
+  const tools = definitionsOf(conversation);
+  const { requiresCall } = conversation;
   return {
     model,
     messages: turns.map(wellFormedTurn),

@@ -7,12 +7,14 @@ import { listField, numberField } from "./fields.js";
 import { toast } from "./notices.js";
 import { presetsSection, savePreset } from "./presets.js";
 import { FIELDS, stopsTo, validationError, valueOf } from "./sampling.js";
+import { loadServerTools } from "./server_tool_settings.js";
+import { definitionsOf } from "./server_tools.js";
 import { toolsSection } from "./tool_settings.js";
 
 /** @import { Conversation, SamplingValue, Settings } from "./types.js" */
 /** @import { Field } from "./sampling.js" */
 
-const BLANK = { system: "", sampling: {}, tools: [], requiresCall: false };
+const BLANK = { system: "", sampling: {}, tools: [], serverTools: [], requiresCall: false };
 const GROUPS = [...new Set(FIELDS.map(({ group }) => group))];
 
 export class SettingsSheet {
@@ -39,6 +41,7 @@ export class SettingsSheet {
     this.#conversation = conversation;
     this.#restart();
     this.dialog.showModal();
+    loadServerTools(() => this.dialog.open && this.#draw());
   }
 
   /** Shows the values in force in all fields. */
@@ -46,8 +49,8 @@ export class SettingsSheet {
     this.#texts = {};
     this.#presetError = "";
     this.#draw();
-    const { tools } = /** @type {Conversation} */ (this.#conversation);
-    /** @type {HTMLDetailsElement} */ (this.body.querySelector("details")).open = Boolean(tools?.length);
+    const tools = definitionsOf(/** @type {Conversation} */ (this.#conversation));
+    /** @type {HTMLDetailsElement} */ (this.body.querySelector("details")).open = tools.length > 0;
   }
 
   /** Draws after a change; none, if what was typed is not valid. @param {import("./store.js").Change} [apply] */

@@ -41,7 +41,27 @@ export interface Turn {
 /** Definition of a tool, of which the page reads the name only. */
 export interface Tool {
   type: "function";
-  function: { name: string };
+  function: { name: string; description?: string; parameters?: object };
+}
+
+/** Tools of an MCP server as /v1/page/tools lists them. error: why there are none, or fewer than it has. */
+export interface ServerTools {
+  name: string;
+  tools: ListedTool[];
+  error: string | null;
+}
+
+export interface ListedTool {
+  name: string;
+  description: string;
+  input_schema: object;
+}
+
+/** Tool of an MCP server that a conversation offers. tool: its definition, of which the name may be another one. */
+export interface ServerTool {
+  server: string;
+  name: string;
+  tool: Tool;
 }
 
 /** Piece of a tool call in a delta; only the first one of a call has its id and name. */
@@ -205,12 +225,23 @@ export interface MessageError {
   status?: number;
 }
 
-/** A tool call of an answer. `arguments` is the text of a JSON object; the user writes the result. */
+/** A tool call of an answer. `arguments` is the text of a JSON object; the user writes the result, or a tool gives it. */
 export interface ToolCall {
   id: string;
   name: string;
   arguments: string;
   result?: string;
+  /** When its tool was started; without a result the tool is running, or the page was closed. */
+  startedAt?: number;
+  /** Why its tool gave no result. */
+  problem?: string;
+}
+
+/** Run of a call's tool, as the call shows it. text: a sentence. */
+export interface CallRun {
+  state: "ready" | "running" | "failed";
+  text: string;
+  run(always: boolean): void;
 }
 
 /** Text file of a message. tokens: if they could be counted. isTooLong: for the context of the model, even alone. */
@@ -266,6 +297,7 @@ export interface Settings {
   system: string;
   sampling: Sampling;
   tools?: Tool[];
+  serverTools?: ServerTool[];
   /** Whether the answer to a message must be a tool call. */
   requiresCall?: boolean;
 }
@@ -383,6 +415,7 @@ export interface MessageActions {
   replay(id: string): void;
   find(id: string): Message | undefined;
   retryNow(id: string): void;
+  runOf(message: Message, index: number): CallRun | null;
   sendResults(id: string, results: (string | undefined)[]): boolean;
   leaveOut(id: string): void;
   startOver(): void;

@@ -224,6 +224,58 @@ def _tools(chat: Chat) -> None:
     chat.page.locator("#settings [name=requires-call]").scroll_into_view_if_needed()
 
 
+LISTED = [
+    {
+        "name": "weather",
+        "tools": [
+            {"name": "get_weather", "description": "Get the current weather in a city.", "input_schema": {}},
+            {"name": f"long_name_{'of_a_tool_' * 11}", "description": "Find words. " * 30, "input_schema": {}},
+        ],
+        "error": None,
+    },
+    {"name": "files.example.com", "tools": [], "error": "the tool server 'files.example.com' cannot be reached"},
+]
+
+
+def _with_tools(chat: Chat) -> None:
+    """Open the page as that of a server with MCP servers, and choose a tool that always runs."""
+
+    def add_tools(route: Route) -> None:
+        answer = route.fetch()
+        meta = '<meta name="carousel-has-tools" content="1">'
+        route.fulfill(response=answer, body=answer.text().replace("</title>", f"</title>{meta}", 1))
+
+    chat.page.route(f"{chat.url}/", add_tools)
+    chat.page.route("**/v1/page/tools", lambda route: route.fulfill(json={"object": "list", "data": LISTED}))
+    chat.page.evaluate("localStorage['carousel.always-run'] = JSON.stringify(['weather get_weather'])")
+    chat.open()
+    chat.page.locator("#settings-open").click()
+    chat.page.locator("#settings .fold summary").click()
+    chat.page.get_by_role("checkbox", name="get_weather").check()
+
+
+def _server_tools(chat: Chat) -> None:
+    _with_tools(chat)
+    chat.page.locator(".server-tools").last.scroll_into_view_if_needed()
+
+
+def _tool_to_run(chat: Chat) -> None:
+    _with_tools(chat)
+    chat.page.get_by_role("button", name="Ask before each run").click()
+    chat.page.keyboard.press("Escape")
+    _ask(chat, "What is the weather in Ghent?", delta("I will look it up."), WEATHER, CALLS_DONE)
+    expect(chat.page.get_by_role("button", name="Run get_weather", exact=True)).to_be_visible()
+
+
+def _tool_failed(chat: Chat) -> None:
+    _with_tools(chat)
+    chat.page.keyboard.press("Escape")
+    error = {"message": "the tool server 'weather' did not answer within 120 s", "code": "tool_timeout"}
+    chat.page.route("**/v1/page/tools/call", lambda route: route.fulfill(status=504, json={"error": error}))
+    _ask(chat, "What is the weather in Ghent?", WEATHER, CALLS_DONE)
+    expect(chat.page.get_by_role("button", name="Run again get_weather")).to_be_visible()
+
+
 def _right_to_left(chat: Chat) -> None:
     _ask(chat, "كيف تعمل الدفعات المستمرة؟", delta(ARABIC), _finish("stop"))
 
@@ -405,6 +457,9 @@ CHAT: dict[str, Callable[[Chat], None]] = {
     "thinking": _thinking,
     "thought": _thought,
     "tools": _tools,
+    "server tools": _server_tools,
+    "tool to run": _tool_to_run,
+    "tool failed": _tool_failed,
     "calling": _calling,
     "called": _called,
     "tool answered": _answered,
@@ -523,7 +578,9 @@ def main() -> None:
                 picture = f"{name} {width} {scheme}.png".replace(" ", "-")
                 if options.only and options.only not in picture:
                     continue
-                context = browser.new_context(**device, color_scheme=scheme, reduced_motion="reduce")
+                context = browser.new_context(
+                    **device, color_scheme=scheme, reduced_motion="reduce", service_workers="block"
+                )
                 context.add_init_script(DEFAULTS)
                 page = context.new_page()
                 if name in CHAT:

@@ -15,6 +15,7 @@ from tests.conftest import Server
 from tests.e2e.states import DESK, PHONE
 from tests.e2e.test_page_access import faults
 from tests.limits import HANG_SECONDS
+from tests.mcp_server import McpServer
 
 RESPONSES = "/v1/responses"
 BODIES = [
@@ -26,11 +27,13 @@ BODIES = [
 
 @pytest.fixture(scope="module")
 def server_with_key(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Yield a server with a key and a store, which rows of the page need."""
+    """Yield a server with a key, a store and an MCP server, which rows and tools of the page need."""
     store = tmp_path_factory.mktemp("docs") / "s.db"
-    running = Server.start("--api-key", "key-alice", "--store", str(store))
+    tools = McpServer.start()
+    running = Server.start("--api-key", "key-alice", "--store", str(store), "--mcp", f"weather={tools.url}")
     yield running
     running.stop()
+    tools.stop()
 
 
 @pytest.fixture(scope="module")

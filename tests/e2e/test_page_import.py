@@ -71,8 +71,8 @@ def random_text(rng: random.Random) -> str:
     return "".join(rng.choices(pieces, k=rng.randrange(8)))
 
 
-def random_call(rng: random.Random) -> dict[str, str]:
-    result = {"result": random_text(rng)} if rng.random() < 0.7 else {}
+def random_call(rng: random.Random) -> dict[str, Any]:
+    result = {"result": random_text(rng)} if rng.random() < 0.7 else {"startedAt": 5, "problem": "lost"}
     return {"id": f"call {rng.random()}", "name": "find", "arguments": json.dumps({"q": random_text(rng)}), **result}
 
 
@@ -108,6 +108,7 @@ def random_conversation(rng: random.Random) -> dict[str, Any]:
     tool = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
     optional = {
         "tools": [tool],
+        "serverTools": [{"server": "weather", "name": "find", "tool": tool}],
         "requiresCall": True,
         "first": rng.choice(ids),
         "chosen": {one["parent"] or "": one["id"] for one in messages},

@@ -173,6 +173,23 @@ ANSWERS: dict[str, Schema] = {
             ),
         },
     ),
+    "PageTools": fields(
+        "Tools by server. `error` says why a server has none here, or fewer than it has.",
+        object=constant("list"),
+        data=array(
+            fields(
+                "Tools of a server. Each has a `name`, a `description`, and a JSON Schema as `input_schema`.",
+                name=STRING,
+                tools=array(OBJECT),
+                error=nullable(STRING),
+            )
+        ),
+    ),
+    "PageToolResult": fields(
+        "Result of a call. With `is_error` the tool failed, and the content says why.",
+        content=STRING,
+        is_error=BOOLEAN,
+    ),
     "Deleted": fields("Confirmation of a deletion.", id=STRING, object=STRING, deleted=BOOLEAN),
     "ResponseInputTokens": fields("Size of an input.", object=constant("response.input_tokens"), input_tokens=INTEGER),
     "AnthropicAnswer": fields(

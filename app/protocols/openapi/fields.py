@@ -94,6 +94,8 @@ FIELD_TEXTS: Mapping[str, str] = MappingProxyType(
         "items": "Items, oldest first.",
         "rows": "Versions of rows. Of each row the version with the higher (revision, writer) is kept.",
         "requests": "Ids of requests that have ended, or of their answers. Unknown ones are left out of the answer.",
+        "server": "Name of an MCP server.",
+        "arguments": "Arguments of the call, as the schema of the tool has them.",
         "functions": "Only an empty list is supported; use `tools`.",
         "modalities": 'Only `["text"]` is supported.',
         "suffix": "Only an empty text is supported.",

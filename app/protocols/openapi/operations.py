@@ -13,6 +13,7 @@ from app.protocols.conversations import ConversationRequest, ItemsRequest, Metad
 from app.protocols.ollama import OllamaChatRequest, OllamaGenerateRequest, ShowRequest
 from app.protocols.page_rows import PageRowsRequest
 from app.protocols.page_warm import PageWarmRequest
+from app.protocols.page_tools import ToolCallRequest
 from app.protocols.request_changes import RequestChange
 from app.protocols.responses import InputTokensRequest, ResponsesRequest
 from app.protocols.schema import Strict
@@ -342,6 +343,22 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         {"answers": {"requests": ["chatcmpl-0f7b4c", "0f7b4d"]}},
         summary="Return which of the client's own requests are in the prefix cache, and the time that this saves.",
         errors=(400, 404, 408, 413, 415, 429, 503),
+    ),
+    ("GET", "/v1/page/tools"): Operation(
+        CHAT_PAGE,
+        "PageTools",
+        summary="List the tools of the MCP servers that the operator has named.",
+        errors=(404, 429),
+        key="own key",
+    ),
+    ("POST", "/v1/page/tools/call"): Operation(
+        CHAT_PAGE,
+        "PageToolResult",
+        ToolCallRequest,
+        {"call": {"server": "weather", "name": "get_weather", "arguments": {"city": "Ghent"}}},
+        summary="Run a tool of an MCP server. An error of the tool is a result too.",
+        errors=(400, 404, 408, 413, 415, 429, 502, 503, 504),
+        key="own key",
     ),
     ("GET", "/v1/models"): Operation(MODELS, "ModelList", summary="List the served model.", errors=(503,)),
     ("GET", "/v1/models/{model_id}"): Operation(

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from app.admission.tenants import Tenant, key_digest
+from app.mcp.addresses import read_addresses
 from tests.app.observe.test_energy import zone
 from tests.app.routes.test_http import BODY, CHAT, make, post_late, ready
 from tests.conftest import ROOT
@@ -52,6 +53,8 @@ NOT_SHOWN: dict[str, str] = {
     "carousel:page_rows_refused": "it is for an alert: conversations of its client stay in one browser",
     "carousel:warm_request_bytes": "it is for a look at the memory of ended requests",
     "carousel:warm_requests_evicted": "it is for a look at the memory of ended requests",
+    "carousel:tool_calls": "it is for a look at the tools of the chat page",
+    "carousel:tool_call_seconds": "it is for a look at the tools of the chat page",
     "carousel:mask_seconds": "it is for a look at the cost of formats",
     "carousel:rows_without_mask": "it is for an alert: it is near 0 unless formats are hostile",
     "carousel:trials": "it is for an alert: it is 0 unless engines die",
@@ -66,19 +69,25 @@ NOT_SHOWN: dict[str, str] = {
 
 @pytest.fixture(scope="module")
 def exposed(tmp_path_factory):
-    """Return the series of a server that has requests, a refusal, an error, metering rows and energy counters."""
+    """Return the series of a server that has requests, a refusal, errors, metering rows and energy counters."""
     folder = tmp_path_factory.mktemp("dashboard")
     zone(folder / "intel-rapl:0", "package-0", 0)
     night = Tenant(name="night", digest=key_digest("n"), tiers=("flex", "default"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "pynvml", None)
         patch.setattr("app.observe.energy.POWERCAP", folder)
-        files = {"store": folder / "s.db", "metering": str(folder / "usage.db")}
+        files = {
+            "store": folder / "s.db",
+            "metering": str(folder / "usage.db"),
+            "mcp": read_addresses("w=http://127.0.0.1:1"),
+        }
         with make(tenants=(night,), public_metrics=True, price_per_hour=2.0, **files) as client:
             headers = {"Authorization": "Bearer n"}
             assert ready(client).post(CHAT, json=BODY, headers=headers).status_code == 200
             refused = client.post(CHAT, json={**BODY, "service_tier": "priority"}, headers=headers)
             assert refused.status_code == 403
+            call = {"server": "w", "name": "t", "arguments": {}}
+            assert client.post("/v1/page/tools/call", json=call, headers=headers).status_code == 502
             assert post_late(client, BODY, headers) == 504
             return series_by_name(client.get("/metrics").text)
 
