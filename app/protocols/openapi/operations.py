@@ -12,8 +12,8 @@ from app.protocols.completions import CompletionRequest
 from app.protocols.conversations import ConversationRequest, ItemsRequest, MetadataRequest
 from app.protocols.ollama import OllamaChatRequest, OllamaGenerateRequest, ShowRequest
 from app.protocols.page_rows import PageRowsRequest
-from app.protocols.page_warm import PageWarmRequest
 from app.protocols.page_tools import ToolCallRequest
+from app.protocols.page_warm import PageWarmRequest
 from app.protocols.request_changes import RequestChange
 from app.protocols.responses import InputTokensRequest, ResponsesRequest
 from app.protocols.schema import Strict
