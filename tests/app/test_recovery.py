@@ -328,7 +328,7 @@ async def test_held_answers_have_one_time_of_waiting(machine: Machine, monkeypat
     async with machine.process() as process:
         for _ in range(5):
             await process.http.post(RESPONSES, json=STORED)
-        await until(lambda: len(process.service.registry.live()) == 5)
+        await until(lambda: len(machine.journal(0)) == 5)
         streams = [each.log.id for each in process.service.registry.live()]
     asked: list[float] = []
     ask = Adoptions.adopt
