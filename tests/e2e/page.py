@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from playwright.sync_api import Locator, Page, Route, expect
+from playwright.sync_api import Locator, Page, Request, Route, expect
 
 LONG = "Tell me a very long story about a fox, a frog and an owl, with every detail"
 ANSWER_MS = 120_000  # long enough for a small machine with a cold model
@@ -14,6 +14,11 @@ DEFAULTS = """try {
     localStorage["carousel.titles"] ??= "false";
     localStorage["carousel.defaults"] ??= JSON.stringify({ system: "", sampling: { max_tokens: SHORT } });
 } catch {}""".replace("SHORT", str(SHORT))
+
+
+def is_question(request: Request) -> bool:
+    """Return whether a request asks for an answer."""
+    return request.method == "POST" and request.url.endswith("/v1/chat/completions")
 
 
 class Chat:

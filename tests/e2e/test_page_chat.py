@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Page, Route, expect
 
 from tests.conftest import Server
-from tests.e2e.page import ANSWER_MS, SHORT, Chat, answer_with, begin_with, delta, reasoning_delta, sse
+from tests.e2e.page import ANSWER_MS, SHORT, Chat, answer_with, begin_with, delta, is_question, reasoning_delta, sse
 from tests.profiles import nightly
 
 pytestmark = pytest.mark.browser
@@ -109,7 +109,7 @@ def test_a_reload_during_an_answer_resumes_it(chat: Chat) -> None:
     expect(chat.page.locator("#stop")).to_be_visible()
     chat.wait_saved("content")
     requests: list[str] = []
-    chat.page.on("request", lambda request: requests.append(request.url) if request.method == "POST" else None)
+    chat.page.on("request", lambda request: requests.append(request.url) if is_question(request) else None)
     before = chat.text().text_content() or ""
     with chat.page.expect_request(lambda request: request.method == "GET" and "/v1/streams/" in request.url) as resumed:
         chat.reload()
@@ -498,9 +498,7 @@ def test_a_second_tab_shows_the_growing_answer(chat: Chat) -> None:
     requests: list[str] = []
     other.page.on(
         "request",
-        lambda request: (
-            requests.append(request.url) if "/v1/streams/" in request.url or request.method == "POST" else None
-        ),
+        lambda request: requests.append(request.url) if "/v1/streams/" in request.url or is_question(request) else None,
     )
     other.page.goto(chat.page.url)
     expect(other.answers).to_have_count(1)

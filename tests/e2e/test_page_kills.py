@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from tests.conftest import Server
-from tests.e2e.page import Chat
+from tests.e2e.page import ANSWER_MS, Chat
 from tests.e2e.test_api_processes import processes, wait_until
 from tests.e2e.test_journal import kill, wait_until_restored
 from tests.e2e.test_page_store import rows
@@ -44,10 +43,15 @@ def three(chat: Chat) -> Locator:
 
 
 def wait_for_text(chat: Chat) -> None:
-    """Wait until more text has arrived in each of the three answers."""
-    for answer in three(chat).all():
-        before = len(answer.locator(".body").inner_text())
-        expect(answer.locator(".body")).to_have_text(re.compile(rf"^.{{{before + 20}}}", re.DOTALL))
+    """Wait until more text has arrived in each of the three answers that has not ended."""
+    before = [len(text) for text in three(chat).locator(".body").all_inner_texts()]
+    chat.page.wait_for_function(
+        """(before) => [...document.querySelectorAll(".side-by-side [data-role=assistant]")].every(
+            (answer, i) => answer.ariaBusy === "false"
+                || answer.querySelector(".body").innerText.length >= before[i] + 20)""",
+        arg=before,
+        timeout=ANSWER_MS,
+    )
 
 
 def wait_for_end(chat: Chat) -> list[str]:

@@ -49,8 +49,10 @@ STREAM = """async ([text, size]) => {
     };
     new MutationObserver((changes) => {
         for (const { target, addedNodes, removedNodes } of changes) {
+            const parent = target instanceof Element ? target : target.parentElement;
+            if (parent?.closest(".math")) continue; // formulas are drawn when the browser is idle
             touched += 1 + [...addedNodes, ...removedNodes].reduce((sum, node) => sum + count(node), 0);
-            painted ||= body.contains(target);
+            painted ||= body.contains(parent);
         }
     }).observe(document, { subtree: true, childList: true, attributes: true, characterData: true });
     const add = async (content) => {

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Locator, Page, Route, expect
 
 from tests.conftest import Server
-from tests.e2e.page import Chat, answer_with, begin_with, delta, sse
+from tests.e2e.page import Chat, answer_with, begin_with, delta, is_question, sse
 from tests.e2e.test_page_store import second_tab, texts
 
 pytestmark = pytest.mark.browser
@@ -194,7 +194,7 @@ def test_three_real_answers_have_three_texts(chat: Chat) -> None:
     chat.wait_done()
     chat.set_field("max_tokens", "400")
     requests: list[Any] = []
-    chat.page.on("request", lambda request: requests.append(request) if request.method == "POST" else None)
+    chat.page.on("request", lambda request: requests.append(request) if is_question(request) else None)
     menu(chat, chat.answers.last, "Three answers at once")
     three = chat.page.locator(".side-by-side [data-role=assistant]")
     for answer in three.all():
