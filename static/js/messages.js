@@ -19,9 +19,14 @@ import { WaitLine } from "./waiting.js";
 
 /** A text that arrives in pieces. The template does not touch what is in its element. */
 class Text {
-  node = h("div", { class: "prose" });
   length = 0; // characters that are shown
-  #stream = new MarkdownStream(this.node);
+  #stream;
+
+  /** @param {string} kind class of its element */
+  constructor(kind) {
+    this.node = h("div", { class: kind });
+    this.#stream = new MarkdownStream(this.node);
+  }
 
   /** @param {string} text the whole of it @param {boolean} isLive whether more may follow */
   show(text, isLive) {
@@ -32,8 +37,8 @@ class Text {
 }
 
 export class AnswerView extends MessageView {
-  #text = new Text();
-  #thinking = new Text();
+  #text = new Text("body prose");
+  #thinking = new Text("prose");
   #unfolded = false; // as of the last change by itself; the user may have folded the reasoning
   #pieces = 0; // that were shown
   #calls = this.#newCalls();
@@ -79,8 +84,8 @@ export class AnswerView extends MessageView {
   }
 
   #clear() {
-    this.#text = new Text();
-    this.#thinking = new Text();
+    this.#text = new Text("body prose");
+    this.#thinking = new Text("prose");
     this.#calls = this.#newCalls();
   }
 
@@ -90,9 +95,9 @@ export class AnswerView extends MessageView {
     const { error, state } = message;
     const body = this.#text.node;
     const wait = this.#wait.template(() => actions.retryNow(message.id));
-    body.className = `body prose${isLive && wait === nothing ? " live" : ""}`; // with the cursor while text arrives
+    body.classList.toggle("live", isLive && wait === nothing); // with the cursor while text arrives
     body.hidden = Boolean(this.#editor);
-    this.node.setAttribute("aria-busy", String(isLive));
+    if (this.node.ariaBusy !== String(isLive)) this.node.ariaBusy = String(isLive);
     render(
       html`${message.thinking ? this.#reasoning() : nothing}${this.#editor?.node ?? nothing}${body}${[
         this.#calls.template(message),
