@@ -11,6 +11,7 @@ from engine.options import (
     FINITE_AMOUNT,
     POSITIVE_SECONDS,
     SHARE,
+    SHARE_OR_ZERO,
     Option,
     at_least,
     at_most,
@@ -126,6 +127,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         float,
         Option(MEMORY, "GiB of host memory for preempted sequences; 0: always recompute", bounds=(FINITE_AMOUNT,)),
     ] = 1.0
+    session_share: Annotated[
+        float,
+        Option(
+            MEMORY,
+            "share of the KV cache that conversations keep at most while they wait for the result of a tool, and at "
+            "most between two messages; 0: the "
+            "least recently used pages are evicted first",
+            bounds=(SHARE_OR_ZERO,),
+        ),
+    ] = 0.5
     enable_prefix_caching: Annotated[bool, Option(EXPERIMENTS, "keep and reuse the KV cache of shared prefixes")] = True
     scheduling_policy: Annotated[
         Literal["carousel", "orca", "vllm", "sglang", "fastserve"],

@@ -116,6 +116,17 @@ class Engine:
         """Pause or resume a request, and move it to a class; a paused one has no slot and no pages."""
         self.scheduler.change(request_id, self._clock(), is_paused=is_paused, service_class=service_class)
 
+    def keep(self, request_id: str, choice: int) -> None:
+        """Keep the pages of a choice that asks for a tool, until the tool's result comes back.
+
+        It may have ended: its last tokens and this call cross.
+        """
+        running = self.scheduler.requests.get(request_id, ())
+        if sequence := next((sequence for sequence in running if sequence.choice == choice), None):
+            sequence.asks_for_tool = True
+        else:
+            self.scheduler.kv_manager.sessions.keep(request_id, self._clock())
+
     @property
     def trial(self) -> str:
         """Return the ID of the request that is computed alone; empty if none is."""

@@ -99,6 +99,10 @@ class Intake:
         self._compiling[request_id] = request, compilation
         self._events += _compiling_status(request)
 
+    def keep(self, request_id: str, choice: int) -> None:
+        """Keep the pages of a choice that asks for a tool."""
+        self._engine.keep(request_id, choice)
+
     def abort(self, request_id: str, choice: int | None = None) -> None:
         """End a request or one of its choices."""
         if request_id not in self._compiling:

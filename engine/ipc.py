@@ -68,6 +68,13 @@ class Change(msgspec.Struct, frozen=True, tag="change"):
     service_class: ServiceClass
 
 
+class Keep(msgspec.Struct, frozen=True, tag="keep"):
+    """Keep the pages of a choice that asks for a tool, until the tool's result comes back."""
+
+    request_id: str
+    choice: int
+
+
 class WatchSnapshots(msgspec.Struct, frozen=True, tag="watch"):
     """Start or stop sending snapshots for the live view."""
 
@@ -204,6 +211,7 @@ ToEngine = (
     | Submit
     | Abort
     | Change
+    | Keep
     | WatchSnapshots
     | WatchPrefixes
     | PostUse

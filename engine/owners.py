@@ -120,6 +120,10 @@ class Owners:
             is_paused, service_class = message.is_paused, message.service_class
             self._intake.change(message.request_id, is_paused=is_paused, service_class=service_class)
 
+    def keep(self, request_id: str, choice: int) -> None:
+        """Keep the pages of a choice that asks for a tool."""
+        self._intake.keep(request_id, choice)
+
     def adopt(self, connection: Connection, name: str, cache_salt: str) -> None:
         """Give an orphan to a connection, with its output so far, or the output of a request that has ended. One with
         log-probabilities is computed again.

@@ -188,6 +188,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     alias: str = ""  # second name by which it can be adopted
     is_trial: bool = False  # it may have ended an engine, and is computed alone until it has made progress
     is_paused: bool = False  # by its client: it has no slot and waits for none
+    # Seconds for which its conversation is expected to go on after the answer; 0: unknown.
+    session_seconds: float = 0.0
     # Output of several choices in the order in which it was sent, and more than `output_so_far` if that is computed
     # again.
     sent: SentOutput | None = None
@@ -292,8 +294,10 @@ class PageCounts(msgspec.Struct, frozen=True, array_like=True):
     held: int
     cached: int
     free: int
-    swapped: int  # host pages in use
+    swapped: int  # host pages of preempted sequences
     host_total: int
+    kept: int = 0  # pages that sessions keep while they wait for tools
+    host_cached: int = 0  # host pages of sessions
 
 
 class Counters(msgspec.Struct, frozen=True, array_like=True):
@@ -313,6 +317,11 @@ class Counters(msgspec.Struct, frozen=True, array_like=True):
     rows_without_mask: int = 0  # constrained rows that missed a step, as their masks were not computed in time
     trials: int = 0  # requests that were computed alone, because they may have ended an engine
     trial_pause_microseconds: int = 0  # time in which others waited for that
+    moved_tokens: int = 0  # tokens of sessions with KV moved to host memory
+    restored_tokens: int = 0  # of these, moved back
+    lost_tokens: int = 0  # tokens of sessions with KV that other requests needed the memory of
+    beyond_share_tokens: int = 0  # tokens that sessions keep no more, for the share of all sessions that wait
+    expired_tokens: int = 0  # tokens that sessions keep no more, as time has passed
 
     def paused_by(self, mechanism: PreemptionMode) -> int:
         """Return the number of preemptions with `mechanism`."""

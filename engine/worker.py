@@ -34,6 +34,7 @@ from engine.ipc import (
     Failed,
     Forget,
     Hello,
+    Keep,
     LoadProgress,
     PostUse,
     Ready,
@@ -180,6 +181,8 @@ class Worker:
                 self._owners.abort(connection, request_id, choice, moves=moves)
             case Change():
                 self._owners.change(connection, message)
+            case Keep(request_id, choice):
+                self._owners.keep(request_id, choice)
             case Adopt(name, cache_salt):
                 self._owners.adopt(connection, name, cache_salt)
             case Forget(request_id):

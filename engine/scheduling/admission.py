@@ -33,6 +33,9 @@ class PageView(Protocol):
     def reusable_pages(self, sequence: Sequence, preemptible: list[Sequence]) -> list[int]:
         """Return the cached pages that `sequence` would reuse, which stay valid while `preemptible` are preempted."""
 
+    def pages_on_host(self, sequence: Sequence, num_reused: int) -> int:
+        """Return the number of host pages with the content that follows the first `num_reused` pages."""
+
     def pages_short(self, sequence: Sequence, reused: list[int]) -> int:
         """Return the pages that `sequence` needs beyond `reused` and the available ones; negative: pages to spare."""
 
@@ -80,6 +83,7 @@ class Admission(msgspec.Struct, frozen=True):
     sequence: Sequence
     reused_pages: list[int]  # of the prefix cache, or of the choice that computed the prompt
     is_guaranteed: bool = False  # the policy keeps it in its slot for a minimum share of tokens
+    restored_pages: int = 0  # that follow those, at most, and are copied from host memory
 
 
 class Shortage(msgspec.Struct, frozen=True):

@@ -18,7 +18,11 @@ class Costs:
 
     def swap_seconds(self, pages: int) -> float:
         """Return the seconds needed to move `pages` to host memory and back."""
-        return 2 * pages / self.swap_pages_per_second
+        return 2 * self.copy_seconds(pages)
+
+    def copy_seconds(self, pages: int) -> float:
+        """Return the seconds needed to copy `pages` from host memory."""
+        return pages / self.swap_pages_per_second
 
     def prefill_seconds(self, tokens: int) -> float:
         """Return the seconds needed to put `tokens` through the model."""

@@ -19,6 +19,7 @@ def check_integrity(scheduler: Scheduler) -> None:
     scheduler.kv_manager.host.check_integrity(
         [*(s.host_pages for s in alive), scheduler.batch_builder.host_pages_to_release]
     )
+    scheduler.kv_manager.check_sessions()
     slots, free = scheduler.slots, scheduler.batch_slots.free
     occupied = {slot for slot, sequence in enumerate(slots) if sequence is not None}
     assert occupied.isdisjoint(free), (occupied, free)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from itertools import islice
+from collections.abc import Iterator
+from itertools import islice, takewhile
 
 from engine.config import EngineConfig
 from engine.prefixes import is_mark
 from engine.scheduling.batch_builder import BatchBuilder
-from engine.scheduling.pages import HostPool, PagePool
+from engine.scheduling.counters import CumulativeCounters
+from engine.scheduling.pages import HostPool, PagePool, Rank
 from engine.scheduling.sequence import Sequence, State
+from engine.scheduling.sessions import CHARGE_PER_SECOND, Sessions, rank_of
+from engine.types import PageCounts
 
 
 class ReclaimedPages:
@@ -34,15 +38,30 @@ class ReclaimedPages:
 class KVManager:
     """Device and host pages of one engine. The required copies are recorded in `batch_builder`."""
 
-    def __init__(self, config: EngineConfig, batch_builder: BatchBuilder, num_pages: int, host_pages: int) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        batch_builder: BatchBuilder,
+        counters: CumulativeCounters,
+        num_pages: int,
+        host_pages: int,
+    ) -> None:
         self.pool = PagePool(num_pages)
         self.host = HostPool(host_pages)
+        max_pages = int(num_pages * config.session_share) if config.enable_prefix_caching else 0
+        self.sessions = Sessions(self._set_rank, self._count, max_pages)
+        self.pool.on_evict = self._keep_on_host
+        self.host.on_evict = self._leave_host
+        self._stored: set[int] = set()  # host pages of sessions that the step writes
         self._batch_builder = batch_builder
+        self._counters = counters
         self._size = config.tokens_per_page
         self._caching = config.enable_prefix_caching
 
-    def begin_step(self) -> None:
-        """Return host pages that the previous step has read to the pool."""
+    def begin_step(self, now: float) -> None:
+        """Return host pages that the previous step has read to the pool, and apply times of sessions."""
+        self.sessions.expire(now)
+        self._stored.clear()
         self.host.release(self._batch_builder.host_pages_to_release)
         self._batch_builder.host_pages_to_release = []
 
@@ -78,9 +97,18 @@ class KVManager:
                 return lead.page_table[: -(-(sequence.prompt_len - 1) // self._size)]
         return self.pool.lookup(sequence.reusable_digests()) if self._caching else []
 
+    def pages_on_host(self, sequence: Sequence, num_reused: int) -> int:
+        """Return the number of host pages with the content that follows the first `num_reused` pages of a sequence."""
+        if sequence.host_pages or not self.host.cached:
+            return 0
+        return sum(1 for _ in self._digests_on_host(sequence, num_reused))
+
     def cached_tokens(self, sequence: Sequence) -> int:
-        """Return how many prompt tokens of a waiting sequence the prefix cache holds."""
-        return len(self.pool.lookup(sequence.reusable_digests())) * self._size if self._caching else 0
+        """Return how many prompt tokens of a waiting sequence the prefix cache holds, also in host memory."""
+        if not self._caching:
+            return 0
+        pages = len(self.pool.lookup(sequence.reusable_digests()))
+        return (pages + self.pages_on_host(sequence, pages)) * self._size
 
     def pages_short(self, sequence: Sequence, reused: list[int]) -> int:
         """Return the pages that `sequence` needs beyond `reused` and the available ones; negative: pages to spare."""
@@ -95,31 +123,72 @@ class KVManager:
 
     # While running ------------------------------------------------------------------------------------------------
 
-    def allocate(self, sequence: Sequence, reused: list[int]) -> bool:
+    def allocate(self, sequence: Sequence, reused: list[int], restored_pages: int = 0) -> bool:
         """Allocate pages for all known tokens of `sequence`; the caller has checked that there are enough.
 
+        restored_pages: that follow `reused`, at most, and are copied from host memory if they are still there.
         Returns whether some of their contents are still being copied from host memory.
         """
         pool, size = self.pool, self._size
         for page in reused:
             pool.acquire(page)
-        table = list(reused)
-        if reused and not sequence.host_pages:
-            sequence.num_computed = min(len(reused) * size, len(sequence.tokens) - 1)
-            if sequence.num_computed < len(reused) * size:
+        table, num_reused = list(reused), len(reused)
+        host_pages, sequence.host_pages = sequence.host_pages, []
+        if host_pages:
+            self._batch_builder.release_later(host_pages[:num_reused])
+            host_pages = host_pages[num_reused:]
+        else:
+            host_pages = self._take_from_host(sequence, num_reused, restored_pages)
+            sequence.num_computed = max(0, min((num_reused + len(host_pages)) * size, len(sequence.tokens) - 1))
+            if not host_pages and sequence.num_computed < num_reused * size:
                 # The last page is shared and will be written: copy it.
                 table[-1] = pool.allocate()
                 self._batch_builder.copy(reused[-1], table[-1])
-                pool.release([reused[-1]])
+                pool.release([reused[-1]], Rank.FLEX)
         table += (pool.allocate() for _ in range(sequence.pages_needed - len(table)))
         sequence.page_table = table
-        num_reused, host_pages = len(reused), sequence.host_pages
-        sequence.host_pages = []
-        self._batch_builder.release_later(host_pages[:num_reused])
-        if num_reused >= len(host_pages):
+        if not host_pages:
             return False
-        self._batch_builder.swap_in(host_pages[num_reused:], table[num_reused : len(host_pages)])
+        self._batch_builder.swap_in(host_pages, table[num_reused : num_reused + len(host_pages)])
         return True
+
+    def _take_from_host(self, sequence: Sequence, num_reused: int, limit: int) -> list[int]:
+        """Return up to `limit` host pages that continue the first `num_reused` pages of a sequence.
+
+        They are taken before device pages are evicted for it, which may be stored in their place.
+        """
+        digests = list(islice(self._digests_on_host(sequence, num_reused), limit))
+        self._count("restored_tokens", len(digests))
+        return [self.host.take(digest) for digest in digests]
+
+    def _digests_on_host(self, sequence: Sequence, num_reused: int) -> Iterator[bytes]:
+        return takewhile(self.host.__contains__, islice(sequence.reusable_digests(), num_reused, None))
+
+    def _set_rank(self, digest: bytes, rank: Rank, oldest: bool) -> None:
+        """Change the rank of a page wherever it is."""
+        self.pool.set_rank(digest, rank, oldest=oldest)
+        self.host.set_rank(digest, rank, oldest=oldest)
+
+    def _keep_on_host(self, page: int, digest: bytes, rank: Rank) -> None:
+        """Copy a page of a session that is evicted to host memory, if there is room."""
+        if rank < Rank.SESSION:
+            return
+        host_page = self.host.store(digest, rank)
+        if host_page is not None:
+            self._batch_builder.swap_out([page], [host_page])
+            self._stored.add(host_page)
+        self._count("moved_tokens" if digest in self.host else "lost_tokens", 1)
+
+    def _leave_host(self, host_page: int, rank: Rank) -> None:
+        """Cancel a copy of this step to a page that gives way: each host page is written once."""
+        if rank >= Rank.SESSION:
+            self._count("lost_tokens", 1)
+        if host_page in self._stored:
+            self._stored.remove(host_page)
+            self._batch_builder.cancel_swap_out([host_page])
+
+    def _count(self, name: str, pages: int) -> None:
+        self._counters.add(name, pages * self._size)
 
     def grow(self, sequence: Sequence) -> bool:
         """Add one page to `sequence`; return False if none is available."""
@@ -135,7 +204,10 @@ class KVManager:
         """Publish the full pages among the first `computed` tokens to the prefix cache."""
         if self._caching:
             for index in range(sequence.num_published, computed // self._size):
-                self.pool.publish(sequence.page_table[index], sequence.digest(index), is_mark=is_mark(index))
+                digest = sequence.digest(index)
+                self.pool.publish(sequence.page_table[index], digest, is_mark=is_mark(index))
+                if (rank := self.sessions.rank(digest)) is not None:  # of a session that had lost the page
+                    self.pool.set_rank(digest, rank)
                 sequence.num_published = index + 1
 
     # Release ------------------------------------------------------------------------------------------------------
@@ -148,11 +220,32 @@ class KVManager:
 
     def release(self, sequence: Sequence) -> None:
         """Release its device pages, so that the last ones are evicted first."""
-        self.pool.release(reversed(sequence.page_table))
+        self.pool.release(reversed(sequence.page_table), rank_of(sequence))
         sequence.page_table, sequence.num_published = [], 0
+
+    def take_charge(self, sequence: Sequence) -> float:
+        """Return the prompt tokens that a tenant is charged for what its sessions have kept since the last call."""
+        return self.sessions.take_page_seconds(sequence.request.cache_salt) * self._size * CHARGE_PER_SECOND
+
+    def end(self, sequence: Sequence, now: float) -> None:
+        """Note that a sequence ends; its pages are released next, and it may be continued."""
+        self.sessions.ended(sequence, now)
 
     def release_host(self, sequence: Sequence) -> None:
         """Release its host pages."""
         self._batch_builder.cancel_swap_out(sequence.host_pages)
         self.host.release(sequence.host_pages)
         sequence.host_pages = []
+
+    def page_counts(self) -> PageCounts:
+        """Return how many pages are in which state."""
+        pool, host, kept = self.pool, self.host, self.sessions.kept_pages(Rank.WAITING)
+        return PageCounts(pool.total, pool.held, pool.cached, pool.free, host.used, host.total, kept, host.cached)
+
+    def check_sessions(self) -> None:
+        """Compare the ranks of all pages with the sessions. Raises `AssertionError`."""
+        self.sessions.check_integrity()
+        for rank_in in (self.pool.ranks(), self.host.ranks()):
+            for digest, rank in rank_in.items():
+                kept = self.sessions.rank(digest)
+                assert rank is kept if kept is not None else rank <= Rank.STANDARD, (digest, rank, kept)

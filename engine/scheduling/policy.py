@@ -197,8 +197,8 @@ class Policy(ABC):
 
     # Notifications ------------------------------------------------------------------------------------------------
 
-    def slot_taken(self, admission: Admission, fresh_tokens: int, *, is_resumed: bool) -> None:  # noqa: B027
-        """Note that an admission was applied; its tenant is charged for `fresh_tokens` that go through the model."""
+    def slot_taken(self, admission: Admission, charged_tokens: float, *, is_resumed: bool) -> None:  # noqa: B027
+        """Note that an admission was applied; its tenant is charged for tokens to compute and for kept ones."""
 
     def tokens_sampled(self, sequences: Iterable[Sequence]) -> None:  # noqa: B027
         """Note that each of `sequences` got a token."""
@@ -268,7 +268,14 @@ class Policy(ABC):
             preemptions = self._make_room(view, sequence, candidates, reused, margin)
         if preemptions is None:
             return _shortage(sequence, WaitReason.PAGES)
-        return AdmissionPlan((), preemptions, Admission(sequence, reused, is_guaranteed))
+        restored = self._restored_pages(view, sequence, len(reused))
+        return AdmissionPlan((), preemptions, Admission(sequence, reused, is_guaranteed, restored))
+
+    def _restored_pages(self, view: AdmissionView, sequence: Sequence, num_reused: int) -> int:
+        """Return how many pages to copy from host memory: all, unless computing them takes less time."""
+        pages, size = view.pages.pages_on_host(sequence, num_reused), self.config.tokens_per_page
+        work = self.step_time_model.work(num_reused * size, pages * size) if pages else 0.0
+        return pages if self.costs.copy_seconds(pages) < self.step_time_model.prompt_seconds(work) else 0
 
     def _make_room(
         self,

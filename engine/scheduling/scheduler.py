@@ -36,7 +36,6 @@ from engine.types import (
     EngineLoad,
     Event,
     FinishReason,
-    PageCounts,
     Phase,
     PreemptionMode,
     PromptEvent,
@@ -55,12 +54,12 @@ class Scheduler:
         self.policy = policy
         self.max_len = max_len
         self.batch_builder = BatchBuilder()
-        self.kv_manager = KVManager(config, self.batch_builder, num_pages, host_pages)
+        self.counters = CumulativeCounters()
+        self.kv_manager = KVManager(config, self.batch_builder, self.counters, num_pages, host_pages)
         self.estimates = StepEstimates(policy, self.kv_manager)
         self.batch_slots = BatchSlots(policy, self.kv_manager, config.max_num_seqs)
         self.running, self.slots = self.batch_slots.running, self.batch_slots.sequences
         self.requests: dict[str, list[Sequence]] = {}  # the unfinished choices of each request
-        self.counters = CumulativeCounters()
         self.needing_page: list[Sequence] = []  # sequences that need a further page for the next token
         self.steps_in_flight: deque[StepInFlight] = deque()  # steps decided and not committed, oldest first
         self._events = EventBuffer()
@@ -135,7 +134,7 @@ class Scheduler:
 
         The previous step may still be in flight; its tokens count as computed.
         """
-        self.kv_manager.begin_step()
+        self.kv_manager.begin_step(now)
         for sequence, why in self._deadlines.unreachable(now):
             self.counters.add("late")
             for choice in list(self.requests[sequence.request.id]):  # the deadline applies to all choices
@@ -232,12 +231,11 @@ class Scheduler:
 
     def load(self) -> EngineLoad:
         """Return the current load and counters."""
-        pool, host = self.kv_manager.pool, self.kv_manager.host
         return EngineLoad(
             running=self.batch_slots.by_class.as_tuple(),
             waiting=self.waiting.new.as_tuple(),
             paused=self.waiting.paused.as_tuple(),
-            pages=PageCounts(pool.total, pool.held, pool.cached, pool.free, host.used, host.total),
+            pages=self.kv_manager.page_counts(),
             counters=self.counters.to_counters(),
             suspended=self.changes.suspended.as_tuple(),
         )
@@ -320,7 +318,7 @@ class Scheduler:
         sequence = admission.sequence
         first_time = sequence.state is State.WAITING
         self.waiting.admit(sequence)
-        is_swapping_in = self.kv_manager.allocate(sequence, admission.reused_pages)
+        is_swapping_in = self.kv_manager.allocate(sequence, admission.reused_pages, admission.restored_pages)
         # A prompt that is cached except for its last token is read by the step that answers it.
         phase = Phase.PREFILL if sequence.num_uncomputed > 1 else Phase.DECODE
         if is_swapping_in:
@@ -344,14 +342,13 @@ class Scheduler:
             self.counters.add("cached_tokens", min(sequence.num_computed, sequence.prompt_len))
         fresh = max(0, sequence.prompt_len - sequence.num_computed) if first_time else sequence.lost_tokens
         sequence.was_paused = False
-        self.policy.slot_taken(admission, fresh, is_resumed=not first_time)
+        self.policy.slot_taken(admission, fresh + self.kv_manager.take_charge(sequence), is_resumed=not first_time)
         self._events.status(sequence, phase, now, cached=sequence.num_computed if first_time else 0)
 
     def _publish(self, sequence: Sequence, table: list[int], computed: int, now: float) -> None:
         """Publish the full pages among the first `computed` tokens, which are stored in `table`.
 
-        Skipped if `sequence` has another page table by now: it was preempted and resumed meanwhile, and its new pages
-        are empty.
+        Skipped if it has another page table by now: it was preempted and resumed, and its new pages are empty.
         """
         if sequence.page_table is table:
             self.kv_manager.publish(sequence, computed)
@@ -381,6 +378,7 @@ class Scheduler:
     def _finish(self, sequence: Sequence, now: float) -> None:
         """Remove a sequence in any state and release its resources."""
         if sequence.state is State.RUNNING:
+            self.kv_manager.end(sequence, now)
             self.batch_slots.release(sequence)
         elif sequence.state in (State.WAITING, State.PREEMPTED):
             self.waiting.remove(sequence)

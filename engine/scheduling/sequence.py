@@ -45,6 +45,7 @@ class Sequence:
         "_digests",
         "_page_size",
         "arrival",
+        "asks_for_tool",
         "cause",
         "choice",
         "constraint",
@@ -106,6 +107,7 @@ class Sequence:
         self.suspension: Suspension | None = None  # while it is suspended
         self.was_paused = False  # by its client, since it last had a slot
         self.constraint: Constraint | None = None  # of the next token
+        self.asks_for_tool = False  # its text so far has a tool call
         self.prompt_leader: Sequence | None = None  # the choice that computes the prompt for this one
         self.siblings: list[Sequence] = []  # choices held back until this one has computed the prompt
         self._page_size = page_size
@@ -164,6 +166,16 @@ class Sequence:
             previous = self._digests[-1] if start else chain_start(self.request.cache_salt)
             self._digests.append(chain_next(previous, self.tokens[start * size : (start + 1) * size]))
         return self._digests[index]
+
+    @property
+    def num_prompt_pages(self) -> int:
+        """Return the number of full pages of its prompt."""
+        return self.prompt_len // self._page_size
+
+    @property
+    def published_digests(self) -> list[bytes]:
+        """Return the digests of its full pages that were offered to the prefix cache."""
+        return self._digests[: self.num_published]
 
     def reusable_digests(self) -> Iterator[bytes]:
         """Return the digests of its full pages, lazily.

@@ -243,15 +243,15 @@ class Carousel(StepSharing):
 
     # Notifications ------------------------------------------------------------------------------------------------
 
-    def slot_taken(self, admission: Admission, fresh_tokens: int, *, is_resumed: bool) -> None:
+    def slot_taken(self, admission: Admission, charged_tokens: float, *, is_resumed: bool) -> None:
         """Charge its prompt; give a resumed sequence a minimum share before it is preempted again, if possible.
 
         An overdue sequence that took its reserved slot is guaranteed that share.
         """
         state = state_of(admission.sequence)
         self._queues[admission.sequence.service_class].slot_taken(state.account)
-        if fresh_tokens:
-            state.account.charge(PROMPT_WEIGHT * fresh_tokens)
+        if charged_tokens:
+            state.account.charge(PROMPT_WEIGHT * charged_tokens)
         state.has_guarantee = admission.is_guaranteed
         state.guaranteed_tokens_left = self.config.min_share if is_resumed or admission.is_guaranteed else 0
         if admission.is_guaranteed:

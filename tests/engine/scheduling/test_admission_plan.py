@@ -10,6 +10,7 @@ from engine.config import EngineConfig
 from engine.scheduling.admission import Admission, AdmissionPlan, AdmissionView, Preemption, Shortage
 from engine.scheduling.batch_builder import BatchBuilder
 from engine.scheduling.costs import Costs
+from engine.scheduling.counters import CumulativeCounters
 from engine.scheduling.kv_manager import KVManager
 from engine.scheduling.policies import POLICIES, make_policy
 from engine.scheduling.sequence import Sequence, State
@@ -29,7 +30,7 @@ class Situation:
         config = EngineConfig(model="none", max_num_seqs=slots, **options).validate()
         self.policy = make_policy(config, Costs(swap_speed, 100.0))
         self.moves = BatchBuilder()
-        self.pages = KVManager(config, self.moves, pages, host)
+        self.pages = KVManager(config, self.moves, CumulativeCounters(), pages, host)
         self.shares_prompts = config.enable_prefix_caching
         self.slots = slots
         self.running: list[Sequence] = []

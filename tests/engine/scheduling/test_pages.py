@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from engine.errors import IntegrityError
 from engine.prefixes import KEY_BYTES, chain_next, chain_start
-from engine.scheduling.pages import HostPool, PagePool
+from engine.scheduling.pages import HostPool, PagePool, Rank
 from tests.engine.scheduling.history import PAGE_SIZE, History
 from tests.profiles import examples
 
@@ -37,8 +37,12 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.pool.available)
     @rule()
     def allocate(self):
-        free_before = self.pool.free
+        free_before, ranks = self.pool.free, self.pool.ranks()
+        held = {page for table in self.tables for page in table}
         page = self.pool.allocate()
+        if not free_before:
+            cached = {rank for p, digest in self.content.items() if p not in held for rank in [ranks[digest]]}
+            assert ranks[self.content[page]] is min(cached), "a page of a higher rank was evicted"
         assert all(page not in table for table in self.tables), "a held page was given out"
         assert free_before or page in self.content, "a cached page was taken although one was free, or from nowhere"
         self.content.pop(page, None)
@@ -69,10 +73,17 @@ class PoolMachine(RuleBasedStateMachine):
             self.tables.append(expected)
 
     @precondition(lambda self: self.tables)
-    @rule(data=st.data())
-    def release(self, data):
+    @rule(data=st.data(), rank=st.sampled_from(Rank))
+    def release(self, data, rank):
         table = self.tables.pop(data.draw(st.integers(0, len(self.tables) - 1)))
-        self.pool.release(reversed(table))
+        self.pool.release(reversed(table), rank)
+        assert all(self.pool.ranks()[self.content[page]] >= rank for page in table if page in self.content)
+
+    @rule(number=st.integers(0, 30), rank=st.sampled_from(Rank), oldest=st.booleans())
+    def set_rank(self, number, rank, oldest):
+        digest = f"{number:08}".encode()
+        self.pool.set_rank(digest, rank, oldest=oldest)
+        assert self.pool.ranks().get(digest, rank) is rank
 
     @rule()
     def forget(self):
@@ -112,7 +123,7 @@ def test_the_least_recently_released_page_is_evicted_first():
     pages = [pool.allocate() for _ in range(3)]
     for page in pages:
         pool.publish(page, bytes([page]))
-    pool.release(reversed(pages))
+    pool.release(reversed(pages), Rank.STANDARD)
     assert pool.allocate() == pages[2]
     assert pool.lookup([bytes([pages[0]]), bytes([pages[1]]), bytes([pages[2]])]) == pages[:2]
 
@@ -133,9 +144,9 @@ def test_a_mistake_is_an_integrity_error(mistake: str):
     with pytest.raises(IntegrityError, match=r"\d"):
         match mistake:
             case "double release":
-                pool.release([page, page])
+                pool.release([page, page], Rank.FLEX)
             case "release free":
-                pool.release([1 - page])
+                pool.release([1 - page], Rank.FLEX)
             case "acquire free":
                 pool.acquire(1 - page)
             case "publish free":

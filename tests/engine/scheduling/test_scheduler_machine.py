@@ -114,27 +114,29 @@ class SchedulerMachine(RuleBasedStateMachine):
         is_trial=st.sampled_from([False, False, True]),
     )
     def arrive(self, shared, own, max_tokens, service_class, n, priority, salt, stops, is_trial):
-        prompt = [*range(7, 7 + shared), *own]
-        self.serial += 1
-        stop = tuple(range(0, 1000, 9)) if stops else ()
-        request = Request(
-            id=f"r{self.serial}",
-            prompt=tuple(prompt),
-            sampling=SamplingParams(max_tokens=max_tokens, stop_token_ids=stop),
+        self._submit(
+            (*range(7, 7 + shared), *own),
+            max_tokens,
+            tuple(range(0, 1000, 9)) if stops else (),
             service_class=service_class,
             priority=priority,
             n=n,
             cache_salt=salt,
             is_trial=is_trial,
         )
+
+    def _submit(self, prompt, max_tokens, stop=(), **fields):
+        self.serial += 1
+        sampling = SamplingParams(max_tokens=max_tokens, stop_token_ids=stop)
+        request = Request(id=f"r{self.serial}", prompt=prompt, sampling=sampling, **fields)
         try:
             self.engine.submit(request)
         except RequestRefused:
             assert len(prompt) + max_tokens > self.engine.info.num_pages * PAGE_SIZE
             return
         self.requests[request.id] = request
-        self.audits[request.id] = RequestTimeline(n, IntakeTimeline(self.now), self.now)
-        for choice in range(n):
+        self.audits[request.id] = RequestTimeline(request.n, IntakeTimeline(self.now), self.now)
+        for choice in range(request.n):
             self.expected[request.id, choice] = text_alone(prompt, choice, max_tokens, stop)
 
     @precondition(lambda self: self.engine.has_work)
@@ -171,6 +173,24 @@ class SchedulerMachine(RuleBasedStateMachine):
         choice = data.draw(st.sampled_from([None, *choices]))
         self.aborted |= {(request_id, c) for c in choices if choice in (None, c)}
         self.engine.abort(request_id, choice)
+
+    @precondition(lambda self: any(end is FinishReason.LENGTH for end in self.ended.values()))
+    @rule(
+        data=st.data(),
+        result=st.lists(st.integers(0, 2), min_size=1, max_size=5),
+        keeps=st.booleans(),
+        tenant=st.sampled_from("abc"),
+    )
+    def follow_up(self, data, result, keeps, tenant):
+        """A conversation goes on after an answer, at once or after its session has waited for a tool."""
+        ended = sorted(key for key, end in self.ended.items() if end is FinishReason.LENGTH)
+        request_id, choice = data.draw(st.sampled_from(ended))
+        if keeps:
+            self.engine.keep(request_id, choice)
+        earlier = self.requests[request_id]
+        prompt = (*earlier.prompt, *self.texts[request_id, choice], *result)
+        if len(prompt) < 56:
+            self._submit(prompt, 4, tenant=tenant, cache_salt=earlier.cache_salt)
 
     @rule()
     def crash(self):

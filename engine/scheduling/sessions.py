@@ -1,0 +1,228 @@
+"""Sessions: conversations that are expected to go on, and what is kept of them in the prefix cache.
+
+A session is the chain of full pages of an answer's tokens, from the beginning of its prompt. It begins with an answer
+that asks for a tool or extends an earlier one, or with a hint from its client, and ends when a longer one extends it.
+While it waits for the result of a tool, its pages are evicted last of all; otherwise before those, and after all pages
+of single requests. A page of several sessions has the highest of their ranks.
+
+Three limits. The sessions of each of these two ranks keep at most a share of the pool, which owners divide fairly
+(`kept_pages`). A session waits for a time, and is then one that does not. Of such a session the second half of the
+pages is given up after each half-life. Nothing is ever reserved: a page of any rank is evicted if a running sequence
+needs it and there is no other. What is kept counts as service of its tenant.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from typing import NamedTuple
+
+from sortedcontainers import SortedKeyList
+
+from engine.scheduling.kept_pages import KeptPages, Session
+from engine.scheduling.pages import Rank
+from engine.scheduling.sequence import Sequence
+from engine.types import ServiceClass
+
+TOOL_SECONDS = 600.0  # for which a session waits for the result of its tool at least
+HALF_LIFE_SECONDS = 300.0
+CHARGE_PER_SECOND = 0.1 / HALF_LIFE_SECONDS  # of a prompt token, for each kept token: a tenth of it in a half-life
+MAX_CHARGED_OWNERS = 4096  # with charges that are not applied yet
+MAX_ENDED_PAGES = 1 << 17  # of answers that may be continued
+
+
+def rank_of(sequence: Sequence) -> Rank:
+    """Return the rank of the pages that a sequence releases."""
+    return Rank.FLEX if sequence.service_class is ServiceClass.BATCH else Rank.STANDARD
+
+
+class EndedAnswer(NamedTuple):
+    """Answer that may be continued. seconds: for which its client expects that."""
+
+    owner: str
+    digests: list[bytes]
+    seconds: float
+
+
+class Sessions:
+    """Sessions of one engine, and the ranks of their pages."""
+
+    def __init__(
+        self, set_rank: Callable[[bytes, Rank, bool], None], count: Callable[[str, int], None], max_pages: int
+    ) -> None:
+        """set_rank: changes that of a page; whether the page is the first of its rank to be evicted. count: adds pages
+        to the counter with a name. max_pages: that the sessions of each rank keep at most; 0: there are no sessions.
+        """
+        self._set_rank = set_rank
+        self._count = count
+        self._kept = {rank: KeptPages(max_pages) for rank in (Rank.SESSION, Rank.WAITING)}
+        self._is_enabled = max_pages > 0
+        self._ended: OrderedDict[str, EndedAnswer] = OrderedDict()  # by request
+        self._ended_pages = 0
+        self._ended_tails: dict[bytes, str] = {}  # their requests
+        self._by_tail: dict[bytes, Session] = {}
+        self._keepers: dict[bytes, list[int]] = {}  # sessions of each rank that have a page, by digest
+        self._expiries: SortedKeyList[Session, float] = SortedKeyList(key=lambda session: session.until)
+        self._charged_at: dict[str, float] = {}  # by owner that keeps pages
+        self._page_seconds: OrderedDict[str, float] = OrderedDict()  # kept by owners since they were last charged
+        self._now = 0.0
+
+    def kept_pages(self, rank: Rank) -> int:
+        """Return the number of pages that the sessions of a rank keep."""
+        return self._kept[rank].total
+
+    def rank(self, digest: bytes) -> Rank | None:
+        """Return the rank of a page that sessions keep; None if none does."""
+        keepers = self._keepers.get(digest)
+        if keepers is None:
+            return None
+        return Rank.WAITING if keepers[Rank.WAITING] else Rank.SESSION
+
+    # Changes ------------------------------------------------------------------------------------------------------
+
+    def ended(self, sequence: Sequence, now: float) -> None:
+        """Note that a sequence ends; its pages are released next. If it extends a session, that goes on with them."""
+        self._now, digests = now, sequence.published_digests
+        if not digests or not self._is_enabled:
+            return
+        owner, prompt = sequence.request.cache_salt, digests[: sequence.num_prompt_pages]
+        extended = [found for digest in prompt if (found := self._by_tail.get(digest)) is not None]
+        for earlier in extended:
+            self._remove(earlier)
+        answer = EndedAnswer(owner, digests, sequence.request.session_seconds)
+        if sequence.asks_for_tool:
+            self._wait(answer)
+            return
+        if answer.seconds or extended or any(digest in self._ended_tails for digest in prompt):
+            self._add(Session(owner, digests, Rank.SESSION, now + max(HALF_LIFE_SECONDS, answer.seconds)))
+        self._remember(sequence.request.id, answer)
+
+    def keep(self, request_id: str, now: float) -> None:
+        """Keep the pages of an ended request that waits for the result of a tool.
+
+        Unknown requests are ignored: they ended long ago, or had no full page.
+        """
+        self._now = now
+        if (answer := self._forget(request_id)) is not None:
+            self._wait(answer)
+
+    def expire(self, now: float) -> None:
+        """Apply times that have passed."""
+        self._now = now
+        while self._expiries and self._expiries[0].until <= now:
+            session = self._expiries[0]
+            if session.rank is Rank.WAITING:
+                self._lower(session)
+                continue
+            self._remove(session)
+            half = len(session.digests) // 2
+            self._count("expired_tokens", len(session.digests) - half)
+            session.digests, session.until = session.digests[:half], now + HALF_LIFE_SECONDS
+            if session.digests and session.tail not in self._by_tail:
+                self._add(session, oldest=True)
+
+    def take_page_seconds(self, owner: str) -> float:
+        """Return the product of pages and seconds that an owner's sessions have kept since the last call."""
+        if owner in self._charged_at:
+            self._charge(owner)
+        return self._page_seconds.pop(owner, 0.0)
+
+    # Internals ----------------------------------------------------------------------------------------------------
+
+    def _remember(self, request_id: str, answer: EndedAnswer) -> None:
+        self._forget(request_id)  # another choice
+        self._ended[request_id] = answer
+        self._ended_tails[answer.digests[-1]] = request_id
+        self._ended_pages += len(answer.digests)
+        while self._ended_pages > MAX_ENDED_PAGES:
+            self._forget(next(iter(self._ended)))
+
+    def _forget(self, request_id: str) -> EndedAnswer | None:
+        answer = self._ended.pop(request_id, None)
+        if answer is not None:
+            self._ended_pages -= len(answer.digests)
+            if self._ended_tails.get(answer.digests[-1]) == request_id:
+                del self._ended_tails[answer.digests[-1]]
+        return answer
+
+    def _wait(self, answer: EndedAnswer) -> None:
+        seconds = max(TOOL_SECONDS, answer.seconds)
+        self._add(Session(answer.owner, answer.digests, Rank.WAITING, self._now + seconds))
+
+    def _lower(self, session: Session) -> None:
+        """Make a session that waits for a tool one that does not."""
+        self._remove(session)
+        session.rank, session.until = Rank.SESSION, self._now + HALF_LIFE_SECONDS
+        self._add(session, oldest=True)
+
+    def _add(self, session: Session, *, oldest: bool = False) -> None:
+        """Count the pages of a session. oldest: they are the first of their rank to be evicted; the last ones first."""
+        if (same := self._by_tail.get(session.tail)) is not None:
+            self._remove(same)
+        self._by_tail[session.tail] = session
+        self._expiries.add(session)
+        new = 0
+        for digest in session.digests if oldest else reversed(session.digests):
+            keepers = self._keepers.setdefault(digest, [0] * len(Rank))
+            keepers[session.rank] += 1
+            if keepers[session.rank] == 1:
+                new += 1
+                if session.rank is Rank.WAITING or not keepers[Rank.WAITING]:
+                    self._set_rank(digest, session.rank, oldest)
+        self._charge(session.owner)
+        kept = self._kept[session.rank]
+        kept.add(session, new)
+        while kept.is_beyond_bound:
+            given_up = kept.first_to_give_up()
+            self._count("beyond_share_tokens", len(given_up.digests))
+            if given_up.rank is Rank.WAITING:
+                self._lower(given_up)
+            else:
+                self._remove(given_up)
+
+    def _remove(self, session: Session) -> None:
+        del self._by_tail[session.tail]
+        self._expiries.remove(session)
+        gone = 0
+        for digest in session.digests:
+            keepers = self._keepers[digest]
+            keepers[session.rank] -= 1
+            if keepers[session.rank]:
+                continue
+            gone += 1
+            if session.rank is Rank.WAITING or not keepers[Rank.WAITING]:
+                self._set_rank(digest, Rank.SESSION if keepers[Rank.SESSION] else Rank.STANDARD, True)
+            if not any(keepers):
+                del self._keepers[digest]
+        self._charge(session.owner)
+        self._kept[session.rank].remove(session, gone)
+
+    def _charge(self, owner: str) -> None:
+        """Add what an owner has kept until now; called before that changes."""
+        pages = sum(kept.of(owner) for kept in self._kept.values())
+        since = self._charged_at.pop(owner, self._now)
+        self._charged_at[owner] = self._now
+        if pages and self._now > since:
+            self._page_seconds[owner] = self._page_seconds.get(owner, 0.0) + pages * (self._now - since)
+            if len(self._page_seconds) > MAX_CHARGED_OWNERS:
+                self._page_seconds.popitem(last=False)
+        if len(self._charged_at) > MAX_CHARGED_OWNERS:
+            del self._charged_at[next(iter(self._charged_at))]
+
+    # Tests --------------------------------------------------------------------------------------------------------
+
+    def kept(self, rank: Rank) -> set[bytes]:
+        """Return the pages of the sessions of a rank."""
+        return {digest for digest, keepers in self._keepers.items() if keepers[rank]}
+
+    def check_integrity(self) -> None:
+        """Compare all counts with the sessions. Raises `AssertionError`."""
+        sessions = list(self._by_tail.values())
+        assert set(sessions) == set(self._expiries) and len(self._expiries) == len(sessions)
+        assert all(session.digests for session in sessions)
+        pages = {rank: Counter(d for s in sessions if s.rank is rank for d in s.digests) for rank in Rank}
+        assert self._keepers == {
+            digest: [pages[rank][digest] for rank in Rank] for s in sessions for digest in s.digests
+        }
+        for rank, kept in self._kept.items():
+            kept.check_integrity({session for session in sessions if session.rank is rank}, len(pages[rank]))
