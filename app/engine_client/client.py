@@ -30,7 +30,7 @@ from app.engine_client.transport import TransportMaker
 from app.engine_client.use_exchange import UseExchange
 from engine.checks import check_request
 from engine.config import EngineConfig
-from engine.ipc import Adopted, Change, LoadProgress, NotFound, StepResult
+from engine.ipc import Adopted, Change, Keep, LoadProgress, NotFound, StepResult
 from engine.placement import WHOLE_MACHINE, Share
 from engine.prompt_pace import PromptPace
 from engine.types import ModelInfo, Request, ServiceClass, Vocabulary
@@ -225,10 +225,14 @@ class EngineClient:
         else:
             self._members[member].engine.send(Change(request_id, is_paused, service_class))
 
+    def keep(self, request_id: str, choice: int) -> None:
+        """Keep the pages of a choice, whose answer asks for a tool, until the tool's result comes back."""
+        ongoing = self._in_flight.get(request_id)
+        if ongoing is not None and ongoing.member is not None:
+            self._members[ongoing.member].engine.send(Keep(request_id, choice))
+
     def follow_ends(self, on_end: OnEnd) -> None:
-        """Call `on_end` with each request that an engine has ended, after its last event, and the output of its last
-        choice.
-        """
+        """Call `on_end` with each request that an engine has ended, after its last event, and its last output."""
         self._in_flight.on_end = on_end
 
     @property

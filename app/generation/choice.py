@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from app.streams.stream_log import Delta, TokenInfo
@@ -55,6 +55,7 @@ class ChoiceOutput:
         "_has_marks",
         "_infos",
         "_min_tokens",
+        "_on_call",
         "_options",
         "_parser",
         "_shown",
@@ -78,8 +79,11 @@ class ChoiceOutput:
         options: OutputOptions,
         parser: OutputParser | None,
         min_tokens: int,
+        on_call: Callable[[], None],
     ) -> None:
-        """min_tokens: number of tokens before which no stop string may end (as in vLLM)."""
+        """min_tokens: number of tokens before which no stop string may end (as in vLLM). on_call: called once, when the
+        text has a tool call.
+        """
         self.index = index
         self._options = options
         self._detokenizer = detokenizer
@@ -88,6 +92,7 @@ class ChoiceOutput:
         self._stops = StopMatcher(tuple(stops), is_included=options.includes_stop)
         self._parser = parser
         self._min_tokens = min_tokens
+        self._on_call = on_call
         self._infos: list[TokenInfo] = []  # of tokens whose text is still held back
         self._tokens = 0  # number of tokens whose text is still held back
         self._shown = 0  # characters that the stop strings have let through
@@ -196,7 +201,9 @@ class ChoiceOutput:
             parsed += parser.flush()
         elif parser.is_finished:
             self._parser = None
-        self._has_calls = self._has_calls or any(piece.calls for piece in parsed)
+        if not self._has_calls and any(piece.calls for piece in parsed):
+            self._has_calls = True
+            self._on_call()
         # The arguments of a call inside of which a stop string is found are cut.
         if self._has_calls and self.finish_reason == "stop" and not parser.is_inside_call:
             self.finish_reason = "tool_calls"

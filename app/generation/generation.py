@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 from app.engine_client.client import EngineClient
@@ -119,6 +120,7 @@ class Generation:
                 options,
                 parser(f"{request.id}-{index}"),
                 request.sampling.min_tokens,
+                partial(client.keep, request.id, index),
             )
             for index in range(request.n)
         ]
@@ -322,9 +324,7 @@ class Generation:
             self._abandon()
 
     def _abandon(self) -> None:
-        """End with an error instead of `cancel`, so that a reader that returns late does not take the answer for
-        complete.
-        """
+        """End with an error instead of `cancel`: a reader that returns late must not take the answer for complete."""
         self.fail("The answer was given up before it was complete, because no client was reading it.", ABANDONED_CODE)
 
     def _on_token_event(self, choice: ChoiceOutput, event: TokenEvent) -> None:

@@ -77,4 +77,5 @@ class PreparedPrompt:
             weight=tenant.weight,
             deadline=None if deadline_ms is None else intake.arrived_at + deadline_ms / 1000,
             client_id=intake.client_id,
+            session_seconds=request.session_seconds,
         )

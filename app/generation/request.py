@@ -68,10 +68,11 @@ class GenerationRequest:
     thinking_budget: maximum number of reasoning tokens, after which the block is closed. clips_max_tokens: reduce
     `max_tokens` to the room that the context has left, instead of refusing the request. truncates_prompt: drop the
     oldest turns of a conversation that does not fit. resume_seconds: time for which the answer continues without a
-    reader. needs_reader: False if the answer continues without a reader until its end. origin: the client's request,
-    for the journal; None: it is not resumable. parameter_names: the protocol's names of engine parameters that it names
-    differently. encoder: constructor of the encoder for readers that resume the stream; None if it cannot be resumed.
-    observer: notified of the beginning and the end of the generation.
+    reader. session_seconds: for which the conversation is expected to go on after the answer. needs_reader: False if
+    the answer continues without a reader until its end. origin: the client's request, for the journal; None: it is not
+    resumable. parameter_names: the protocol's names of engine parameters that it names differently. encoder:
+    constructor of the encoder for readers that resume the stream; None if it cannot be resumed. observer: notified of
+    the beginning and the end of the generation.
     """
 
     prompt: ChatPrompt | str | Sequence[int]
@@ -96,6 +97,7 @@ class GenerationRequest:
     truncates_prompt: bool = False
     stream_id: str | None = None
     resume_seconds: float = 0.0
+    session_seconds: float = 0.0
     origin: Origin | None = None
     needs_reader: bool = True
     parameter_names: Mapping[str, str] = field(default_factory=dict)

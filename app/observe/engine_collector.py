@@ -69,6 +69,12 @@ class _EngineFamilies:
         self._gauge("vllm:kv_cache_usage_perc", "Share of KV pages held.", pages.held / pages.total, engine)
         for state in ("held", "cached", "free", "swapped"):
             self._gauge("carousel:kv_pages", "KV pages by state.", getattr(pages, state), engine, state=state)
+        for place, number in (("device", pages.kept), ("host", pages.host_cached)):
+            text = "KV pages of sessions: kept on the device while they wait for tools, and in host memory."
+            self._gauge("carousel:session_pages", text, number, engine, place=place)
+        for event in ("moved", "restored", "lost", "beyond_share", "expired"):
+            text = "Tokens of sessions that were moved to host memory, moved back, evicted, or are kept no more."
+            self._counter("carousel:session_tokens", text, getattr(counters, f"{event}_tokens"), engine, event=event)
         for name, (text, total) in _totals(load).items():
             self._counter(name, text, total, engine)
         for service_class, counts in zip(ServiceClass, counters.preemptions, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
@@ -11,10 +12,12 @@ from app.generation.request import AnswerHead, ChatPrompt, GenerationRequest
 from app.protocols.anthropic_encoder import THREAD_UNSUPPORTED, AnthropicEncoder
 from app.protocols.anthropic_messages import (
     AnthropicMessage,
+    CacheControl,
     TextBlocks,
     check_newest_message,
     check_roles,
     loaded_tools,
+    marks,
     refused,
     turns,
 )
@@ -33,7 +36,7 @@ from app.text.content_format import ContentFormat
 from app.text.tools.definitions import Tool, ToolUse
 from engine.types import ServiceClass
 
-CacheControl = Annotated[dict[str, Any], max_fields(8)]  # accepted: the prefix cache needs no marks
+TTL_SECONDS = {None: 5 * 60.0, "5m": 5 * 60.0, "1h": 3600.0}
 MAX_MESSAGES = 4096
 MAX_STOPS = 16
 HOSTED_SEARCH = "tool_search_tool_"  # beginning of the types of hosted searches for deferred tools
@@ -52,8 +55,8 @@ class AnthropicTool(Strict):
     input_schema: Parameters
     strict: bool | None = None
     defer_loading: bool | None = None
-    # Accepted without effect: inputs are always streamed as they come, and the prefix cache needs no marks.
     cache_control: CacheControl | None = None
+    # Accepted without effect: inputs are always streamed as they come.
     eager_input_streaming: bool | None = None
     allowed_callers: Annotated[list[str], includes_direct] | None = None
 
@@ -220,9 +223,18 @@ class MessagesRequest(CountTokensRequest):
             content_format=ContentFormat("json_schema", form.schema_, param) if form is not None else None,
             thinking_budget=self.thinking.budget_tokens if self.thinking is not None else None,
             resume_seconds=resume_seconds,
+            session_seconds=self.session_seconds,
             parameter_names={"prompt": "messages"},
             encoder=self._encoder,
         )
+
+    @property
+    def session_seconds(self) -> float:
+        """Return the seconds for which the client expects its conversation to go on; 0 if it says nothing of that."""
+        tools = [tool.cache_control for tool in self.tools or () if isinstance(tool, AnthropicTool)]
+        blocks = chain(marks(self.system), *(marks(message.content) for message in self.messages))
+        given = [mark for mark in (self.cache_control, *tools, *blocks) if mark is not None]
+        return max((TTL_SECONDS[mark.ttl] for mark in given), default=0.0)
 
     def _encoder(self, head: AnswerHead) -> AnthropicEncoder:
         hides_thinking = self.thinking is not None and self.thinking.display == "omitted"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
 from typing import Annotated, Any, Literal
@@ -16,7 +16,20 @@ from app.protocols.schema import MAX_CONTENT_PARTS, Lenient, max_fields
 from app.protocols.typed_objects import supported_types, type_of
 
 
-class TextBlock(Lenient):
+class CacheControl(Lenient):
+    """Mark of a prompt whose conversation is expected to go on. ttl: for how long, 5 minutes if it is not given."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
+class MarkedBlock(Lenient):
+    """Block that may have a mark."""
+
+    cache_control: CacheControl | None = None
+
+
+class TextBlock(MarkedBlock):
     """Text."""
 
     type: Literal["text"]
@@ -30,7 +43,7 @@ class PlainTextSource(Lenient):
     data: str
 
 
-class TextDocumentBlock(Lenient):
+class TextDocumentBlock(MarkedBlock):
     """Document of plain text, which any model reads."""
 
     type: Literal["document"]
@@ -57,7 +70,7 @@ class RedactedThinkingBlock(Lenient):
     type: Literal["redacted_thinking"]
 
 
-class ToolUseBlock(Lenient):
+class ToolUseBlock(MarkedBlock):
     """Tool call in an earlier answer."""
 
     type: Literal["tool_use"]
@@ -121,7 +134,7 @@ ResultPart = Annotated[
 ]
 
 
-class ToolResultBlock(Lenient):
+class ToolResultBlock(MarkedBlock):
     """Result of a tool call."""
 
     type: Literal["tool_result"]
@@ -185,6 +198,13 @@ class AnthropicMessage(Lenient):
         if self.role != "user" or isinstance(self.content, str):
             return self.role == "user"
         return not any(isinstance(block, ToolResultBlock) for block in self.content)
+
+
+def marks(content: str | Sequence[object] | None) -> Iterator[CacheControl]:
+    """Yield the marks of blocks."""
+    for block in content if not isinstance(content, str) and content is not None else ():
+        if isinstance(block, MarkedBlock) and block.cache_control is not None:
+            yield block.cache_control
 
 
 def check_newest_message(messages: Sequence[AnthropicMessage]) -> None:

@@ -18,6 +18,9 @@ from app.streams.stream_log import Encoder
 from app.text.content_format import ContentFormat
 from engine.types import SamplingParams, ServiceClass
 
+SESSION_SECONDS = 300.0  # for which a conversation is expected to go on, if its client gives no time
+DAY_SECONDS = 24 * 3600.0
+
 
 class StreamOptions(Strict):
     """`stream_options` of a streamed request."""
@@ -104,13 +107,20 @@ class SamplingFields(TextRequest):
     service_tier: Literal["auto", "default", "flex", "priority", "scale"] | None = None
     priority: int | None = Field(None, ge=-(2**31), lt=2**31)
     deadline_ms: DeadlineMs | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
     # Accepted without effect: they identify the caller or its records and change no text.
     user: str | None = None
     metadata: Metadata | None = None
     safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
     store: bool | None = None
+
+    @property
+    def session_seconds(self) -> float:
+        """Return the seconds for which the client expects its conversation to go on; 0 if it says nothing of that."""
+        if self.prompt_cache_retention == "24h":
+            return DAY_SECONDS
+        return SESSION_SECONDS if self.prompt_cache_key is not None else 0.0
 
     def check(self) -> None:
         """Check values that are wrong in combination. Raises `ApiError`."""
@@ -220,6 +230,7 @@ class SamplingFields(TextRequest):
             content_format=self.content_format(),
             thinking_budget=thinking_budget,
             resume_seconds=resume_seconds,
+            session_seconds=self.session_seconds,
             parameter_names=names or {},
             encoder=encoder_for,
             observer=self._observer,

@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from app.errors import ApiError
 from app.generation.request import ChatPrompt, GenerationRequest, Turns
-from app.protocols.common import template_variables
+from app.protocols.common import SESSION_SECONDS, template_variables
 from app.protocols.hosted_tools import FUNCTIONS_ONLY, HOSTED_TAG, HostedTool, hosted_types, is_hosted, tool_tag
 from app.protocols.realtime_items import Input
 from app.protocols.responses_tools import FunctionTool, ToolChoice, tool_use
@@ -250,5 +250,6 @@ def generation_request(
         truncates_prompt=session.truncates,
         stream_id=stream_id,
         resume_seconds=resume_seconds,
+        session_seconds=SESSION_SECONDS,
         parameter_names={"prompt": prompt, "max_tokens": limit},
     )

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 from app.errors import ApiError
 from app.generation.request import AnswerHead, ChatPrompt, GenerationRequest, effective_defaults
 from app.protocols.answers import AnswerOptions, UsageReports
-from app.protocols.common import SamplingFields, StreamOptions, Verbosity, template_variables
+from app.protocols.common import SESSION_SECONDS, SamplingFields, StreamOptions, Verbosity, template_variables
 from app.protocols.hosted_tools import hosted_types
 from app.protocols.responses_encoder import ResponsesEncoder
 from app.protocols.responses_input import (
@@ -123,8 +123,11 @@ class ReasoningConfig(Strict):
     mode: Annotated[str, only_value("standard")] | None = None
 
 
+TTL_SECONDS = {"30m": 30 * 60.0, "12h": 12 * 3600.0}
+
+
 class PromptCacheOptions(Strict):
-    """`prompt_cache_options` of a request, which change no answer: every prompt is cached as long as there is room."""
+    """`prompt_cache_options` of a request, of which `ttl` has an effect: every prompt is cached while there is room."""
 
     mode: Literal["implicit", "explicit"] | None = None
     ttl: Literal["30m", "12h"] | None = None
@@ -277,7 +280,6 @@ class ResponsesRequest(PromptFields, SamplingFields):
     background: bool | None = None
     # Accepted without effect: there are no built-in tools, and the rest changes no answer.
     max_tool_calls: int | None = Field(None, ge=1)
-    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
     prompt_cache_options: PromptCacheOptions | None = None
     client_metadata: Metadata | None = None
     background_options: Unsupported = None
@@ -317,6 +319,14 @@ class ResponsesRequest(PromptFields, SamplingFields):
     def without_context(self) -> Self:
         """Return the request with an empty input, which still gives the encoder of its answer."""
         return self.model_copy(update={"input": ""})
+
+    @property
+    def session_seconds(self) -> float:
+        """Return the seconds for which the client expects its conversation to go on; 0 if it says nothing of that."""
+        ttl = self.prompt_cache_options.ttl if self.prompt_cache_options is not None else None
+        is_stored = self.previous_response_id is not None or self.conversation is not None
+        seconds = TTL_SECONDS[ttl] if ttl is not None else SESSION_SECONDS if is_stored else 0.0
+        return max(super().session_seconds, seconds)
 
     def generation_request(self, resume_seconds: float = 0.0) -> GenerationRequest:
         """Return the request. Its limit is reduced to the room that the context has left."""

@@ -167,7 +167,7 @@ export interface Snapshot {
   waiting: Record<ClassName, number>;
   paused: PausedRequest[];
   queue: QueuedRequest[];
-  pages: { total: number; held: number; cached: number; free: number; swapped: number };
+  pages: { total: number; held: number; cached: number; free: number; swapped: number; kept: number; on_host: number };
   page_size: number;
   tokens_per_s: number;
   prefill_tokens_per_s: number;

@@ -106,10 +106,10 @@ FIELD_TEXTS: Mapping[str, str] = MappingProxyType(
         "metadata": "Names and values that are kept with what is stored; without effect on the answer.",
         "client_metadata": "Accepted; without effect on the answer.",
         "safety_identifier": "Accepted; without effect on the answer.",
-        "prompt_cache_key": "Accepted; without effect on the answer.",
-        "prompt_cache_retention": "Accepted; without effect on the answer.",
-        "prompt_cache_options": "Accepted; without effect on the answer.",
-        "cache_control": "Accepted; without effect on the answer.",
+        "prompt_cache_key": "The conversation is expected to go on: its pages are evicted after those of others.",
+        "prompt_cache_retention": "How long that is expected: `24h`, otherwise 5 minutes with a `prompt_cache_key`.",
+        "prompt_cache_options": "`ttl`: how long the conversation is expected to go on. The rest is without effect.",
+        "cache_control": "The conversation is expected to go on for `ttl`: its pages are evicted after others.",
         "context_management": "Accepted; without effect on the answer.",
     }
 )

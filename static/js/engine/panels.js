@@ -106,8 +106,8 @@ export function showPages({ slots, pages, page_size: size }) {
     "pages-note",
     `${number(pages.total)} pages of ${size} tokens; a cell is ${each === 1 ? "one page" : `${each} pages`}`,
   );
-  const { held, cached, free, swapped } = pages;
-  for (const [name, value] of Object.entries({ held, cached, free, swapped })) set(`pages-${name}`, number(value));
+  const { total: _, ...counts } = pages;
+  for (const [name, value] of Object.entries(counts)) set(`pages-${name}`, number(value));
 }
 
 /**

@@ -51,6 +51,8 @@ NOT_SHOWN: dict[str, str] = {
     "carousel:store_waiting": "it is for a look at a server that replaces another one",
     "carousel:page_rows_bytes": "it is for an alert near --page-bytes times the number of keys",
     "carousel:page_rows_refused": "it is for an alert: conversations of its client stay in one browser",
+    "carousel:session_pages": "it is for a look at what conversations keep",
+    "carousel:session_tokens": "it is for a look at what conversations keep",
     "carousel:warm_request_bytes": "it is for a look at the memory of ended requests",
     "carousel:warm_requests_evicted": "it is for a look at the memory of ended requests",
     "carousel:tool_calls": "it is for a look at the tools of the chat page",
