@@ -28,7 +28,9 @@ export async function giveTitle(store, conversation, tier) {
 /** Returns the title in a model's answer; "" if there is none. @param {string} text */
 export function titleIn(text) {
   const line = text.trim().split("\n")[0];
-  const bare = line.replace(/^\W*title\s*:/i, "").replace(/^[\s"'“”„«»*_#`]+|[\s"'“”„«»*_#`.]+$/g, "");
+  const bare = line
+    .replace(/^[^:]{0,40}\btitle\b[^:]{0,40}:/i, "")
+    .replace(/^[\s"'“”„«»*_#`]+|[\s"'“”„«»*_#`.]+$/g, "");
   const isTitle = bare.length <= MAX_TITLE && /\p{L}{2}/u.test(bare) && !/[.!?]\s/.test(bare); // sentences are an answer
   return isTitle ? bare : "";
 }
