@@ -49,7 +49,7 @@ class KVManager:
         self.pool = PagePool(num_pages)
         self.host = HostPool(host_pages)
         max_pages = int(num_pages * config.session_share) if config.enable_prefix_caching else 0
-        self.sessions = Sessions(self._set_rank, self._count, max_pages)
+        self.sessions = Sessions(self._set_rank, self._count, max_pages, host_pages)
         self.pool.on_evict = self._keep_on_host
         self.host.on_evict = self._leave_host
         self._stored: set[int] = set()  # host pages of sessions that the step writes
@@ -171,7 +171,7 @@ class KVManager:
 
     def _keep_on_host(self, page: int, digest: bytes, rank: Rank) -> None:
         """Copy a page of a session that is evicted to host memory, if there is room."""
-        if rank < Rank.SESSION:
+        if self.sessions.rank(digest) is None:
             return
         host_page = self.host.store(digest, rank)
         if host_page is not None:
@@ -179,9 +179,9 @@ class KVManager:
             self._stored.add(host_page)
         self._count("moved_tokens" if digest in self.host else "lost_tokens", 1)
 
-    def _leave_host(self, host_page: int, rank: Rank) -> None:
+    def _leave_host(self, host_page: int, digest: bytes) -> None:
         """Cancel a copy of this step to a page that gives way: each host page is written once."""
-        if rank >= Rank.SESSION:
+        if self.sessions.rank(digest) is not None:
             self._count("lost_tokens", 1)
         if host_page in self._stored:
             self._stored.remove(host_page)

@@ -222,7 +222,7 @@ class HostPool:
         self._cached: tuple[OrderedDict[bytes, int], ...] = tuple(OrderedDict() for _ in Rank)  # as in `PagePool`
         self._rank: dict[bytes, Rank] = {}  # of the pages in `_cached`
         # Called with a page of a session that gives way.
-        self.on_evict: Callable[[int, Rank], None] = lambda page, rank: None
+        self.on_evict: Callable[[int, bytes], None] = lambda page, digest: None
 
     @property
     def used(self) -> int:
@@ -282,8 +282,8 @@ class HostPool:
         for cached in self._cached[: rank + 1]:
             if cached:
                 digest, page = cached.popitem(last=False)
-                found = self._rank.pop(digest)
-                self.on_evict(page, found)
+                del self._rank[digest]
+                self.on_evict(page, digest)
                 return page
         return -1
 

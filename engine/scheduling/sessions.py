@@ -6,9 +6,11 @@ While it waits for the result of a tool, its pages are evicted last of all; othe
 of single requests. A page of several sessions has the highest of their ranks.
 
 Three limits. The sessions of each of these two ranks keep at most a share of the pool, which owners divide fairly
-(`kept_pages`). A session waits for a time, and is then one that does not. Of such a session the second half of the
-pages is given up after each half-life. Nothing is ever reserved: a page of any rank is evicted if a running sequence
-needs it and there is no other. What is kept counts as service of its tenant.
+(`kept_pages`); beyond it a session has the next lower rank. The lowest is that of single requests: its pages are still
+copied to host memory before they are evicted, as many as there is room for. A session waits for a time, and is then one
+that does not. Of such a session the second half of the pages is given up after each half-life. Nothing is reserved: a
+page of any rank is evicted if a running sequence needs it and there is no other. What is kept counts as service of its
+tenant.
 """
 
 from __future__ import annotations
@@ -48,14 +50,19 @@ class Sessions:
     """Sessions of one engine, and the ranks of their pages."""
 
     def __init__(
-        self, set_rank: Callable[[bytes, Rank, bool], None], count: Callable[[str, int], None], max_pages: int
+        self,
+        set_rank: Callable[[bytes, Rank, bool], None],
+        count: Callable[[str, int], None],
+        max_pages: int,
+        host_pages: int,
     ) -> None:
         """set_rank: changes that of a page; whether the page is the first of its rank to be evicted. count: adds pages
         to the counter with a name. max_pages: that the sessions of each rank keep at most; 0: there are no sessions.
         """
         self._set_rank = set_rank
         self._count = count
-        self._kept = {rank: KeptPages(max_pages) for rank in (Rank.SESSION, Rank.WAITING)}
+        bounds = {Rank.WAITING: max_pages, Rank.SESSION: max_pages, Rank.STANDARD: host_pages}
+        self._kept = {rank: KeptPages(pages) for rank, pages in bounds.items()}
         self._is_enabled = max_pages > 0
         self._ended: OrderedDict[str, EndedAnswer] = OrderedDict()  # by request
         self._ended_pages = 0
@@ -74,9 +81,7 @@ class Sessions:
     def rank(self, digest: bytes) -> Rank | None:
         """Return the rank of a page that sessions keep; None if none does."""
         keepers = self._keepers.get(digest)
-        if keepers is None:
-            return None
-        return Rank.WAITING if keepers[Rank.WAITING] else Rank.SESSION
+        return None if keepers is None else next((rank for rank in self._kept if keepers[rank]), None)
 
     # Changes ------------------------------------------------------------------------------------------------------
 
@@ -150,10 +155,11 @@ class Sessions:
         self._add(Session(answer.owner, answer.digests, Rank.WAITING, self._now + seconds))
 
     def _lower(self, session: Session) -> None:
-        """Make a session that waits for a tool one that does not."""
+        """Give a session the next lower rank; end it if there is none."""
         self._remove(session)
-        session.rank, session.until = Rank.SESSION, self._now + HALF_LIFE_SECONDS
-        self._add(session, oldest=True)
+        if session.rank is not Rank.STANDARD:
+            session.rank, session.until = Rank(session.rank - 1), self._now + HALF_LIFE_SECONDS
+            self._add(session, oldest=True)
 
     def _add(self, session: Session, *, oldest: bool = False) -> None:
         """Count the pages of a session. oldest: they are the first of their rank to be evicted; the last ones first."""
@@ -167,18 +173,15 @@ class Sessions:
             keepers[session.rank] += 1
             if keepers[session.rank] == 1:
                 new += 1
-                if session.rank is Rank.WAITING or not keepers[Rank.WAITING]:
+                if session.rank is self.rank(digest):
                     self._set_rank(digest, session.rank, oldest)
         self._charge(session.owner)
         kept = self._kept[session.rank]
         kept.add(session, new)
         while kept.is_beyond_bound:
-            given_up = kept.first_to_give_up()
-            self._count("beyond_share_tokens", len(given_up.digests))
-            if given_up.rank is Rank.WAITING:
-                self._lower(given_up)
-            else:
-                self._remove(given_up)
+            lowered = kept.first_to_give_up()
+            self._count("beyond_share_tokens", len(lowered.digests) if lowered.rank is not Rank.STANDARD else 0)
+            self._lower(lowered)
 
     def _remove(self, session: Session) -> None:
         del self._by_tail[session.tail]
@@ -190,10 +193,11 @@ class Sessions:
             if keepers[session.rank]:
                 continue
             gone += 1
-            if session.rank is Rank.WAITING or not keepers[Rank.WAITING]:
-                self._set_rank(digest, Rank.SESSION if keepers[Rank.SESSION] else Rank.STANDARD, True)
-            if not any(keepers):
+            rank = self.rank(digest)
+            if rank is None:
                 del self._keepers[digest]
+            if rank is None or rank < session.rank:
+                self._set_rank(digest, Rank.STANDARD if rank is None else rank, True)
         self._charge(session.owner)
         self._kept[session.rank].remove(session, gone)
 

@@ -60,9 +60,16 @@ BUGS = (
     Bug(
         "pages-eviction",
         "engine/scheduling/pages.py",
-        "page, _ = self._cached.popitem(last=False)",
-        "page, _ = self._cached.popitem(last=True)",
+        "page, _ = cached.popitem(last=False)",
+        "page, _ = cached.popitem(last=True)",
         ("tests/engine/scheduling/test_pages.py",),
+    ),
+    Bug(
+        "session-host-order",
+        "engine/scheduling/kv_manager.py",
+        "return [self.host.take(digest) for digest in digests]",
+        "return [self.host.take(digest) for digest in digests][::-1]",
+        ("tests/engine/scheduling/test_sessions.py",),
     ),
     Bug(
         "sampler-nucleus",

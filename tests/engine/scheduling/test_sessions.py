@@ -8,8 +8,9 @@ import pytest
 
 from engine.prefixes import chain_next, chain_start
 from engine.scheduling.pages import HostPool, Rank
+from engine.scheduling.sequence import Sequence
 from engine.scheduling.sessions import HALF_LIFE_SECONDS, TOOL_SECONDS
-from engine.types import FinishReason, ServiceClass
+from engine.types import FinishReason, Request, SamplingParams, ServiceClass
 from tests.engine.scheduling.history import PAGE_SIZE, History
 from tests.profiles import examples
 
@@ -211,3 +212,54 @@ def test_an_answer_that_extends_another_is_a_session_of_its_own_accord() -> None
         finish(history)
         kept.append(len(sessions.kept(Rank.SESSION)))
     assert kept == [0, 5, 6]
+
+
+def test_what_is_kept_counts_as_service() -> None:
+    """A tenth of a prompt token for each kept token in a half-life, charged with the owner's next request."""
+    history = History(slots=2, pages=24, host=0, session_share=1.0)
+    talk = Talk(history, "agent", 30)
+    talk.ask()
+    finish(history)
+    talk.wait()
+    history.now += HALF_LIFE_SECONDS
+    history.step()
+    manager, (agent, other) = history.scheduler.kv_manager, map(sequence_of, ("agent", "other"))
+    assert manager.take_charge(agent) == pytest.approx(0.1 * 32, rel=1e-3)
+    assert manager.take_charge(agent) == manager.take_charge(other) == 0.0
+
+
+def sequence_of(owner: str) -> Sequence:
+    """Return a sequence of an owner."""
+    request = Request(id=owner, prompt=(1,), sampling=SamplingParams(max_tokens=1), cache_salt=owner)
+    return Sequence(request, 0, 0, 0.0, PAGE_SIZE, 8)
+
+
+def test_a_page_that_is_computed_again_has_the_rank_of_its_session() -> None:
+    """A session outlives the eviction of its pages."""
+    history = History(slots=2, pages=12, host=0, session_share=1.0)
+    talk = Talk(history, "agent", 30)
+    talk.ask()
+    finish(history)
+    talk.wait()
+    flood(history, 3, tokens=44)
+    assert not history.scheduler.kv_manager.pool.lookup([first_digest(talk)])
+    history.arrive(talk.prompt, 1, tenant="agent", cache_salt="agent")
+    finish(history)
+    assert history.scheduler.kv_manager.pool.ranks()[first_digest(talk)] is Rank.WAITING
+
+
+def test_pages_are_computed_again_if_that_takes_less_time_than_a_copy() -> None:
+    """A slow copy from host memory delays no turn."""
+    restored = []
+    for swap_speed in (1e9, 0.01):
+        history = History(slots=2, pages=12, host=12, session_share=1.0, swap_speed=swap_speed)
+        talk = Talk(history, "agent", 30)
+        talk.ask()
+        finish(history)
+        talk.wait()
+        flood(history, 3, tokens=44)
+        talk.ask()
+        finish(history)
+        restored.append(history.engine.load().counters.restored_tokens)
+        history.end()
+    assert restored == [32, 0]
