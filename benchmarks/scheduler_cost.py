@@ -1,5 +1,7 @@
 """Cost of scheduling: microseconds of schedule and commit per decode step, by running and waiting requests.
 
+Also of a request of one token whose pages are evicted from others, by the sessions that are kept (docs/decisions/0069).
+
 Measures the scheduler alone, with made-up tokens. A step on a GPU takes a few milliseconds; scheduling is part of it or
 overlaps with it. The limit is 100 us per step plus 2 us per running sequence, for any number of waiting requests.
 
@@ -25,6 +27,8 @@ from engine.types import Request, SamplingParams, ServiceClass
 RUNNING, WAITING = (1, 64, 256, 1024), (0, 1_000, 100_000)
 PROMPT, STEPS = 64, 200
 LIMIT_US = (100.0, 2.0)  # per step, per running sequence
+SESSIONS = (0, 100, 10_000)
+SESSION_PROMPT, SESSION_REQUESTS = 256, 400  # tokens, requests that are measured
 
 
 def stage(running: int, waiting: int) -> Scheduler:
@@ -58,6 +62,53 @@ def step(scheduler: Scheduler) -> float:
     return 1e6 * (time.perf_counter() - computed + decided - began)
 
 
+def stage_sessions(sessions: int) -> Scheduler:
+    """Return an idle scheduler whose cache is full: half of it with pages of sessions, as many as there are at most."""
+    config = EngineConfig(model="none", max_num_seqs=1)
+    pages = 2 * max(SESSIONS) * (SESSION_PROMPT // config.tokens_per_page)
+    policy = make_policy(config, Costs(1e4, 1e3))
+    scheduler = Scheduler(config, policy, num_pages=pages, host_pages=0, max_len=4096)
+    for number in range(2 * max(SESSIONS)):
+        turn_over(scheduler, number, session_seconds=300.0 if number < sessions else 0.0)
+    return scheduler
+
+
+def turn_over(scheduler: Scheduler, number: int, session_seconds: float = 0.0) -> float:
+    """Serve a request of one token, and return the microseconds of its steps."""
+    first = number * SESSION_PROMPT
+    request = Request(
+        id=str(number),
+        prompt=tuple(range(first, first + SESSION_PROMPT)),
+        sampling=SamplingParams(max_tokens=1),
+        session_seconds=session_seconds,
+    )
+    scheduler.submit(request, 0.0)
+    took = 0.0
+    while scheduler.requests:
+        took += step(scheduler)
+    return took
+
+
+def measure_sessions(runs: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return rows and summary of the turnover of requests beside sessions."""
+    rows: list[dict[str, Any]] = []
+    for run in range(runs):
+        for sessions in SESSIONS:
+            scheduler = stage_sessions(sessions)
+            gc.collect()
+            gc.freeze()
+            times = [turn_over(scheduler, 3 * max(SESSIONS) + number) for number in range(SESSION_REQUESTS)]
+            gc.unfreeze()
+            rows.append({"run": run, "sessions": sessions, "us": statistics.median(times)})
+    summary = {}
+    for sessions in SESSIONS:
+        measured = spread([row["us"] for row in rows if row["sessions"] == sessions])
+        summary[f"{sessions} sessions"] = measured
+        bounds = f"({measured['min']:.0f}-{measured['max']:.0f})"
+        print(f"{sessions:6} sessions: {measured['median']:.0f} us per request {bounds}")
+    return rows, summary
+
+
 def main() -> None:
     """Measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -83,7 +134,9 @@ def main() -> None:
                 f"{running:5} running, {waiting:7} waiting: {measured['median']:7.0f} us per step "
                 f"({measured['min']:.0f}-{measured['max']:.0f}), limit {limit:.0f}"
             )
-    print("Saved to", save("scheduler_cost", {"prompt": PROMPT, "steps": STEPS, "mark_us": LIMIT_US}, rows, summary))
+    more, beside_sessions = measure_sessions(min(options.runs, 2))
+    settings = {"prompt": PROMPT, "steps": STEPS, "mark_us": LIMIT_US, "session_prompt": SESSION_PROMPT}
+    print("Saved to", save("scheduler_cost", settings, rows + more, summary | beside_sessions))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """First tokens of an agent's turns beside floods: a session's pages are kept while its tool works.
 
-python -m benchmarks.sessions            # simulated, all cases
+python -m benchmarks.sessions            # simulated, all cases; --only "8 agents" for some
 
 The scheduler, the policies and the prefix cache are the real ones; only the time of a step is a formula. An agent has a
 prompt of 2,000 tokens, and each turn adds the 60 tokens of the answer and 250 of a tool's result, after a gap. Eight
@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import argparse
 import heapq
+import json
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from statistics import median
@@ -47,12 +47,13 @@ class Turn:
 
 @dataclass
 class Trace:
-    """Clients that send a request after the end of the one before."""
+    """Clients that send a request after the end of the one before. gap: seconds between turns of an agent."""
 
     agents: int
     gap: float
     seed: int
-    flood_class: ServiceClass = ServiceClass.STANDARD
+    floods: int
+    flood_class: ServiceClass
     turns: list[Turn] = field(default_factory=list)
     flood_latencies: list[float] = field(default_factory=list)
     flood_tokens: int = 0
@@ -61,14 +62,14 @@ class Trace:
 class Run:
     """One simulated run of agents beside floods."""
 
-    def __init__(self, trace: Trace, *, pool: float, host: float, options: dict[str, Any]) -> None:
-        """pool: pages relative to the context of one agent. options: of the engine."""
+    def __init__(self, trace: Trace, *, pool: float, host: float, share: float) -> None:
+        """pool, host: pages of device and host memory, relative to the context of one agent. share: of sessions."""
         self.trace = trace
         self.clock = Clock()
-        pages = int(pool * CONTEXT / PAGE)
-        config = EngineConfig(model="", page_size=PAGE, max_num_seqs=16, **options)
+        config = EngineConfig(model="", page_size=PAGE, max_num_seqs=16, session_share=share)
+        pages, host_pages = (int(size * CONTEXT / PAGE) for size in (pool, host))
         self.engine: Engine = simulated_engine(
-            config, COST, self.clock, num_pages=pages, max_len=CONTEXT + 1000, host_pages=int(host * CONTEXT / PAGE)
+            config, COST, self.clock, num_pages=pages, host_pages=host_pages, max_len=CONTEXT + 1000
         )
         self._dice = random.Random(trace.seed)
         self._numbers = count()
@@ -78,7 +79,7 @@ class Run:
         self._prompts = [self._random(SYSTEM + RESULT) for _ in range(trace.agents)]
         for agent in range(trace.agents):
             self._ask(agent, 1, 1.0 + agent)
-        for flood in range(FLOODS):
+        for flood in range(trace.floods):
             self._flood(f"flood {flood}", 0.01 * flood)
 
     def _random(self, tokens: int) -> tuple[int, ...]:
@@ -145,64 +146,83 @@ class Run:
         return 0
 
 
-def measure(
-    agents: int, gap: float, pool: float, flood_class: ServiceClass, host: float = 0.0, **options: Any
-) -> dict[str, float]:
-    """Return the figures of one run."""
-    trace = Trace(agents, gap, 1, flood_class)
-    run = Run(trace, pool=pool, host=host, options=options)
-    run.run()
-    turns = trace.turns
+def figures(run: Run) -> dict[str, float]:
+    """Return the figures of a run that has ended. Seconds; the cached share is of the tokens that could be cached."""
+    trace = run.trace
 
     def first(*numbers: int) -> float:
-        return median(turn.first - turn.sent for turn in turns if turn.turn in numbers)
+        return median(turn.first - turn.sent for turn in trace.turns if turn.turn in numbers)
 
-    later = [turn for turn in turns if turn.turn > 1]
-    return {
+    later = [turn for turn in trace.turns if turn.turn > 1]
+    found = {
         "turn 3": first(2, 3, 4),
-        "turn 40": first(38, 39, 40),
-        "ratio": first(38, 39, 40) / first(2, 3, 4),
-        "cached": sum(t.cached for t in later) / sum(t.prompt - RESULT - 1 for t in later),
-        "flood tokens/s": trace.flood_tokens / run.clock.now,
-        "flood p50": median(trace.flood_latencies),
-        "seconds": run.clock.now,
+        "turn 40": first(TURNS - 2, TURNS - 1, TURNS),
+        "cached share": sum(turn.cached for turn in later) / sum(turn.prompt - RESULT - 1 for turn in later),
     }
+    if trace.flood_latencies:
+        found["floods' tokens/s"] = trace.flood_tokens / run.clock.now
+        found["floods' median answer"] = median(trace.flood_latencies)
+    return found
 
 
-def cases() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the cases: one agent by gap and class of the floods, and eight agents that exceed the pool."""
-    for flood_class in (ServiceClass.STANDARD, ServiceClass.BATCH):
-        for gap in GAPS:
-            yield (
-                f"1 agent, {gap} s, {flood_class.name.lower()}",
-                {"agents": 1, "gap": gap, "pool": 2.0, "flood_class": flood_class},
-            )
-    for gap in GAPS:
-        yield (
-            f"8 agents, {gap} s",
-            {"agents": 8, "gap": gap, "pool": 4.0, "host": 8.0, "flood_class": ServiceClass.STANDARD},
-        )
+def measure(case: Case, share: float, floods: int, seed: int) -> dict[str, float]:
+    """Return the figures of one run of a case. share: of the pool for sessions; floods: number of other clients."""
+    trace = Trace(case.agents, case.gap, seed, floods, case.flood_class)
+    run = Run(trace, pool=case.pool, host=case.host, share=share)
+    run.run()
+    return figures(run)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Agents with a gap, in seconds, and pages of device and host relative to the context of one."""
+
+    agents: int
+    gap: float
+    pool: float
+    host: float
+    flood_class: ServiceClass
+
+    @property
+    def name(self) -> str:
+        """Return the name for the table."""
+        return f"{self.agents} agents, gaps of {self.gap:g} s, beside {self.flood_class.label} floods"
+
+
+CASES = [
+    *(Case(1, gap, 2.0, 0.0, of) for of in (ServiceClass.STANDARD, ServiceClass.BATCH) for gap in GAPS),
+    *(Case(8, gap, 4.0, 8.0, ServiceClass.STANDARD) for gap in GAPS),
+]
+SETTINGS = {"alone": (0.5, 0), "least recently used": (0.0, FLOODS), "sessions": (0.5, FLOODS)}
 
 
 def main() -> None:
     """Run all cases, print and save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="part of the names of the cases to run")
-    parser.add_argument("--save", action="store_true")
+    parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
     summary: dict[str, Any] = {}
-    for name, case in cases():
-        if options.only in name:
-            for share in (0.0, 0.5):
-                summary[name] = measure(**case, session_share=share)
-                print(
-                    share,
-                    f"{name:28}",
-                    "  ".join(f"{key} {value:.3f}" for key, value in summary[name].items()),
-                    flush=True,
-                )
-    if options.save:
-        print("Saved to", save("sessions", {"cost": str(COST), "turns": TURNS, "floods": FLOODS}, [], summary))
+    for case in CASES:
+        if options.only not in case.name:
+            continue
+        medians: dict[str, dict[str, float]] = {}
+        for name, (share, floods) in SETTINGS.items():
+            runs = [measure(case, share, floods, seed) for seed in range(options.seeds)]
+            rows += [{"case": case.name, "setting": name, "seed": seed, **run} for seed, run in enumerate(runs)]
+            medians[name] = {key: median(run[key] for run in runs) for key in runs[0]}
+        before, after = medians["least recently used"], medians["sessions"]
+        summary[case.name] = {
+            **medians,
+            "turn 40 over turn 3": {name: row["turn 40"] / row["turn 3"] for name, row in medians.items()},
+            "floods with sessions over without": {
+                key: after[key] / before[key] for key in ("floods' tokens/s", "floods' median answer")
+            },
+        }
+        print(json.dumps({case.name: summary[case.name]}, indent=1), flush=True)
+    settings = {"cost": str(COST), "turns": TURNS, "floods": FLOODS, "seeds": options.seeds}
+    print("Saved to", save("sessions", settings, rows, summary))
 
 
 if __name__ == "__main__":
