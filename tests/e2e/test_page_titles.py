@@ -96,7 +96,7 @@ def test_without_a_title_the_first_line_stays(named: Chat, chat: Chat) -> None:
     [
         ("Title: The sky", "The sky"),
         ("# The sky\n\nmore", "The sky"),
-        ('Here\'s a possible title: "The sky', "The sky"),
+        ("Here's a possible title: \"The sky", "The sky"),
         ("„Der Himmel“", "Der Himmel"),
         ("", ""),
         ("I'm ready to help. What's your next question?", ""),
