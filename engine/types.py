@@ -13,6 +13,7 @@ from typing import Annotated, get_type_hints
 
 import msgspec
 
+from engine.cache_note import CacheNote
 from engine.prompt_pace import PromptPace
 
 MAX_NUMBER = 1e6  # upper bound for parameters without a natural one; far beyond any use and far below overflow
@@ -277,6 +278,7 @@ class StatusEvent(msgspec.Struct, frozen=True, array_like=True, tag="status"):
     victim_reason: str = ""  # paused: why this sequence was chosen
     cached_tokens: int = 0  # in its first slot: prompt tokens found in the prefix cache
     monotonic_time: float = 0.0  # on the monotonic clock of the process that has the event; see engine.clock
+    cache_note: CacheNote | None = None  # in its first slot, of the choice that computes the prompt
 
     @property
     def state(self) -> str:

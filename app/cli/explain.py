@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 from typing import Any
 from urllib.parse import quote
 
@@ -37,6 +39,15 @@ MECHANISM_TEXTS = {
     "partial": "pages kept while memory lasts",
     "recompute": "to be recomputed",
 }
+CACHE_TEXTS = {
+    "evicted": "evicted",
+    "host": "evicted from host memory",
+    "share": "given up, beyond the share of conversations that are kept",
+    "expired": "given up, after the time for which conversations are kept",
+    "copy": "computed again, which took less time than copying them from host memory",
+    "logprobs": "computed again, for the log-probabilities of the prompt",
+    "unknown": "this engine had no earlier request of this client",
+}
 
 
 def explain(url: str, request_id: str, api_key: str | None) -> str:
@@ -64,6 +75,8 @@ def timeline_lines(account: dict[str, Any]) -> list[str]:
         f"{account['prompt_tokens']} prompt tokens ({account['cached_tokens']} of them cached), "
         f"{account['completion_tokens']} generated",
     ]
+    if account["cache"] is not None:
+        text.append(cache_line(account["cached_tokens"], account["prompt_tokens"], account["cache"]))
     for choice in account["choices"]:
         text.append(f"\nChoice {choice['index']}" if len(account["choices"]) > 1 else "")
         for interval in choice["intervals"]:
@@ -75,6 +88,26 @@ def timeline_lines(account: dict[str, Any]) -> list[str]:
                 f"{bar:{BAR_CHARACTERS + 2}}{_explanation(interval)}".rstrip()
             )
     return text
+
+
+def cache_line(cached: int, prompt: int, note: dict[str, Any]) -> str:
+    """Return what the cache had of a prompt, and why not more."""
+    text = f"{cached:,} of {prompt:,} prompt tokens were in the cache"
+    code, kept = note["reason"], note["kept_seconds"]
+    if cached and kept is not None:
+        text += f", kept for {max(1, math.floor(kept)):,} s"
+    if code == "unknown":
+        return text if cached else f"{text}: {CACHE_TEXTS[code]}"
+    if code is not None:
+        beneficiary = f" for a request of class {note['by']}" if note["by"] else ""
+        text += f"; {note['expected_tokens'] - cached:,} more: {CACHE_TEXTS.get(code, code)}{beneficiary}"
+    if note["differs_at"] is None:
+        return text
+    if note["continues"] is None:
+        return f"{text}; the prompt differs from that of an earlier request after token {note['differs_at']:,}"
+    before, after = (json.dumps(note[name], ensure_ascii=False) for name in ("before", "after"))
+    differs = f"the prompt differs from that of request {note['continues']} at token {note['differs_at']:,}"
+    return f"{text}; {differs}: {before} became {after}"
 
 
 def _explanation(interval: dict[str, Any]) -> str:

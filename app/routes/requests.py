@@ -18,7 +18,9 @@ from app.routes import adopt_missing, authenticate_request, get_service, parse_s
 from app.routes.conversations import read_body
 from app.service import Service
 from app.streams.stream_log import CursorError
-from engine.types import WaitReason
+from app.text.text_model import TextModel
+from engine.cache_note import CacheMiss, CacheNote
+from engine.types import ServiceClass, WaitReason
 
 
 async def request_by_id(request: Request) -> Response:
@@ -32,7 +34,7 @@ async def request_by_id(request: Request) -> Response:
     if change is not None:
         tenant = authenticate_request(request)
         await change_request(get_service(request), generation, tenant, change.is_paused, change.service_class)
-    body = timeline_body(generation) | _place_in_line(get_service(request), generation)
+    body = timeline_body(generation, get_service(request).text) | _place_in_line(get_service(request), generation)
     return Response(msgspec.json.encode(body), media_type="application/json")
 
 
@@ -53,7 +55,7 @@ async def _find(request: Request) -> Generation:
         ) from None
 
 
-def timeline_body(generation: Generation) -> dict[str, Any]:
+def timeline_body(generation: Generation, text: TextModel) -> dict[str, Any]:
     """Return the body of the answer."""
     log, request = generation.log, generation.request
     return {
@@ -64,8 +66,24 @@ def timeline_body(generation: Generation) -> dict[str, Any]:
         "state": _state(generation),
         "prompt_tokens": len(request.prompt),
         "cached_tokens": generation.cached_tokens,
+        "cache": None if generation.timeline.cache_note is None else _cache_view(generation.timeline.cache_note, text),
         "completion_tokens": generation.completion_tokens,
         **generation.timeline.view(time.monotonic()),
+    }
+
+
+def _cache_view(note: CacheNote, text: TextModel) -> dict[str, Any]:
+    """Return an engine's note about the prefix cache as clients receive it."""
+    is_compared = note.reason is not CacheMiss.UNKNOWN
+    return {
+        "continues": note.continues or None,
+        "kept_seconds": round(note.kept_seconds, 1) if is_compared else None,
+        "expected_tokens": note.expected_tokens,
+        "reason": None if note.reason is None else note.reason.value,
+        "by": None if note.beneficiary is None else ServiceClass(note.beneficiary).label,
+        "differs_at": note.differs_at,
+        "before": text.decode(note.before, skip_special_tokens=False),
+        "after": text.decode(note.after, skip_special_tokens=False),
     }
 
 

@@ -2,7 +2,7 @@
 
 Built from the engine's status events, whose clock is this process's too. Intervals follow each other without a gap, so
 they sum to the wall time by construction. They reveal nothing about other requests except the class of the request that
-was served first.
+was served first, or that needed the memory of cached pages.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from app.streams.status import EngineMoveEvent
+from engine.cache_note import CacheNote
 from engine.types import Phase, PreemptionMode, ServiceClass, StatusEvent, WaitReason
 
 IN_SLOT = (Phase.PREFILL, Phase.DECODE, Phase.SWAPPING)
@@ -96,6 +97,7 @@ class RequestTimeline:
         self.arrived = intake.arrived_at
         self.ended: float | None = None
         self.closed_at: float | None = None  # when the engine finished
+        self.cache_note: CacheNote | None = None  # of the engine that was the first to compute the prompt
         # The first choice waits for the next step, the others until the first has processed the prompt.
         causes = [WaitReason.STEP, *[WaitReason.PROMPT] * (choices - 1)]
         begun = intake.end(submitted)
@@ -104,6 +106,7 @@ class RequestTimeline:
 
     def add(self, event: StatusEvent) -> None:
         """Add a status event of one choice. A repeated status opens no new interval."""
+        self.cache_note = self.cache_note or event.cache_note
         intervals = self.choices[event.choice]
         last = intervals[-1]
         if isinstance(event, EngineMoveEvent):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from engine.cache_note import CacheNote
 from engine.request_logging import log_request
 from engine.scheduling.admission import Preemption
 from engine.scheduling.sequence import Sequence, State
@@ -26,7 +27,13 @@ class EventBuffer:
         return events
 
     def status(
-        self, sequence: Sequence, phase: Phase, now: float, cause: WaitReason | None = None, cached: int = 0
+        self,
+        sequence: Sequence,
+        phase: Phase,
+        now: float,
+        cause: WaitReason | None = None,
+        cached: int = 0,
+        note: CacheNote | None = None,
     ) -> None:
         """Report that the time of `sequence` belongs to `phase` from now on, because of `cause`."""
         sequence.phase, sequence.cause = phase, cause
@@ -43,6 +50,7 @@ class EventBuffer:
                 sequence.victim_reason if is_paused else "",
                 cached,
                 now,
+                note,
             )
         )
 

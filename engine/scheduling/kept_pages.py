@@ -1,4 +1,4 @@
-"""Pages that the sessions of one rank keep, by owner, within a bound.
+"""Pages that sessions of one rank or ended answers keep, by owner, within a bound.
 
 An owner has a cache salt: prompts with other salts share no pages with its own.
 
@@ -9,7 +9,9 @@ session. Each operation takes O(log n) in the number of owners.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 from sortedcontainers import SortedSet
 
@@ -31,13 +33,24 @@ class Session:
         return self.digests[-1]
 
 
-class KeptPages:
-    """Sessions of one rank, and how many pages each owner keeps with them. A page of several sessions counts once."""
+class Owned(Protocol):
+    """Pages of an owner."""
+
+    @property
+    def owner(self) -> str:
+        """Return the cache salt."""
+
+
+Kept = TypeVar("Kept", bound=Owned)
+
+
+class KeptPages(Generic[Kept]):
+    """Sessions, and how many pages each owner keeps with them. A page of several sessions counts once."""
 
     def __init__(self, max_pages: int) -> None:
         self.max_pages = max_pages
         self.total = 0
-        self._sessions: dict[str, OrderedDict[Session, None]] = {}  # by owner, least recently used first
+        self._sessions: dict[str, OrderedDict[Kept, None]] = {}  # by owner, least recently used first
         self._pages: dict[str, int] = {}  # by owner
         self._most: SortedSet[tuple[int, str]] = SortedSet()  # pages and owner
 
@@ -50,20 +63,24 @@ class KeptPages:
         """Return the pages that an owner keeps."""
         return self._pages.get(owner, 0)
 
-    def add(self, session: Session, pages: int) -> None:
+    def add(self, session: Kept, pages: int) -> None:
         """Add a session. pages: those that no other session of the rank has."""
         self._sessions.setdefault(session.owner, OrderedDict())[session] = None
         self._change(session.owner, pages)
 
-    def remove(self, session: Session, pages: int) -> None:
+    def remove(self, session: Kept, pages: int) -> None:
         """Remove a session. pages: those that no other session of the rank has."""
         del self._sessions[session.owner][session]
         self._change(session.owner, -pages)
 
-    def first_to_give_up(self) -> Session:
+    def first_to_give_up(self) -> Kept:
         """Return the least recently used session of the owner that keeps the most pages."""
         _, owner = self._most[-1]
         return next(iter(self._sessions[owner]))
+
+    def latest(self, owner: str) -> Iterator[Kept]:
+        """Return the sessions of an owner, the one that was used last first."""
+        return reversed(self._sessions.get(owner, {}))
 
     def _change(self, owner: str, pages: int) -> None:
         before = self.of(owner)
@@ -76,7 +93,7 @@ class KeptPages:
             del self._sessions[owner]
             self._pages.pop(owner, None)
 
-    def check_integrity(self, sessions: set[Session], pages: int) -> None:
+    def check_integrity(self, sessions: set[Kept], pages: int) -> None:
         """Compare all counts with the sessions of the rank and their distinct pages. Raises `AssertionError`."""
         assert sessions == {session for owner in self._sessions.values() for session in owner}
         assert self.total == pages == sum(self._pages.values()) and not self.is_beyond_bound

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice, takewhile
 
+from engine.cache_note import CacheMiss, CacheNote
 from engine.config import EngineConfig
 from engine.prefixes import is_mark
 from engine.scheduling.batch_builder import BatchBuilder
+from engine.scheduling.cache_losses import CacheLosses
+from engine.scheduling.cache_notes import cache_note
 from engine.scheduling.counters import CumulativeCounters
 from engine.scheduling.pages import HostPool, PagePool, Rank
 from engine.scheduling.sequence import Sequence, State
 from engine.scheduling.sessions import CHARGE_PER_SECOND, Sessions, rank_of
-from engine.types import PageCounts
+from engine.types import PageCounts, ServiceClass
 
 
 class ReclaimedPages:
@@ -49,7 +52,16 @@ class KVManager:
         self.pool = PagePool(num_pages)
         self.host = HostPool(host_pages)
         max_pages = int(num_pages * config.session_share) if config.enable_prefix_caching else 0
-        self.sessions = Sessions(self._set_rank, self._count, max_pages, host_pages)
+        self.losses = CacheLosses()
+        self.sessions = Sessions(
+            self._set_rank,
+            self._count,
+            self.losses,
+            max_pages=max_pages,
+            host_pages=host_pages,
+            page_size=config.tokens_per_page,
+        )
+        self._beneficiary: ServiceClass | None = None  # of the request that takes pages
         self.pool.on_evict = self._keep_on_host
         self.host.on_evict = self._leave_host
         self._stored: set[int] = set()  # host pages of sessions that the step writes
@@ -110,6 +122,14 @@ class KVManager:
         pages = len(self.pool.lookup(sequence.reusable_digests()))
         return (pages + self.pages_on_host(sequence, pages)) * self._size
 
+    def cache_note(self, sequence: Sequence, now: float) -> CacheNote | None:
+        """Return the note about a sequence that was admitted for the first time; None if it has no use for the cache:
+        another choice computes its prompt.
+        """
+        if not self._caching or sequence.prompt_leader is not None:
+            return None
+        return cache_note(sequence, self.sessions.answers, self.losses, self.host, self._size, now)
+
     def pages_short(self, sequence: Sequence, reused: list[int]) -> int:
         """Return the pages that `sequence` needs beyond `reused` and the available ones; negative: pages to spare."""
         # Cached pages that it reuses leave `available` too; a page that it shares and will write is copied.
@@ -130,6 +150,7 @@ class KVManager:
         Returns whether some of their contents are still being copied from host memory.
         """
         pool, size = self.pool, self._size
+        self._beneficiary = sequence.service_class
         for page in reused:
             pool.acquire(page)
         table, num_reused = list(reused), len(reused)
@@ -172,15 +193,20 @@ class KVManager:
     def _keep_on_host(self, page: int, digest: bytes, rank: Rank) -> None:
         """Copy a page of a session that is evicted to host memory, if there is room."""
         if self.sessions.rank(digest) is None:
+            self.losses.lose(digest, CacheMiss.EVICTED, self._beneficiary)
             return
         host_page = self.host.store(digest, rank)
         if host_page is not None:
             self._batch_builder.swap_out([page], [host_page])
             self._stored.add(host_page)
-        self._count("moved_tokens" if digest in self.host else "lost_tokens", 1)
+        is_moved = digest in self.host
+        self._count("moved_tokens" if is_moved else "lost_tokens", 1)
+        if not is_moved:
+            self.losses.lose(digest, CacheMiss.EVICTED, self._beneficiary)
 
     def _leave_host(self, host_page: int, digest: bytes) -> None:
         """Cancel a copy of this step to a page that gives way: each host page is written once."""
+        self.losses.lose(digest, CacheMiss.HOST, self._beneficiary)
         if self.sessions.rank(digest) is not None:
             self._count("lost_tokens", 1)
         if host_page in self._stored:
@@ -195,6 +221,7 @@ class KVManager:
         if not self.pool.available:
             return False
         assert sequence.slot is not None
+        self._beneficiary = sequence.service_class
         page = self.pool.allocate()
         self._batch_builder.grow(sequence.slot, len(sequence.page_table), page)
         sequence.page_table.append(page)
@@ -206,6 +233,7 @@ class KVManager:
             for index in range(sequence.num_published, computed // self._size):
                 digest = sequence.digest(index)
                 self.pool.publish(sequence.page_table[index], digest, is_mark=is_mark(index))
+                self.losses.forget(digest)
                 if (rank := self.sessions.rank(digest)) is not None:  # of a session that had lost the page
                     self.pool.set_rank(digest, rank)
                 sequence.num_published = index + 1
@@ -214,6 +242,7 @@ class KVManager:
 
     def swap_out(self, sequence: Sequence) -> None:
         """Copy the computed pages of `sequence` to host memory; the caller has checked that there is room."""
+        self._beneficiary = sequence.service_class
         written_pages = sequence.page_table[: -(-sequence.num_computed // self._size)]
         sequence.host_pages = self.host.allocate(len(written_pages))
         self._batch_builder.swap_out(written_pages, sequence.host_pages)

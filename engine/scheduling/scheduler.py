@@ -343,7 +343,8 @@ class Scheduler:
         fresh = max(0, sequence.prompt_len - sequence.num_computed) if first_time else sequence.lost_tokens
         sequence.was_paused = False
         self.policy.slot_taken(admission, fresh + self.kv_manager.take_charge(sequence), is_resumed=not first_time)
-        self._events.status(sequence, phase, now, cached=sequence.num_computed if first_time else 0)
+        note = self.kv_manager.cache_note(sequence, now) if first_time else None
+        self._events.status(sequence, phase, now, cached=sequence.num_computed if first_time else 0, note=note)
 
     def _publish(self, sequence: Sequence, table: list[int], computed: int, now: float) -> None:
         """Publish the full pages among the first `computed` tokens, which are stored in `table`.

@@ -15,12 +15,15 @@ tenant.
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from typing import NamedTuple
 
 from sortedcontainers import SortedKeyList
 
+from engine.cache_note import CacheMiss
+from engine.scheduling.cache_losses import CacheLosses
+from engine.scheduling.ended_answers import MAX_ENDED_PAGES, MAX_ENDED_TOKENS, EndedAnswer, EndedAnswers
 from engine.scheduling.kept_pages import KeptPages, Session
 from engine.scheduling.pages import Rank
 from engine.scheduling.sequence import Sequence
@@ -30,20 +33,11 @@ TOOL_SECONDS = 600.0  # for which a session waits for the result of its tool at 
 HALF_LIFE_SECONDS = 300.0
 CHARGE_PER_SECOND = 0.1 / HALF_LIFE_SECONDS  # of a prompt token, for each kept token: a tenth of it in a half-life
 MAX_CHARGED_OWNERS = 4096  # with charges that are not applied yet
-MAX_ENDED_PAGES = 1 << 17  # of answers that may be continued
 
 
 def rank_of(sequence: Sequence) -> Rank:
     """Return the rank of the pages that a sequence releases."""
     return Rank.FLEX if sequence.service_class is ServiceClass.BATCH else Rank.STANDARD
-
-
-class EndedAnswer(NamedTuple):
-    """Answer that may be continued. seconds: for which its client expects that."""
-
-    owner: str
-    digests: list[bytes]
-    seconds: float
 
 
 class Sessions:
@@ -53,8 +47,11 @@ class Sessions:
         self,
         set_rank: Callable[[bytes, Rank, bool], None],
         count: Callable[[str, int], None],
+        losses: CacheLosses,
+        *,
         max_pages: int,
         host_pages: int,
+        page_size: int,
     ) -> None:
         """set_rank: changes that of a page; whether the page is the first of its rank to be evicted. count: adds pages
         to the counter with a name. max_pages: that the sessions of each rank keep at most; 0: there are no sessions.
@@ -62,11 +59,11 @@ class Sessions:
         self._set_rank = set_rank
         self._count = count
         bounds = {Rank.WAITING: max_pages, Rank.SESSION: max_pages, Rank.STANDARD: host_pages}
-        self._kept = {rank: KeptPages(pages) for rank, pages in bounds.items()}
+        self._kept = {rank: KeptPages[Session](pages) for rank, pages in bounds.items()}
         self._is_enabled = max_pages > 0
-        self._ended: OrderedDict[str, EndedAnswer] = OrderedDict()  # by request
-        self._ended_pages = 0
-        self._ended_tails: dict[bytes, str] = {}  # their requests
+        self._losses = losses
+        self._page_size = page_size
+        self.answers = EndedAnswers(min(MAX_ENDED_PAGES, MAX_ENDED_TOKENS // page_size))
         self._by_tail: dict[bytes, Session] = {}
         self._keepers: dict[bytes, list[int]] = {}  # sessions of each rank that have a page, by digest
         self._expiries: SortedKeyList[Session, float] = SortedKeyList(key=lambda session: session.until)
@@ -88,19 +85,13 @@ class Sessions:
     def ended(self, sequence: Sequence, now: float) -> None:
         """Note that a sequence ends; its pages are released next. If it extends a session, that goes on with them."""
         self._now, digests = now, sequence.published_digests
-        if not digests or not self._is_enabled:
+        if not digests:
             return
-        owner, prompt = sequence.request.cache_salt, digests[: sequence.num_prompt_pages]
-        extended = [found for digest in prompt if (found := self._by_tail.get(digest)) is not None]
-        for earlier in extended:
-            self._remove(earlier)
-        answer = EndedAnswer(owner, digests, sequence.request.session_seconds)
-        if sequence.asks_for_tool:
-            self._wait(answer)
-            return
-        if answer.seconds or extended or any(digest in self._ended_tails for digest in prompt):
-            self._add(Session(owner, digests, Rank.SESSION, now + max(HALF_LIFE_SECONDS, answer.seconds)))
-        self._remember(sequence.request.id, answer)
+        request, tokens = sequence.request, sequence.tokens[: (len(digests) + 1) * self._page_size]
+        answer = EndedAnswer(request.id, request.cache_salt, digests, request.session_seconds, now, array("i", tokens))
+        if self._is_enabled:
+            self._begin(answer, digests[: sequence.num_prompt_pages], asks_for_tool=sequence.asks_for_tool)
+        self.answers.add(answer)
 
     def keep(self, request_id: str, now: float) -> None:
         """Keep the pages of an ended request that waits for the result of a tool.
@@ -108,7 +99,7 @@ class Sessions:
         Unknown requests are ignored: they ended long ago, or had no full page.
         """
         self._now = now
-        if (answer := self._forget(request_id)) is not None:
+        if self._is_enabled and (answer := self.answers.get(request_id)) is not None:
             self._wait(answer)
 
     def expire(self, now: float) -> None:
@@ -122,6 +113,7 @@ class Sessions:
             self._remove(session)
             half = len(session.digests) // 2
             self._count("expired_tokens", len(session.digests) - half)
+            self._give_up(session.digests[half:], CacheMiss.EXPIRED)
             session.digests, session.until = session.digests[:half], now + HALF_LIFE_SECONDS
             if session.digests and session.tail not in self._by_tail:
                 self._add(session, oldest=True)
@@ -134,21 +126,16 @@ class Sessions:
 
     # Internals ----------------------------------------------------------------------------------------------------
 
-    def _remember(self, request_id: str, answer: EndedAnswer) -> None:
-        self._forget(request_id)  # another choice
-        self._ended[request_id] = answer
-        self._ended_tails[answer.digests[-1]] = request_id
-        self._ended_pages += len(answer.digests)
-        while self._ended_pages > MAX_ENDED_PAGES:
-            self._forget(next(iter(self._ended)))
-
-    def _forget(self, request_id: str) -> EndedAnswer | None:
-        answer = self._ended.pop(request_id, None)
-        if answer is not None:
-            self._ended_pages -= len(answer.digests)
-            if self._ended_tails.get(answer.digests[-1]) == request_id:
-                del self._ended_tails[answer.digests[-1]]
-        return answer
+    def _begin(self, answer: EndedAnswer, prompt: list[bytes], *, asks_for_tool: bool) -> None:
+        """Begin the session of an answer that has a reason for one; those that its prompt extends end."""
+        extended = [found for digest in prompt if (found := self._by_tail.get(digest)) is not None]
+        for earlier in extended:
+            self._remove(earlier)
+        if asks_for_tool:
+            self._wait(answer)
+        elif answer.seconds or extended or any(self.answers.by_tail(digest) for digest in prompt):
+            until = self._now + max(HALF_LIFE_SECONDS, answer.seconds)
+            self._add(Session(answer.owner, answer.digests, Rank.SESSION, until))
 
     def _wait(self, answer: EndedAnswer) -> None:
         seconds = max(TOOL_SECONDS, answer.seconds)
@@ -157,7 +144,9 @@ class Sessions:
     def _lower(self, session: Session) -> None:
         """Give a session the next lower rank; end it if there is none."""
         self._remove(session)
-        if session.rank is not Rank.STANDARD:
+        if session.rank is Rank.STANDARD:
+            self._give_up(session.digests, CacheMiss.SHARE)
+        else:
             session.rank, session.until = Rank(session.rank - 1), self._now + HALF_LIFE_SECONDS
             self._add(session, oldest=True)
 
@@ -182,6 +171,12 @@ class Sessions:
             lowered = kept.first_to_give_up()
             self._count("beyond_share_tokens", len(lowered.digests) if lowered.rank is not Rank.STANDARD else 0)
             self._lower(lowered)
+
+    def _give_up(self, digests: list[bytes], reason: CacheMiss) -> None:
+        """Record why pages are kept no more, except for those that other sessions keep."""
+        for digest in digests:
+            if digest not in self._keepers:
+                self._losses.give_up(digest, reason)
 
     def _remove(self, session: Session) -> None:
         del self._by_tail[session.tail]

@@ -1,6 +1,6 @@
 // Texts for the states of an answer and of the engine, in one place for consistency. Pure.
 
-/** @import { Interval, Message, Status } from "./types.js" */
+/** @import { CacheNote, Interval, Message, Status } from "./types.js" */
 
 /** Reasons for a wait, worded as in `carousel explain` (app/cli/explain.py). */
 export const CAUSE_TEXTS = /** @type {Record<string, string>} */ ({
@@ -35,6 +35,17 @@ export const MECHANISM_TEXTS = /** @type {Record<string, string>} */ ({
   swap: "pages kept in host memory",
   partial: "pages kept while memory lasts",
   recompute: "to be recomputed",
+});
+
+/** Reasons why the cache lacks a part of a prompt, worded as in `carousel explain`. */
+export const CACHE_TEXTS = /** @type {Record<string, string>} */ ({
+  evicted: "evicted",
+  host: "evicted from host memory",
+  share: "given up, beyond the share of conversations that are kept",
+  expired: "given up, after the time for which conversations are kept",
+  copy: "computed again, which took less time than copying them from host memory",
+  logprobs: "computed again, for the log-probabilities of the prompt",
+  unknown: "this engine had no earlier request of this client",
 });
 
 /** Returns the ordinal of a number: 1 -> 1st. @param {number} n */
@@ -118,6 +129,25 @@ export function intervalReason({ phase, cause, by, mechanism, why, ...move }) {
   if (phase !== "paused" || cause === "client") return reason;
   const beneficiary = by ? `for a request of class ${by}` : "as memory ran short";
   return `${beneficiary}, ${MECHANISM_TEXTS[mechanism ?? ""] ?? mechanism}${why ? `: ${why}` : ""}`;
+}
+
+/**
+ * Returns what the cache had of a prompt, and why not more, as `carousel explain` does.
+ * @param {number} cached @param {number} prompt @param {CacheNote} note
+ */
+export function cacheLine(cached, prompt, { continues, reason, by, ...note }) {
+  let text = `${count(cached)} of ${count(prompt)} prompt tokens were in the cache`;
+  if (cached && note.kept_seconds !== null) text += `, kept for ${count(Math.max(1, Math.floor(note.kept_seconds)))} s`;
+  if (reason === "unknown") return cached ? text : `${text}: ${CACHE_TEXTS[reason]}`;
+  if (reason) {
+    const beneficiary = by ? ` for a request of class ${by}` : "";
+    text += `; ${count(note.expected_tokens - cached)} more: ${CACHE_TEXTS[reason] ?? reason}${beneficiary}`;
+  }
+  if (note.differs_at === null) return text;
+  const position = `token ${count(note.differs_at)}`;
+  if (!continues) return `${text}; the prompt differs from that of an earlier request after ${position}`;
+  const [before, after] = [note.before, note.after].map((part) => JSON.stringify(part));
+  return `${text}; the prompt differs from that of request ${continues} at ${position}: ${before} became ${after}`;
 }
 
 /** Returns the duration of an answer's reasoning, running or finished. @param {Message} message @param {number} now */

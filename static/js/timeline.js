@@ -1,6 +1,6 @@
 // Timeline under a finished answer: a bar of its phases and, on demand, each interval with its reason.
 import { html, nothing } from "../vendor/lit/lit-html.js";
-import { intervalReason, phaseDuration } from "./labels.js";
+import { cacheLine, intervalReason, phaseDuration } from "./labels.js";
 import { icon } from "./templates.js";
 
 /** @import { Message, Timeline } from "./types.js" */
@@ -45,10 +45,14 @@ export class TimelineView {
     const line = (/** @type {string} */ phase, /** @type {number} */ ms, why = "") =>
       html`<li><i data-phase=${phase}></i>${phaseDuration(phase, ms)}${why && html`<span class="timeline-why">, ${why}</span>`}</li>`;
     try {
-      const { choices } = await this.load(stream);
+      const { choices, cache, ...tokens } = await this.load(stream);
       this.#lines = choices[0].intervals
         .filter(({ ms, left_engine }) => ms >= MIN_PHASE_MS || left_engine !== undefined)
         .map((interval) => line(interval.phase, interval.ms, intervalReason(interval)));
+      if (cache) {
+        const text = cacheLine(tokens.cached_tokens, tokens.prompt_tokens, cache);
+        this.#lines.unshift(html`<li>${text}</li>`);
+      }
     } catch {
       // The server no longer has the timeline or is unreachable; the totals from the answer still hold.
       this.#lines = Object.entries(usage?.time_ms ?? {}).map(([phase, ms]) => line(phase, ms));

@@ -141,7 +141,22 @@ export interface Interval {
 }
 
 /** Body of /v1/requests/{id}. */
+/** Comparison of a prompt with an earlier answer (docs/protocols.md). */
+export interface CacheNote {
+  continues: string | null;
+  kept_seconds: number | null;
+  expected_tokens: number;
+  reason: string | null;
+  by: string | null;
+  differs_at: number | null;
+  before: string;
+  after: string;
+}
+
 export interface Timeline {
+  prompt_tokens: number;
+  cached_tokens: number;
+  cache: CacheNote | null;
   /** While it is queued: the time in which it probably starts. */
   wait_ms?: number;
   choices: { index: number; intervals: Interval[] }[];

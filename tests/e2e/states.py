@@ -323,6 +323,27 @@ def _replayed(chat: Chat) -> None:
     expect(chat.answers.last.locator(".difference ins")).to_be_visible()
 
 
+def _timeline(chat: Chat) -> None:
+    phases = {"queued": 300.0, "prefill": 900.0, "decode": 2400.0}
+    changed = {
+        "continues": "5f0c2d9a7b3e4c1d8e6f0a92",
+        "differs_at": 123,
+        "before": "is 10:21\n",
+        "after": "is 10:22\n",
+    }
+    timeline = {
+        "prompt_tokens": 9110,
+        "cached_tokens": 112,
+        "cache": {"kept_seconds": 41.7, "expected_tokens": 112, "reason": None, "by": None} | changed,
+        "choices": [{"index": 0, "intervals": [{"phase": phase, "ms": ms} for phase, ms in phases.items()]}],
+    }
+    chat.page.route("**/v1/requests/s", lambda route: route.fulfill(json=timeline))
+    usage = {"choices": [], "usage": {"prompt_tokens": 9110, "completion_tokens": 60, "time_ms": phases}}
+    _ask(chat, "Go on", delta("The fox ran over the hill, and slept."), _finish("stop"), usage)
+    chat.answers.last.locator(".timeline summary").click()
+    expect(chat.answers.last.locator(".timeline li").first).to_contain_text("the prompt differs")
+
+
 def _three_answers(chat: Chat) -> None:
     _ask(chat, "Tell me a story about a fox", delta("A fox ran."), _finish("stop"))
     texts = ("A fox ran over the hill. " * 12, "An owl saw a fox, and ", "Once upon a time there was a fox. " * 3)
@@ -474,6 +495,7 @@ CHAT: dict[str, Callable[[Chat], None]] = {
     "editing": _editing,
     "editing an answer": _editing_answer,
     "versions": _versions,
+    "timeline": _timeline,
     "three answers": _three_answers,
     "replayed": _replayed,
     "paused by the user": _paused_by_user,
@@ -508,6 +530,7 @@ def _busy(view: dict[str, Any]) -> None:
     total = view["pages"]["total"]
     view["slots"] = [_slot(i) if i != 3 else None for i in range(len(view["slots"]))]
     view["pages"] |= {"held": total // 2, "cached": total // 4, "free": total - total // 2 - total // 4}
+    view["pages"] |= {"kept": total // 10, "on_host": 1234, "swapped": 56}
     view["waiting"] = {"interactive": 0, "standard": 2, "batch": 14}
     causes = ("slots", "pages", "fairness")
     view["queue"] = [

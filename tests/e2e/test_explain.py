@@ -30,4 +30,5 @@ def test_the_command_draws_the_timeline(server: Server, encoding: str, block: st
     )
     assert done.returncode == 0, done.stderr
     assert answer["id"].rpartition("-")[2] in done.stdout
+    assert "prompt tokens were in the cache" in done.stdout
     assert block in done.stdout

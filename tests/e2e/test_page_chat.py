@@ -283,6 +283,7 @@ def test_a_finished_answer_shows_its_timeline(chat: Chat) -> None:
     expect(summary).to_be_focused()
     chat.page.keyboard.press("Enter")
     expect(icon).to_have_css("transform", re.compile(r"^matrix\("))
+    expect(timeline.locator("li").first).to_have_text(re.compile(r"^\d+ of \d+ prompt tokens were in the cache"))
     expect(timeline.locator("li").filter(has_text="read the prompt")).to_have_count(1)
     expect(timeline.locator("li").filter(has_text="wrote the answer")).to_have_count(1)
 

@@ -90,6 +90,17 @@ def test_pages_add_up(engine: Page) -> None:
     assert engine.locator("#mosaic i").count() > 0
 
 
+def test_kept_pages_are_a_part_of_the_cached_ones(server: Any, context: BrowserContext) -> None:
+    """Cells of both have the share of the cached pages, a quarter; the kept ones come first, and no label is cut."""
+    page = context.new_page()
+    states.open_engine(page, server.url, "busy")
+    cells = page.locator("#mosaic i").count()
+    kept, cached = (page.locator(f'#mosaic [data-kind="{kind}"]').count() for kind in ("kept", "cached"))
+    assert abs(kept - cells / 10) <= 1 and abs(kept + cached - cells / 4) <= 1
+    expect(page.locator('#mosaic [data-kind="kept"] + [data-kind="cached"]')).to_have_count(1)
+    assert page.locator("#pages-figures").evaluate("list => list.scrollWidth <= list.clientWidth")
+
+
 def test_latency_columns_have_standard_names(engine: Page) -> None:
     """The p99 column has an explanation, and recomputed preemptions are listed."""
     heads = engine.locator(".latency thead th", has_text="p99")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from app.cli import explain
+from engine.cache_note import CacheMiss
 from engine.types import PreemptionMode, WaitReason
+from tests.app.cli.test_explain import CACHE_LINES, NOTE
 from tests.e2e.conftest import Run
 
 pytestmark = pytest.mark.browser
@@ -147,10 +151,17 @@ def test_positions_are_ordinal_numbers(run: Run) -> None:
 
 
 def test_page_and_explain_word_reasons_alike(run: Run) -> None:
-    """The pages and `carousel explain` have the same text for each reason to wait and each preemption mode."""
-    texts = run("labels.js", "return [m.CAUSE_TEXTS, m.MECHANISM_TEXTS];")
-    assert texts == [explain.CAUSE_TEXTS, explain.MECHANISM_TEXTS]
-    assert [set(table) for table in texts] == [set(WaitReason), set(PreemptionMode)]
+    """The pages and `carousel explain` have the same text for each reason to wait, preemption mode, and loss of the cache."""
+    texts = run("labels.js", "return [m.CAUSE_TEXTS, m.MECHANISM_TEXTS, m.CACHE_TEXTS];")
+    assert texts == [explain.CAUSE_TEXTS, explain.MECHANISM_TEXTS, explain.CACHE_TEXTS]
+    assert [set(table) for table in texts] == [set(WaitReason), set(PreemptionMode), set(CacheMiss)]
+
+
+def test_page_and_explain_word_the_cache_alike(run: Run) -> None:
+    """Both have the same line for every note."""
+    notes = [(cached, NOTE | note) for cached, note, _ in CACHE_LINES]
+    lines = run("labels.js", f"return {json.dumps(notes)}.map(([cached, note]) => m.cacheLine(cached, 9110, note));")
+    assert lines == [line for _, _, line in CACHE_LINES]
 
 
 def test_only_chosen_settings_are_sent(run: Run) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from engine.cache_note import CacheMiss
+
 Schema = dict[str, Any]
 
 STRING: Schema = {"type": "string"}
@@ -233,6 +235,17 @@ ANSWERS: dict[str, Schema] = {
         service_tiers=array(STRING),
     ),
     "ModelList": fields("The served model, as a list.", object=constant("list"), data=array(ref("Model"))),
+    "CacheNote": fields(
+        "Comparison of a prompt with the earlier answer that it continues best, and why the cache had less of it.",
+        continues=nullable(STRING),
+        kept_seconds=nullable(NUMBER),
+        expected_tokens=INTEGER,
+        reason=nullable({"type": "string", "enum": [reason.value for reason in CacheMiss]}),
+        by=nullable(STRING),
+        differs_at=nullable(INTEGER),
+        before=STRING,
+        after=STRING,
+    ),
     "Timeline": fields(
         "Intervals of a request, each with the reason for a wait.",
         {"totals_ms": OBJECT, "wall_ms": NUMBER, "position": INTEGER, "wait_ms": INTEGER},
@@ -241,6 +254,7 @@ ANSWERS: dict[str, Schema] = {
         state=STRING,
         prompt_tokens=INTEGER,
         cached_tokens=INTEGER,
+        cache=nullable(ref("CacheNote")),
         completion_tokens=INTEGER,
         choices=array(OBJECT),
     ),

@@ -7,6 +7,7 @@ import { describePause } from "./pauses.js";
 
 const CLASSES = /** @type {ClassName[]} */ (["interactive", "standard", "batch"]);
 const MAX_CELLS = 288;
+const KINDS = [...CLASSES, "kept", "cached"]; // of occupied cells, in order
 const MAX_EVENTS = 40;
 
 /** @param {number} value */
@@ -111,7 +112,7 @@ export function showPages({ slots, pages, page_size: size }) {
 }
 
 /**
- * Returns the kind of each cell: held pages by class, then cached, then free. Shared pages count once, so the classes divide the held total.
+ * Returns the kind of each cell: held pages by class, then those of sessions that wait, other cached ones, and free ones. Shared pages count once, so the classes divide the held total.
  * @param {Snapshot["slots"]} slots @param {Snapshot["pages"]} pages @param {number} count
  */
 function cellKinds(slots, pages, count) {
@@ -121,12 +122,14 @@ function cellKinds(slots, pages, count) {
   if (!sum) shares[1] = pages.held;
   const kinds = /** @type {string[]} */ ([]);
   let edge = 0;
-  [...CLASSES, "cached"].forEach((name, i) => {
-    edge += i < 3 ? shares[i] : pages.cached;
+  const kept = Math.min(pages.kept, pages.cached); // some may be held or lost
+  [...shares, kept, pages.cached - kept].forEach((share, i) => {
+    const name = KINDS[i];
+    edge += share;
     const before = kinds.length;
     while (kinds.length < Math.min(count, Math.round((edge / pages.total) * count))) kinds.push(name);
     // Even the smallest share gets a cell
-    if (i < 3 && shares[i] > 0 && kinds.length === before && before < count) kinds.push(name);
+    if (i < 4 && share > 0 && kinds.length === before && before < count) kinds.push(name);
   });
   while (kinds.length < count) kinds.push("free");
   return kinds;

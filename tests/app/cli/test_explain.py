@@ -10,8 +10,9 @@ import pytest
 
 from app.__main__ import main, print_text
 from app.cli.bench.client import ServerUnreachable
-from app.cli.explain import explain, timeline_lines
+from app.cli.explain import CACHE_TEXTS, cache_line, explain, timeline_lines
 from app.streams.timeline import IntakeTimeline, RequestTimeline
+from engine.cache_note import CacheMiss
 from engine.types import Phase, StatusEvent, WaitReason
 from tests.app.cli.test_bench import responding_with, serving
 
@@ -76,6 +77,63 @@ def test_a_pause_by_the_client_is_explained():
     """It has neither a beneficiary nor a mechanism."""
     timeline = RequestTimeline(1, IntakeTimeline(0.0), 0.0)
     timeline.add(StatusEvent("r", 0, Phase.PAUSED, cause=WaitReason.CLIENT, monotonic_time=1.0))
-    account = {"id": "r", "class": "batch", "state": "paused", "prompt_tokens": 1, "cached_tokens": 0}
+    account = {"id": "r", "class": "batch", "state": "paused", "prompt_tokens": 1, "cached_tokens": 0, "cache": None}
     lines = timeline_lines(account | {"completion_tokens": 0} | timeline.view(3.0))
     assert lines[-1].startswith("   1.00 s +2.00 s    paused") and lines[-1].endswith("paused by its client")
+
+
+NOTE = {
+    "continues": "a1",
+    "kept_seconds": 41.7,
+    "expected_tokens": 8960,
+    "reason": None,
+    "by": None,
+    "differs_at": None,
+}
+CACHE_LINES = [
+    (8960, {}, "8,960 of 9,110 prompt tokens were in the cache, kept for 41 s"),
+    (
+        0,
+        {"reason": "evicted", "by": "standard"},
+        "0 of 9,110 prompt tokens were in the cache; 8,960 more: evicted for a request of class standard",
+    ),
+    (
+        16,
+        {"reason": "expired"},
+        "16 of 9,110 prompt tokens were in the cache, kept for 41 s; 8,944 more: "
+        "given up, after the time for which conversations are kept",
+    ),
+    (
+        112,
+        {"expected_tokens": 112, "differs_at": 123, "before": "10:21\n", "after": "10:22\n"},
+        "112 of 9,110 prompt tokens were in the cache, kept for 41 s; "
+        'the prompt differs from that of request a1 at token 123: "10:21\\n" became "10:22\\n"',
+    ),
+    (
+        112,
+        {"expected_tokens": 112, "differs_at": 112, "continues": None, "before": "", "after": ""},
+        "112 of 9,110 prompt tokens were in the cache, kept for 41 s; "
+        "the prompt differs from that of an earlier request after token 112",
+    ),
+    (
+        0,
+        {"expected_tokens": 0, "reason": "unknown", "continues": None, "kept_seconds": None},
+        "0 of 9,110 prompt tokens were in the cache: this engine had no earlier request of this client",
+    ),
+    (
+        32,
+        {"expected_tokens": 0, "reason": "unknown", "continues": None, "kept_seconds": None},
+        "32 of 9,110 prompt tokens were in the cache",
+    ),
+]
+
+
+@pytest.mark.parametrize(("cached", "note", "line"), CACHE_LINES)
+def test_the_cache_is_explained(cached: int, note: dict[str, object], line: str):
+    """The line has what was found, for how long it was kept, and why there was not more."""
+    assert cache_line(cached, 9110, NOTE | note) == line
+
+
+def test_every_reason_of_the_engine_has_a_text():
+    """No code is printed."""
+    assert set(CACHE_TEXTS) == set(CacheMiss)

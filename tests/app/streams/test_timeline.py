@@ -20,6 +20,7 @@ from app.protocols.chat import ChatEncoder
 from app.streams.status import EngineMoveEvent, MoveReason
 from app.streams.stream_log import StreamLog
 from app.streams.timeline import DELIVERY, INTAKE, IntakeTimeline, RequestTimeline
+from engine.cache_note import CacheNote
 from engine.types import (
     Phase,
     PreemptionMode,
@@ -99,7 +100,7 @@ def test_a_preemption_records_the_beneficiary_and_the_reason():
         "phase": "paused", "began_ms": 3000.0, "ms": 2000.0, "cause": "order", "by": "interactive", "mechanism": "swap",
         "why": "it came last",
     }  # fmt: skip
-    account = {"id": "r", "class": "batch", "state": "ended", "prompt_tokens": 3, "cached_tokens": 0}
+    account = {"id": "r", "class": "batch", "state": "ended", "prompt_tokens": 3, "cached_tokens": 0, "cache": None}
     text = "\n".join(timeline_lines(account | {"completion_tokens": 9} | view))
     assert "paused" in text and "for a request of class interactive, pages kept in host memory: it came last" in text
 
@@ -170,7 +171,7 @@ def test_an_intake_records_the_causes_of_its_waits():
         found = [(i["phase"], i["began_ms"], i["ms"], i.get("cause")) for i in choice["intervals"]]
         assert found[:-1] == expected
     assert (view["wall_ms"], view["totals_ms"][INTAKE]) == (4250.0, 4250.0)
-    account = {"id": "r", "class": "batch", "state": "queued", "prompt_tokens": 3, "cached_tokens": 0}
+    account = {"id": "r", "class": "batch", "state": "queued", "prompt_tokens": 3, "cached_tokens": 0, "cache": None}
     text = "\n".join(timeline_lines(account | {"completion_tokens": 0} | view))
     assert "request body incomplete" in text
     assert "long texts of other requests tokenized first" in text
@@ -283,7 +284,17 @@ def test_the_loss_of_one_of_several_engines_is_explained():
         "prefill",
         "queued",
     ]
-    account = {"id": "r", "class": "standard", "state": "queued", "prompt_tokens": 1, "cached_tokens": 0}
+    account = {"id": "r", "class": "standard", "state": "queued", "prompt_tokens": 1, "cached_tokens": 0, "cache": None}
     text = "\n".join(timeline_lines(account | {"completion_tokens": 0, **view}))
     assert "engine 2 died while computing it; it went on in engine 1\n" in text
     assert text.endswith("engine 1 was drained while it waited there")
+
+
+def test_the_note_about_the_cache_is_that_of_the_first_engine():
+    """Another engine, which goes on with the answer, has none of its prompt."""
+    timeline = RequestTimeline(1, IntakeTimeline(0.0), 0.0)
+    for kept_seconds in (1.0, 2.0):
+        note = CacheNote("r", kept_seconds)
+        timeline.add(StatusEvent("r", 0, Phase.PREFILL, monotonic_time=kept_seconds, cache_note=note))
+        timeline.add(StatusEvent("r", 0, Phase.QUEUED, cause=WaitReason.RESTART, monotonic_time=kept_seconds))
+    assert timeline.cache_note == CacheNote("r", 1.0)
