@@ -61,6 +61,8 @@ class Supervisor:
         self._api_sockets = [_loopback_socket() for _ in range(settings.api_processes)]
         self._token = secrets.token_urlsafe(32)
         self._processes: dict[str, Process] = {}  # by name
+        # Of reports: the loop alone would not keep these tasks, and a collection of garbage would end them.
+        self._following: set[asyncio.Task[None]] = set()
         self._apis_ready: set[int] = set()
         self._info: ModelInfo | None = None  # of the first engine
         self._signal = 0  # the first that has stopped the service
@@ -279,6 +281,8 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
         following = asyncio.create_task(self._follow(name, reader))
+        self._following.add(following)
+        following.add_done_callback(self._following.discard)
         following.add_done_callback(lambda _: pipe.close())
         if self._is_stopping():  # the signal came before the process
             process.terminate()

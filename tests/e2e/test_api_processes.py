@@ -213,3 +213,29 @@ def test_a_model_that_cannot_be_loaded_ends_the_command(tmp_path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
     assert done.returncode == 1, done.stderr
     assert sum(line.startswith("carousel: ") for line in done.stderr.splitlines()) == 1, done.stderr
+
+
+COLLECTING = """
+import gc, runpy, sys, threading, time
+def collect():
+    while True:
+        gc.collect()
+        time.sleep(0.02)
+threading.Thread(target=collect, daemon=True).start()
+sys.argv = ["carousel", *sys.argv[1:]]
+runpy.run_module("app", run_name="__main__")
+"""
+
+
+def test_collections_of_garbage_end_no_task_of_a_supervisor() -> None:
+    """The reports of its children are read until they end."""
+    command = [sys.executable, "-c", COLLECTING, "serve", "demo", "--port", "0", *OPTIONS, "--store", "none"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as service:
+        assert service.stdout is not None
+        lines = []
+        for line in service.stdout:
+            lines.append(line)
+            if line.startswith("Ready"):
+                service.send_signal(signal.SIGTERM)
+    assert any(line.startswith("Ready") for line in lines), lines
+    assert not any("destroyed" in line for line in lines), lines
