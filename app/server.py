@@ -130,8 +130,7 @@ def create_app(
     state_file: StateFile | None = None,
     siblings: Siblings | None = None,
 ) -> Starlette:
-    """Return the ASGI application. It starts and stops `client` with the server. Raises `SettingsError` if a file that
-    it writes to cannot be written.
+    """Return the ASGI application, which starts and stops `client`. Raises `SettingsError` if a file cannot be written.
 
     logs, connections: their counters appear in /metrics. state_file: keeps answers over a restart. siblings: API
     processes that share the port.

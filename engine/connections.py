@@ -11,9 +11,9 @@ from engine.clock import engine_time
 from engine.connection import Connection
 from engine.ipc import ChannelClosed, FromEngine, StepResult, ToEngine
 from engine.listener import Listener
+from engine.load import EngineLoad, Snapshot
 from engine.prefixes import CachedMarks
 from engine.tenant_uses import UseBoard
-from engine.types import EngineLoad, Snapshot
 
 SELECTOR_TICK_SECONDS = 0.001  # a selector rounds its timeout up to a multiple of this
 HANG_UP_POLL_SECONDS = 0.05

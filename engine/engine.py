@@ -16,10 +16,11 @@ from engine.checks import check_request
 from engine.config import EngineConfig
 from engine.errors import InvalidParameter
 from engine.launch_lead import LaunchLead
+from engine.load import EngineLoad
 from engine.scheduling.batch import Batch, StepOutcome
 from engine.scheduling.constraint import ConstraintSource
 from engine.scheduling.scheduler import Scheduler
-from engine.types import EngineLoad, Event, ModelInfo, Request, ServiceClass, Vocabulary
+from engine.types import Event, ModelInfo, Request, ServiceClass, Vocabulary
 
 POSITION_REPORT_SECONDS = 0.2
 # A step waits for masks of constrained tokens this long, and no longer than a share of the last step.

@@ -13,9 +13,10 @@ import msgspec
 
 from engine.clock import EngineTime
 from engine.config import EngineConfig
+from engine.load import EngineLoad, Snapshot
 from engine.prefixes import PrefixChanges
 from engine.tenant_uses import TenantUse, UseReport
-from engine.types import EngineLoad, Event, ModelInfo, Request, ServiceClass, Snapshot, Vocabulary
+from engine.types import Event, ModelInfo, Request, ServiceClass, Vocabulary
 
 PROTOCOL_VERSION = 6  # of the messages over TCP; both ends have the same
 MAX_FRAME_BYTES = 256 << 20  # a million-token prompt is about 5 MB

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from itertools import islice
 
+from engine.load import SlotView, Snapshot, WaitView
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence, State
-from engine.types import SlotView, Snapshot, WaitView
 
 MAX_WAITING = 20
 

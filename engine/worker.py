@@ -46,11 +46,12 @@ from engine.ipc import (
     WatchPrefixes,
     WatchSnapshots,
 )
+from engine.load import Snapshot
 from engine.log_queue import start_logging
 from engine.owners import Owners
 from engine.parent_death import end_with_parent
 from engine.snapshot import snapshot
-from engine.types import Event, Snapshot
+from engine.types import Event
 
 log = logging.getLogger("carousel.engine")
 

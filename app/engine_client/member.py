@@ -36,7 +36,8 @@ from engine.ipc import (
     WatchPrefixes,
     WatchSnapshots,
 )
-from engine.types import EngineLoad, ModelInfo, Request, Vocabulary
+from engine.load import EngineLoad
+from engine.types import ModelInfo, Request, Vocabulary
 
 log = logging.getLogger("carousel.client")
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from app.engine_client.router import MemberLoad
-from engine.types import EngineLoad, ServiceClass
+from engine.load import EngineLoad
+from engine.types import ServiceClass
 
 
 @dataclass(frozen=True, slots=True)

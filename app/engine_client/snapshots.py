@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from app.engine_client.member import EngineMember
 from engine.ipc import StepResult
-from engine.types import EngineLoad, Snapshot
+from engine.load import EngineLoad, Snapshot
 
 Watcher = Callable[[int, Snapshot, EngineLoad], None]  # called with an engine's number
 

@@ -8,7 +8,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from app.engine_client.client import EngineClient
-from engine.types import EngineLoad, PreemptionMode, ServiceClass
+from engine.load import EngineLoad
+from engine.types import PreemptionMode, ServiceClass
 
 ENGINE_LABELS = ("model_name", "service_class")
 

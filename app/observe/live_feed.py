@@ -11,7 +11,8 @@ import msgspec
 from app.engine_client.client import EngineClient
 from app.engine_client.member import EngineState
 from app.observe.rolling_latency import RollingLatency
-from engine.types import EngineLoad, PreemptionMode, ServiceClass, SlotView, Snapshot, WaitView
+from engine.load import EngineLoad, SlotView, Snapshot, WaitView
+from engine.types import PreemptionMode, ServiceClass
 
 CHECK_SECONDS = 0.25  # between checks whether the server drains and the engine is ready
 PHASE_SECONDS = 5.0  # between two events about an engine that is not ready

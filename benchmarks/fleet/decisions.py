@@ -12,7 +12,8 @@ from app.engine_client.member_counts import ReadyMember
 from app.engine_client.router import MemberLoad, choose_member
 from benchmarks.fleet.arrivals import make_request
 from benchmarks.fleet.member import NO_COUNTERS, NO_PAGES
-from engine.types import EngineLoad, Event, FinishReason, ServiceClass, TokenEvent
+from engine.load import EngineLoad
+from engine.types import Event, FinishReason, ServiceClass, TokenEvent
 
 CANDIDATES, SLOTS, DECISIONS = 64, 16, 4000
 FULL_SHARE = 0.9  # of the candidates, which have no free slot

@@ -8,9 +8,10 @@ from typing import Protocol
 
 from app.engine_client.member_counts import ReadyMember
 from engine.engine import Engine
+from engine.load import Counters, EngineLoad, PageCounts
 from engine.prefixes import PrefixChanges
 from engine.simulation import Clock
-from engine.types import Counters, EngineLoad, Event, PageCounts, Request
+from engine.types import Event, Request
 
 # Reports of a simulated engine have the parts that the router reads.
 NO_PAGES, NO_COUNTERS = PageCounts(0, 0, 0, 0, 0, 0), Counters()

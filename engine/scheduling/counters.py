@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from engine.types import Counters, PreemptionMode, ServiceClass
+from engine.load import Counters
+from engine.types import PreemptionMode, ServiceClass
 
 MODE_INDEX = {
     PreemptionMode.SWAP: 0,

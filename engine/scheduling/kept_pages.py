@@ -50,7 +50,7 @@ class KeptPages(Generic[Kept]):
     def __init__(self, max_pages: int) -> None:
         self.max_pages = max_pages
         self.total = 0
-        self._sessions: dict[str, OrderedDict[Kept, None]] = {}  # by owner, least recently used first
+        self._kept: dict[str, OrderedDict[Kept, None]] = {}  # by owner, least recently used first
         self._pages: dict[str, int] = {}  # by owner
         self._most: SortedSet[tuple[int, str]] = SortedSet()  # pages and owner
 
@@ -65,37 +65,37 @@ class KeptPages(Generic[Kept]):
 
     def add(self, session: Kept, pages: int) -> None:
         """Add a session. pages: those that no other session of the rank has."""
-        self._sessions.setdefault(session.owner, OrderedDict())[session] = None
+        self._kept.setdefault(session.owner, OrderedDict())[session] = None
         self._change(session.owner, pages)
 
     def remove(self, session: Kept, pages: int) -> None:
         """Remove a session. pages: those that no other session of the rank has."""
-        del self._sessions[session.owner][session]
+        del self._kept[session.owner][session]
         self._change(session.owner, -pages)
 
     def first_to_give_up(self) -> Kept:
         """Return the least recently used session of the owner that keeps the most pages."""
         _, owner = self._most[-1]
-        return next(iter(self._sessions[owner]))
+        return next(iter(self._kept[owner]))
 
     def latest(self, owner: str) -> Iterator[Kept]:
         """Return the sessions of an owner, the one that was used last first."""
-        return reversed(self._sessions.get(owner, {}))
+        return reversed(self._kept.get(owner, {}))
 
     def _change(self, owner: str, pages: int) -> None:
         before = self.of(owner)
         self.total += pages
         self._most.discard((before, owner))
-        if self._sessions[owner]:
+        if self._kept[owner]:
             self._pages[owner] = before + pages
             self._most.add((before + pages, owner))
         else:
-            del self._sessions[owner]
+            del self._kept[owner]
             self._pages.pop(owner, None)
 
     def check_integrity(self, sessions: set[Kept], pages: int) -> None:
         """Compare all counts with the sessions of the rank and their distinct pages. Raises `AssertionError`."""
-        assert sessions == {session for owner in self._sessions.values() for session in owner}
+        assert sessions == {session for owner in self._kept.values() for session in owner}
         assert self.total == pages == sum(self._pages.values()) and not self.is_beyond_bound
-        assert self._pages.keys() == self._sessions.keys()
+        assert self._pages.keys() == self._kept.keys()
         assert list(self._most) == sorted((count, owner) for owner, count in self._pages.items())

@@ -7,6 +7,7 @@ from itertools import islice, takewhile
 
 from engine.cache_note import CacheMiss, CacheNote
 from engine.config import EngineConfig
+from engine.load import PageCounts
 from engine.prefixes import is_mark
 from engine.scheduling.batch_builder import BatchBuilder
 from engine.scheduling.cache_losses import CacheLosses
@@ -15,7 +16,7 @@ from engine.scheduling.counters import CumulativeCounters
 from engine.scheduling.pages import HostPool, PagePool, Rank
 from engine.scheduling.sequence import Sequence, State
 from engine.scheduling.sessions import CHARGE_PER_SECOND, Sessions, rank_of
-from engine.types import PageCounts, ServiceClass
+from engine.types import ServiceClass
 
 
 class ReclaimedPages:

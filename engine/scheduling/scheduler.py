@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from engine.config import EngineConfig
+from engine.load import EngineLoad
 from engine.scheduling.admission import Admission, AdmissionView, Preemption
 from engine.scheduling.batch import Batch, Chunk, Join, StepOutcome
 from engine.scheduling.batch_builder import BatchBuilder
@@ -33,7 +34,6 @@ from engine.scheduling.step_in_flight import StepInFlight, count_as_computed
 from engine.scheduling.trials import Trials
 from engine.scheduling.wait_queue import WaitQueue
 from engine.types import (
-    EngineLoad,
     Event,
     FinishReason,
     Phase,

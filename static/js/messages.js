@@ -18,7 +18,7 @@ import { WaitLine } from "./waiting.js";
 /** @import { Message, MessageActions, Status } from "./types.js" */
 
 /** A text that arrives in pieces. The template does not touch what is in its element. */
-class Text {
+class ArrivingText {
   length = 0; // characters that are shown
   #stream;
 
@@ -37,8 +37,8 @@ class Text {
 }
 
 export class AnswerView extends MessageView {
-  #text = new Text("body prose");
-  #thinking = new Text("prose");
+  #text = new ArrivingText("body prose");
+  #thinking = new ArrivingText("prose");
   #unfolded = false; // as of the last change by itself; the user may have folded the reasoning
   #pieces = 0; // that were shown
   #calls = this.#newCalls();
@@ -84,8 +84,8 @@ export class AnswerView extends MessageView {
   }
 
   #clear() {
-    this.#text = new Text("body prose");
-    this.#thinking = new Text("prose");
+    this.#text = new ArrivingText("body prose");
+    this.#thinking = new ArrivingText("prose");
     this.#calls = this.#newCalls();
   }
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from app.engine_client.member_counts import MemberCounts, ReadyMember
 from app.engine_client.router import CANDIDATES, MAX_WAITING_SHARE, MIN_PAUSE_TOKENS, NOTHING, MemberLoad, choose_member
-from engine.types import Counters, EngineLoad, PageCounts, ServiceClass
+from engine.load import Counters, EngineLoad, PageCounts
+from engine.types import ServiceClass
 
 demands = st.tuples(*[st.integers(0, 9)] * 3)
 loads = st.lists(demands, min_size=1, max_size=8).map(

@@ -27,7 +27,8 @@ from app.settings import Settings
 from app.store.state_file import StateFile
 from app.text.text_model import TextModel
 from engine.config import EngineConfig
-from engine.types import ServiceClass, SlotView, WaitView
+from engine.load import SlotView, WaitView
+from engine.types import ServiceClass
 from tests.app.engine_client.test_client import CONFIG, fake_engine
 from tests.app.text_models import byte_level
 
