@@ -31,6 +31,6 @@ export function titleIn(text) {
   const bare = line
     .replace(/^[^:]{0,40}\btitle\b[^:]{0,40}:/i, "")
     .replace(/^[\s"'“”„«»*_#`]+|[\s"'“”„«»*_#`.]+$/g, "");
-  const isTitle = bare.length <= MAX_TITLE && /\p{L}{2}/u.test(bare) && !/[.!?]\s/.test(bare); // sentences are an answer
+  const isTitle = bare.length <= MAX_TITLE && /\p{L}{2}/u.test(bare) && !/[.!?]\s|:$/.test(bare); // sentences are an answer
   return isTitle ? bare : "";
 }

@@ -100,6 +100,7 @@ def test_without_a_title_the_first_line_stays(named: Chat, chat: Chat) -> None:
         ("„Der Himmel“", "Der Himmel"),
         ("", ""),
         ("I'm ready to help. What's your next question?", ""),
+        ("Here are some tips for a story:", ""),
         ("42", ""),
         ("word " * 40, ""),
         ("<b>x</b> 空の色", "<b>x</b> 空の色"),
