@@ -20,7 +20,7 @@ from engine.load import EngineLoad
 from engine.scheduling.batch import Batch, StepOutcome
 from engine.scheduling.constraint import ConstraintSource
 from engine.scheduling.scheduler import Scheduler
-from engine.types import Event, ModelInfo, Request, ServiceClass, Vocabulary
+from engine.types import Event, ModelInfo, Request, ServiceClass, Vocabulary, WaitReason
 
 POSITION_REPORT_SECONDS = 0.2
 # A step waits for masks of constrained tokens this long, and no longer than a share of the last step.
@@ -55,6 +55,20 @@ class Runner(Protocol):
         Otherwise the first step that writes there waits for it. Takes milliseconds. Returns False if nothing is left to
         do.
         """
+
+
+class Work(Protocol):
+    """Work on another thread, such as a `concurrent.futures.Future`."""
+
+    def done(self) -> bool:
+        """Return whether it has ended, or nobody should wait for it any longer."""
+
+
+class Preparation(NamedTuple):
+    """Work that a request waits for before it is submitted. cause: shown to its client."""
+
+    cause: WaitReason
+    work: Work
 
 
 class _LaunchedStep(NamedTuple):
@@ -93,10 +107,17 @@ class Engine:
         self._busy_seconds = 0.0
         self._announced_trial = ""  # that was current when `on_launch` was last called
 
+    def prepare(self, request: Request, prepared: WaitReason | None = None) -> Preparation | None:
+        """Begin the next preparation of a request after `prepared`; None if it can be submitted. Raises
+        `RequestRefused` for a grammar that does not compile.
+        """
+        compilation = self.constraints.prepare(request) if self.constraints is not None else None
+        return None if compilation is None else Preparation(WaitReason.GRAMMAR, compilation)
+
     def submit(self, request: Request) -> None:
         """Queue a request. Raises `RequestRefused` if it can never be served or its ID is in use.
 
-        Waits until its grammar is compiled (`ConstraintFactory.prepare`).
+        Waits until its grammar is compiled, unless `prepare` has done so.
         """
         check_request(request, self.info)
         if request.id in self.scheduler.requests:

@@ -100,9 +100,9 @@ class Owners:
             self._ids[request.alias] = request.id
         self._note(request, connection.process)
 
-    def submit_compiled(self, connections: Sequence[Connection]) -> None:
-        """Submit the requests with compiled grammars."""
-        for request in self._intake.submit_compiled():
+    def submit_prepared(self, connections: Sequence[Connection]) -> None:
+        """Submit the requests that are prepared."""
+        for request in self._intake.submit_prepared():
             for connection in connections:
                 if self._has(connection, request.id):
                     self._note(request, connection.process)

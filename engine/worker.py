@@ -60,7 +60,7 @@ IDLE_SNAPSHOT_SECONDS = 2.0  # between snapshots while idle
 # Seconds after which a turn of the loop sends the load although nothing has happened, as a sign of life. The loop of an
 # idle engine turns when a message arrives.
 HEARTBEAT_SECONDS = 0.25
-COMPILE_POLL_SECONDS = 0.002  # between looks for compiled grammars
+PREPARATION_POLL_SECONDS = 0.002  # between looks for prepared requests
 # Seconds for which a step waits until all API processes have been sent that it belongs to a trial, or no longer does.
 MAX_ANNOUNCEMENT_SECONDS = 0.25
 MAX_LOG_FLUSH_SECONDS = 1.0  # maximum time for writing queued log lines when the process ends
@@ -110,7 +110,7 @@ class Worker:
         for connection, message in messages:
             self._handle(connection, message)
         self._heartbeat.beat()
-        self._owners.submit_compiled(self._connections.all)
+        self._owners.submit_prepared(self._connections.all)
         events: list[Event] = []
         trial = self._engine.trial
         if trial != self._sent_trial or (trial and self._connections.has_newcomers):
@@ -166,8 +166,8 @@ class Worker:
         if self._should_prefault:
             return 0.0
         seconds = self._engine.seconds_to_step()
-        if self._intake.is_compiling:
-            return min(COMPILE_POLL_SECONDS, COMPILE_POLL_SECONDS if seconds is None else seconds)
+        if self._intake.is_preparing:
+            return min(PREPARATION_POLL_SECONDS, PREPARATION_POLL_SECONDS if seconds is None else seconds)
         if seconds is not None:
             return min(seconds, HEARTBEAT_SECONDS)
         return IDLE_SNAPSHOT_SECONDS if self._connections.want_snapshot else None

@@ -64,7 +64,7 @@ class Compiling:
 
     def turn(self) -> list[Event]:
         """Return the events of a turn of the worker's loop."""
-        self.intake.submit_compiled()
+        self.intake.submit_prepared()
         return self.intake.take_events()
 
 
