@@ -40,6 +40,10 @@ class PacedRunner:
         self._ends_at = 0.0
         self._steps = 0
 
+    def swapped_out(self) -> Callable[[], None]:
+        """Return a function that does nothing: pages are moved at once."""
+        return lambda: None
+
     def prefault_pages(self, pages: int) -> bool:
         """Return False: there is no memory to prefault."""
         return False

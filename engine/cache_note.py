@@ -15,6 +15,7 @@ class CacheMiss(enum.StrEnum):
     SHARE = "share"  # given up: they were beyond the share of sessions
     EXPIRED = "expired"  # given up: their session has not gone on for its time
     COPY = "copy"  # in host memory, but computing them takes less time than copying them
+    DISK = "disk"  # on disk, but computing them takes less time than reading them
     LOGPROBS = "logprobs"  # not looked up, since log-probabilities of the prompt are computed
     UNKNOWN = "unknown"  # the engine has no ended answer of this owner
 

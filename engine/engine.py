@@ -49,6 +49,12 @@ class Runner(Protocol):
         Read only if `runs_ahead`.
         """
 
+    def swapped_out(self) -> Callable[[], None]:
+        """Return a function that waits until all pages that were swapped out so far are in host memory.
+
+        Any thread may call it.
+        """
+
     def prefault_pages(self, pages: int) -> bool:
         """Make the system provide some of the memory of the first `pages` pages, which have never been held.
 
@@ -108,11 +114,19 @@ class Engine:
         self._announced_trial = ""  # that was current when `on_launch` was last called
 
     def prepare(self, request: Request, prepared: WaitReason | None = None) -> Preparation | None:
-        """Begin the next preparation of a request after `prepared`; None if it can be submitted. Raises
-        `RequestRefused` for a grammar that does not compile.
+        """Begin the next preparation of a request after `prepared`; None if it can be submitted.
+
+        Raises `RequestRefused` if it can never be served.
         """
         compilation = self.constraints.prepare(request) if self.constraints is not None else None
-        return None if compilation is None else Preparation(WaitReason.GRAMMAR, compilation)
+        if compilation is not None:
+            return Preparation(WaitReason.GRAMMAR, compilation)
+        if prepared is WaitReason.DISK:
+            return None
+        check_request(request, self.info)
+        kv_manager, estimates = self.scheduler.kv_manager, self.scheduler.estimates
+        pages = kv_manager.read_from_disk(request, estimates, self._clock(), self._clock)
+        return None if pages is None else Preparation(WaitReason.DISK, pages)
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises `RequestRefused` if it can never be served or its ID is in use.
@@ -186,6 +200,8 @@ class Engine:
             self._in_flight.append(_LaunchedStep(batch, began, host_seconds, outcome))
         elif not self._in_flight and self.scheduler.waits_for_masks and self.constraints is not None:
             self.constraints.wait_for_any_mask(IDLE_MASK_WAIT_SECONDS)
+        if self.scheduler.kv_manager.disk is not None:
+            self.scheduler.kv_manager.disk.write(self._runner.swapped_out())
         max_in_flight = 1 if self._runner.runs_ahead and not batch.is_empty else 0
         while len(self._in_flight) > max_in_flight:
             self._commit(self._in_flight.popleft())
@@ -204,7 +220,7 @@ class Engine:
         return self.scheduler.has_work or bool(self._in_flight)
 
     def seconds_to_step(self) -> float | None:
-        """Return the seconds until the next step has to be scheduled; None if there are no requests.
+        """Return the seconds until the next step has to be scheduled; None if there is nothing to do.
 
         While a step is computed on a device, this is as late as the device allows, so that requests that arrive
         meanwhile join the next step (docs/decisions/0021).
@@ -214,7 +230,11 @@ class Engine:
             step, estimates = self._in_flight[-1], self.scheduler.estimates
             ends_at = max(step.began, self._committed_at) + estimates.seconds(step.batch)
             return max(0.0, ends_at - self._launch_lead.seconds(is_recorded=estimates.is_recorded(step.batch)) - now)
-        return max(0.0, self.scheduler.next_step_at(now) - now) if self.scheduler.has_work else None
+        seconds = max(0.0, self.scheduler.next_step_at(now) - now) if self.scheduler.has_work else None
+        disk = self.scheduler.kv_manager.disk
+        if seconds == 0.0 or disk is None or (writing := disk.seconds_to_step()) is None:
+            return seconds
+        return writing if seconds is None else min(seconds, writing)
 
     def load(self) -> EngineLoad:
         """Return the load and counters, with the size of the last step."""

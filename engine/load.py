@@ -19,6 +19,7 @@ class PageCounts(msgspec.Struct, frozen=True, array_like=True):
     host_total: int
     kept: int = 0  # pages that sessions keep while they wait for tools
     host_cached: int = 0  # host pages of sessions
+    on_disk: int = 0  # pages of sessions
 
 
 class Counters(msgspec.Struct, frozen=True, array_like=True):
@@ -43,6 +44,10 @@ class Counters(msgspec.Struct, frozen=True, array_like=True):
     lost_tokens: int = 0  # tokens of sessions with KV that other requests needed the memory of
     beyond_share_tokens: int = 0  # tokens that sessions keep no more, for the share of all sessions that wait
     expired_tokens: int = 0  # tokens that sessions keep no more, as time has passed
+    stored_tokens: int = 0  # tokens of sessions with KV written to disk
+    unstored_tokens: int = 0  # that could not be written
+    read_tokens: int = 0  # read from disk
+    unreadable_tokens: int = 0  # that could not be read, or were damaged
 
     def paused_by(self, mechanism: PreemptionMode) -> int:
         """Return the number of preemptions with `mechanism`."""

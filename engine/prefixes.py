@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import msgspec
 
@@ -35,12 +36,16 @@ def is_mark(index: int) -> bool:
 
 def marks_of(prompt: Sequence[int], salt: str, page_size: int, limit: int) -> list[bytes]:
     """Return the keys of the first `limit` marks of a prompt."""
-    digest, keys = chain_start(salt), []
-    for index in range(min(len(prompt) // page_size, limit * MARK_PAGES)):
-        digest = chain_next(digest, prompt[index * page_size : (index + 1) * page_size])
-        if is_mark(index):
-            keys.append(digest[:KEY_BYTES])
-    return keys
+    digests = islice(digests_of(prompt, salt, page_size), limit * MARK_PAGES)
+    return [digest[:KEY_BYTES] for index, digest in enumerate(digests) if is_mark(index)]
+
+
+def digests_of(prompt: Sequence[int], salt: str, page_size: int) -> Iterator[bytes]:
+    """Return the digests of the full pages of a prompt, lazily."""
+    digest = chain_start(salt)
+    for end in range(page_size, len(prompt) + 1, page_size):
+        digest = chain_next(digest, prompt[end - page_size : end])
+        yield digest
 
 
 class PrefixChanges(msgspec.Struct, frozen=True, array_like=True):

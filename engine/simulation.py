@@ -73,6 +73,10 @@ class SimulatedRunner:
         self._lengths = array("q", [0]) * slots
         self._done_at = 0.0  # completion time of everything launched
 
+    def swapped_out(self) -> Callable[[], None]:
+        """Return a function that does nothing: pages are moved at once."""
+        return lambda: None
+
     def prefault_pages(self, pages: int) -> bool:
         """Return False: there is no memory to prefault."""
         return False

@@ -70,6 +70,7 @@ class WaitReason(enum.StrEnum):
     DEADLINE = "deadline"  # an earlier deadline goes first
     REQUEST_BODY = "body"  # the rest of the request body, which its client still has to send
     GRAMMAR = "grammar"  # its grammar, which is compiled first, or the mask of its next token
+    DISK = "disk"  # the pages of its conversation, which are read from disk
     TOKENIZATION = "texts"  # long texts of other requests, which are tokenized first
     READER = "reader"  # nothing: it is complete, but its reader has not read all of it
     BATCH = "batch"  # a batch is admitted as a whole, and this one is not complete

@@ -21,6 +21,7 @@ from engine.config import EngineConfig
 from engine.ipc import ChannelClosed, FromEngine, ToEngine
 from engine.scheduling.batch import Batch, Join, Sampled, StepOutcome
 from engine.scheduling.constraint import NO_TOKEN_ALLOWED, ConstraintFailure
+from engine.scheduling.page_store import MovedPage, PageRun
 
 NAN_MARK = -9  # stored in a page instead of a token
 
@@ -114,6 +115,10 @@ class MemoryRunner:
         self.most_tokens = 0
         self.crash_injector = crash_injector
 
+    def swapped_out(self) -> Callable[[], None]:
+        """Return a function that does nothing: pages are moved at once."""
+        return lambda: None
+
     def prefault_pages(self, pages: int) -> bool:
         """Return False: there is no memory to prefault."""
         return False
@@ -170,6 +175,68 @@ class MemoryRunner:
         """Return the contents of the slot's pages at the first `length` positions."""
         size, table = self.page_size, self.tables[slot]
         return [self.pages[table[i // size]][i % size] for i in range(length)]
+
+
+class MemoryStore:
+    """`PageStore` in memory, of one `MemoryRunner`. Pages are moved when `take_moved` is called, or by `move`.
+
+    contents: of the pages, which outlive the store.
+    """
+
+    def __init__(self, host: list[list[int]], contents: dict[bytes, list[int]], seconds_per_page: float = 0.0) -> None:
+        self.contents = contents
+        self.seconds_per_page = seconds_per_page
+        self.is_slow = False  # moves nothing until `move` is called
+        self.is_broken = False  # no page can be written or read
+        self.runs: list[PageRun] = []
+        self._host = host
+        self._writes: list[PageRun] = []
+        self._reads: list[tuple[bytes, int]] = []
+        self._moved: list[MovedPage] = []
+
+    def __contains__(self, digest: object) -> bool:
+        return digest in self.contents
+
+    def __len__(self) -> int:
+        return len(self.contents)
+
+    def touch(self, digests: Sequence[bytes]) -> None:
+        """Do nothing: no page is dropped."""
+
+    def write(self, run: PageRun, wait: Callable[[], None]) -> None:
+        """Begin to write pages."""
+        wait()
+        self.runs.append(run)
+        self._writes.append(run)
+
+    def read(self, pages: Sequence[tuple[bytes, int]]) -> None:
+        """Begin to read pages."""
+        self._reads += pages
+
+    def take_moved(self) -> list[MovedPage]:
+        """Return the pages that were moved since the last call."""
+        if not self.is_slow:
+            self.move()
+        moved, self._moved = self._moved, []
+        return moved
+
+    def move(self) -> None:
+        """Move all pages: their contents are those of the host pages at this time."""
+        for digest, host_page in self._reads:
+            has_succeeded = digest in self.contents and not self.is_broken
+            if has_succeeded:
+                self._host[host_page] = list(self.contents[digest])
+            self._moved.append(MovedPage(digest, host_page, True, has_succeeded))
+        for run in self._writes:
+            for digest, host_page in zip(run.digests, run.host_pages, strict=True):
+                if not self.is_broken:
+                    self.contents[digest] = list(self._host[host_page])
+                self._moved.append(MovedPage(digest, host_page, False, not self.is_broken))
+        self._reads, self._writes = [], []
+
+    def read_seconds(self, pages: int) -> float:
+        """Return the expected seconds for reading pages."""
+        return pages * self.seconds_per_page
 
 
 def next_token(tokens: Sequence[int], choice: int, vocab_size: int) -> int:

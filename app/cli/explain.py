@@ -31,6 +31,7 @@ CAUSE_TEXTS = {
     "body": "request body incomplete",
     "texts": "long texts of other requests tokenized first",
     "grammar": "grammar of the answer being compiled",
+    "disk": "conversation being read from disk",
     "reader": "complete, not yet read by the client",
 }
 MOVE_TEXTS = {"died": "died", "drained": "was drained", "busy": "had no slot"}
@@ -42,6 +43,7 @@ MECHANISM_TEXTS = {
 CACHE_TEXTS = {
     "evicted": "evicted",
     "host": "evicted from host memory",
+    "disk": "computed again, which took less time than reading them from disk",
     "share": "given up, beyond the share of conversations that are kept",
     "expired": "given up, after the time for which conversations are kept",
     "copy": "computed again, which took less time than copying them from host memory",

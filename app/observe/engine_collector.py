@@ -12,6 +12,10 @@ from engine.load import EngineLoad
 from engine.types import PreemptionMode, ServiceClass
 
 ENGINE_LABELS = ("model_name", "service_class")
+SESSION_EVENTS = (
+    *("moved", "restored", "lost", "beyond_share", "expired"),
+    *("stored", "unstored", "read", "unreadable"),
+)
 
 
 class EngineCollector(Collector):
@@ -70,11 +74,13 @@ class _EngineFamilies:
         self._gauge("vllm:kv_cache_usage_perc", "Share of KV pages held.", pages.held / pages.total, engine)
         for state in ("held", "cached", "free", "swapped"):
             self._gauge("carousel:kv_pages", "KV pages by state.", getattr(pages, state), engine, state=state)
-        for place, number in (("device", pages.kept), ("host", pages.host_cached)):
-            text = "KV pages of sessions: kept on the device while they wait for tools, and in host memory."
+        for place, number in (("device", pages.kept), ("host", pages.host_cached), ("disk", pages.on_disk)):
+            text = "KV pages of sessions: kept on the device while they wait for tools, in host memory, and on disk."
             self._gauge("carousel:session_pages", text, number, engine, place=place)
-        for event in ("moved", "restored", "lost", "beyond_share", "expired"):
-            text = "Tokens of sessions that were moved to host memory, moved back, evicted, or are kept no more."
+        for event in SESSION_EVENTS:
+            text = (
+                "Tokens of sessions that were moved to host memory and back, to disk and back, lost, or kept no more."
+            )
             self._counter("carousel:session_tokens", text, getattr(counters, f"{event}_tokens"), engine, event=event)
         for name, (text, total) in _totals(load).items():
             self._counter(name, text, total, engine)

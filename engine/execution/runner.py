@@ -196,6 +196,10 @@ class ModelRunner:
         self._last_results = HostCopy(tensors, self._model.device, began)
         return _PendingStep(self._last_results, sampled_parts, tuple(rows) if has_nan else (), prompt_parts)
 
+    def swapped_out(self) -> Callable[[], None]:
+        """See `engine.engine.Runner`."""
+        return self._swap.swapped_out()
+
     def prefault_pages(self, pages: int) -> bool:
         """See `engine.engine.Runner`. A GPU's cache is backed by memory from the beginning."""
         page_bytes = self._cache.data[0].nbytes

@@ -10,7 +10,7 @@ all copies are direct and synchronous.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
 import torch
@@ -40,6 +40,10 @@ class PageSwapper:
             return
         for page, host_page in pairs:
             self._cache.host[host_page].copy_(self._cache.data[page])
+
+    def swapped_out(self) -> Callable[[], None]:
+        """Return a function that waits until the copies to host memory that began so far have ended."""
+        return (lambda: None) if self._staging is None else self._staging.swapped_out()
 
     def swap_in(self, pairs: Pairs) -> None:
         """Begin to copy (host page, device page) pairs back. No step may touch either page before `finish`."""
@@ -92,6 +96,11 @@ class _Staging:
                 self._cache.host[target : target + count].copy_(half[source : source + count], non_blocking=True)
         self._copies[self._next] = self._stream.record_event()
         self._next = 1 - self._next
+
+    def swapped_out(self) -> Callable[[], None]:
+        """Return a function that waits for the copies to the host so far."""
+        event: torch.cuda.Event = self._stream.record_event()
+        return lambda: event.synchronize()  # type: ignore[no-untyped-call]
 
     def swap_in(self, pairs: Pairs) -> None:
         """Begin to copy pages into place."""

@@ -42,9 +42,8 @@ class BatchBuilder:
         self._swap_out = [move for move in self._swap_out if move[1] not in cancelled]
 
     def swap_in(self, host_pages: Seq[int], pages: Seq[int]) -> None:
-        """Copy host pages back to the device."""
+        """Copy host pages back to the device; several device pages may have one source."""
         self._swap_in += zip(host_pages, pages, strict=True)
-        self.release_later(host_pages)
 
     def release_later(self, host_pages: Seq[int]) -> None:
         """Release host pages once the step has been launched."""

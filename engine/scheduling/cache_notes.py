@@ -8,12 +8,12 @@ prompt token by token.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Container
 from itertools import takewhile
 
 from engine.cache_note import NOTHING_KNOWN, CacheMiss, CacheNote
 from engine.scheduling.cache_losses import CacheLosses, Loss
 from engine.scheduling.ended_answers import EndedAnswer, EndedAnswers
-from engine.scheduling.pages import HostPool
 from engine.scheduling.sequence import Sequence
 
 COMPARED_ANSWERS = 8  # latest ones of the owner
@@ -61,9 +61,19 @@ def closest(sequence: Sequence, ended: EndedAnswers, page_size: int) -> tuple[En
 
 
 def cache_note(
-    sequence: Sequence, ended: EndedAnswers, losses: CacheLosses, host: HostPool, page_size: int, now: float
+    sequence: Sequence,
+    ended: EndedAnswers,
+    losses: CacheLosses,
+    page_size: int,
+    now: float,
+    *,
+    host: Container[bytes],
+    disk: Container[bytes],
 ) -> CacheNote:
-    """Return the note about a sequence that was admitted for the first time, with its cached tokens as computed."""
+    """Return the note about a sequence that was admitted for the first time, with its cached tokens as computed.
+
+    host, disk: digests of the pages there.
+    """
     found = closest(sequence, ended, page_size)
     if found is None:
         return NOTHING_KNOWN
@@ -77,7 +87,12 @@ def cache_note(
         loss = Loss(CacheMiss.LOGPROBS)
     elif cached < expected:
         missing = sequence.digest(cached // page_size)
-        loss = Loss(CacheMiss.COPY) if missing in host else losses.get(missing) or loss
+        if missing in host:
+            loss = Loss(CacheMiss.COPY)
+        elif missing in disk:
+            loss = Loss(CacheMiss.DISK)
+        else:
+            loss = losses.get(missing) or loss
     lacks = cached < expected
     differs = common < min(len(prompt), len(answer.tokens))
     is_named = bool(answer.owner)

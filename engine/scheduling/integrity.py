@@ -16,8 +16,10 @@ def check_integrity(scheduler: Scheduler) -> None:
     """
     alive = [sequence for choices in scheduler.requests.values() for sequence in choices]
     scheduler.kv_manager.pool.check_integrity(sequence.page_table for sequence in alive)
+    disk = scheduler.kv_manager.disk
+    moving = disk.host_pages if disk is not None else []
     scheduler.kv_manager.host.check_integrity(
-        [*(s.host_pages for s in alive), scheduler.batch_builder.host_pages_to_release]
+        [*(s.host_pages for s in alive), scheduler.batch_builder.host_pages_to_release, moving]
     )
     scheduler.kv_manager.check_sessions()
     slots, free = scheduler.slots, scheduler.batch_slots.free

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Container, Iterator
 from itertools import islice, takewhile
+from typing import Protocol
 
 from engine.cache_note import CacheMiss, CacheNote
 from engine.config import EngineConfig
 from engine.load import PageCounts
-from engine.prefixes import is_mark
+from engine.prefixes import digests_of, is_mark
 from engine.scheduling.batch_builder import BatchBuilder
 from engine.scheduling.cache_losses import CacheLosses
 from engine.scheduling.cache_notes import cache_note
 from engine.scheduling.counters import CumulativeCounters
+from engine.scheduling.disk_pages import DiskPages, DiskRead
+from engine.scheduling.page_store import PageStore
 from engine.scheduling.pages import HostPool, PagePool, Rank
 from engine.scheduling.sequence import Sequence, State
 from engine.scheduling.sessions import CHARGE_PER_SECOND, Sessions, rank_of
-from engine.types import ServiceClass
+from engine.types import Request, ServiceClass
+
+
+class PromptEstimates(Protocol):
+    """Part of `StepEstimates`."""
+
+    def seconds_saved(self, start: int, tokens: int) -> float:
+        """Return the seconds that are saved if `tokens` of a prompt from `start` on are in host memory."""
 
 
 class ReclaimedPages:
@@ -66,6 +76,8 @@ class KVManager:
         self.pool.on_evict = self._keep_on_host
         self.host.on_evict = self._leave_host
         self._stored: set[int] = set()  # host pages of sessions that the step writes
+        self._taken: dict[bytes, int] = {}  # host pages that the step copies back
+        self.disk: DiskPages | None = None
         self._batch_builder = batch_builder
         self._counters = counters
         self._size = config.tokens_per_page
@@ -75,8 +87,21 @@ class KVManager:
         """Return host pages that the previous step has read to the pool, and apply times of sessions."""
         self.sessions.expire(now)
         self._stored.clear()
+        self._taken.clear()
         self.host.release(self._batch_builder.host_pages_to_release)
         self._batch_builder.host_pages_to_release = []
+        if self.disk is not None:
+            self.disk.begin_step()
+
+    def use_disk(self, store: PageStore, pages_per_step: int) -> None:
+        """Write the pages of sessions to a store, and read them when a prompt continues them.
+
+        pages_per_step: copied to host memory for that.
+        """
+        self.disk = DiskPages(
+            store, self.pool, self.host, self._batch_builder, self.sessions.rank, self._count, pages_per_step
+        )
+        self.sessions.on_begin = self.disk.keep
 
     # Admission ----------------------------------------------------------------------------------------------------
 
@@ -112,7 +137,7 @@ class KVManager:
 
     def pages_on_host(self, sequence: Sequence, num_reused: int) -> int:
         """Return the number of host pages with the content that follows the first `num_reused` pages of a sequence."""
-        if sequence.host_pages or not self.host.cached:
+        if sequence.host_pages or not (self.host.cached or self._taken):
             return 0
         return sum(1 for _ in self._digests_on_host(sequence, num_reused))
 
@@ -129,7 +154,30 @@ class KVManager:
         """
         if not self._caching or sequence.prompt_leader is not None:
             return None
-        return cache_note(sequence, self.sessions.answers, self.losses, self.host, self._size, now)
+        answers = self.sessions.answers
+        disk: Container[bytes] = self.disk if self.disk is not None else ()
+        return cache_note(sequence, answers, self.losses, self._size, now, host=self.host, disk=disk)
+
+    def read_from_disk(
+        self, request: Request, estimates: PromptEstimates, now: float, clock: Callable[[], float]
+    ) -> DiskRead | None:
+        """Begin to read the pages on disk that continue what memory has of a prompt.
+
+        Returns None if there are none, or computing them takes less time.
+        """
+        if self.disk is None or request.sampling.prompt_logprobs is not None:
+            return None
+        known = (self.pool, self.host, self.disk)
+        digests = digests_of(request.prompt, request.cache_salt, self._size)
+        chain = list(takewhile(lambda digest: any(digest in place for place in known), digests))
+        missing = self.disk.missing(chain[len(self.pool.lookup(chain)) :])
+        if not missing:
+            return None
+        saved = estimates.seconds_saved(chain.index(missing[0]) * self._size, len(missing) * self._size)
+        if self.disk.read_seconds(len(missing)) >= saved:
+            return None
+        self.sessions.resume(request.cache_salt, chain[: chain.index(missing[-1]) + 1], now)
+        return self.disk.read(missing, now + saved, clock)
 
     def pages_short(self, sequence: Sequence, reused: list[int]) -> int:
         """Return the pages that `sequence` needs beyond `reused` and the available ones; negative: pages to spare."""
@@ -157,7 +205,7 @@ class KVManager:
         table, num_reused = list(reused), len(reused)
         host_pages, sequence.host_pages = sequence.host_pages, []
         if host_pages:
-            self._batch_builder.release_later(host_pages[:num_reused])
+            self._batch_builder.release_later(host_pages)
             host_pages = host_pages[num_reused:]
         else:
             host_pages = self._take_from_host(sequence, num_reused, restored_pages)
@@ -181,10 +229,14 @@ class KVManager:
         """
         digests = list(islice(self._digests_on_host(sequence, num_reused), limit))
         self._count("restored_tokens", len(digests))
-        return [self.host.take(digest) for digest in digests]
+        taken = {digest: self.host.take(digest) for digest in digests if digest not in self._taken}
+        self._taken |= taken
+        self._batch_builder.release_later(list(taken.values()))
+        return [self._taken[digest] for digest in digests]
 
     def _digests_on_host(self, sequence: Sequence, num_reused: int) -> Iterator[bytes]:
-        return takewhile(self.host.__contains__, islice(sequence.reusable_digests(), num_reused, None))
+        digests = islice(sequence.reusable_digests(), num_reused, None)
+        return takewhile(lambda digest: digest in self.host or digest in self._taken, digests)
 
     def _set_rank(self, digest: bytes, rank: Rank, oldest: bool) -> None:
         """Change the rank of a page wherever it is."""
@@ -200,16 +252,23 @@ class KVManager:
         if host_page is not None:
             self._batch_builder.swap_out([page], [host_page])
             self._stored.add(host_page)
-        is_moved = digest in self.host
-        self._count("moved_tokens" if is_moved else "lost_tokens", 1)
-        if not is_moved:
-            self.losses.lose(digest, CacheMiss.EVICTED, self._beneficiary)
+        if digest in self.host:
+            self._count("moved_tokens", 1)
+        else:
+            self._lose(digest, CacheMiss.EVICTED)
+
+    def _lose(self, digest: bytes, reason: CacheMiss) -> None:
+        """Record that memory has lost a page of a session."""
+        self.losses.lose(digest, reason, self._beneficiary)
+        if self.disk is None or digest not in self.disk:
+            self._count("lost_tokens", 1)
 
     def _leave_host(self, host_page: int, digest: bytes) -> None:
         """Cancel a copy of this step to a page that gives way: each host page is written once."""
-        self.losses.lose(digest, CacheMiss.HOST, self._beneficiary)
         if self.sessions.rank(digest) is not None:
-            self._count("lost_tokens", 1)
+            self._lose(digest, CacheMiss.HOST)
+        else:
+            self.losses.lose(digest, CacheMiss.HOST, self._beneficiary)
         if host_page in self._stored:
             self._stored.remove(host_page)
             self._batch_builder.cancel_swap_out([host_page])
@@ -269,8 +328,13 @@ class KVManager:
 
     def page_counts(self) -> PageCounts:
         """Return how many pages are in which state."""
-        pool, host, kept = self.pool, self.host, self.sessions.kept_pages(Rank.WAITING)
-        return PageCounts(pool.total, pool.held, pool.cached, pool.free, host.used, host.total, kept, host.cached)
+        pool, host, kept, disk = self.pool, self.host, self.sessions.kept_pages(Rank.WAITING), self.disk
+        swapped, on_disk = host.used, 0
+        if disk is not None:
+            swapped, on_disk = swapped - len(disk.host_pages), len(disk)
+        return PageCounts(
+            pool.total, pool.held, pool.cached, pool.free, swapped, host.total, kept, host.cached, on_disk
+        )
 
     def check_sessions(self) -> None:
         """Compare the ranks of all pages with the sessions. Raises `AssertionError`."""

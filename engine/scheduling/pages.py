@@ -136,6 +136,9 @@ class PagePool:
             if is_mark:
                 self.marks.add(page, digest)
 
+    def __contains__(self, digest: object) -> bool:
+        return digest in self._by_digest
+
     def lookup(self, digests: Iterable[bytes]) -> list[int]:
         """Return the pages of the longest cached prefix of `digests`, without adding references."""
         pages: list[int] = []
@@ -257,12 +260,17 @@ class HostPool:
             self.set_rank(digest, rank)
             return None
         page = self._free.pop() if self._free else self._evict(rank)
-        if page >= 0:
-            self._rank[digest] = rank
-            self._cached[rank][digest] = page
-        return page if page >= 0 else None
+        if page < 0:
+            return None
+        self.insert(digest, page, rank)
+        return page
 
-    def __contains__(self, digest: bytes) -> bool:
+    def insert(self, digest: bytes, page: int, rank: Rank) -> None:
+        """Add an allocated page, with the content of `digest`, to the cache."""
+        self._rank[digest] = rank
+        self._cached[rank][digest] = page
+
+    def __contains__(self, digest: object) -> bool:
         return digest in self._rank
 
     def take(self, digest: bytes) -> int:

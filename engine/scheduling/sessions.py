@@ -63,6 +63,8 @@ class Sessions:
         self._is_enabled = max_pages > 0
         self._losses = losses
         self._page_size = page_size
+        # Called with the pages of a session that begins.
+        self.on_begin: Callable[[list[bytes]], None] = lambda digests: None
         self.answers = EndedAnswers(min(MAX_ENDED_PAGES, MAX_ENDED_TOKENS // page_size))
         self._by_tail: dict[bytes, Session] = {}
         self._keepers: dict[bytes, list[int]] = {}  # sessions of each rank that have a page, by digest
@@ -102,6 +104,12 @@ class Sessions:
         if self._is_enabled and (answer := self.answers.get(request_id)) is not None:
             self._wait(answer)
 
+    def resume(self, owner: str, digests: list[bytes], now: float) -> None:
+        """Begin a session with the pages of one that the process before has left."""
+        self._now = now
+        if self._is_enabled:
+            self._add(Session(owner, digests, Rank.SESSION, now + HALF_LIFE_SECONDS))
+
     def expire(self, now: float) -> None:
         """Apply times that have passed."""
         self._now = now
@@ -136,10 +144,12 @@ class Sessions:
         elif answer.seconds or extended or any(self.answers.by_tail(digest) for digest in prompt):
             until = self._now + max(HALF_LIFE_SECONDS, answer.seconds)
             self._add(Session(answer.owner, answer.digests, Rank.SESSION, until))
+            self.on_begin(answer.digests)
 
     def _wait(self, answer: EndedAnswer) -> None:
         seconds = max(TOOL_SECONDS, answer.seconds)
         self._add(Session(answer.owner, answer.digests, Rank.WAITING, self._now + seconds))
+        self.on_begin(answer.digests)
 
     def _lower(self, session: Session) -> None:
         """Give a session the next lower rank; end it if there is none."""

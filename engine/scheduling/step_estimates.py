@@ -38,6 +38,13 @@ class StepEstimates:
             cached = self._kv_manager.cached_tokens(sequence)
         return self._policy.step_time_model.min_seconds_left(sequence, cached)
 
+    def seconds_saved(self, start: int, tokens: int) -> float:
+        """Return the seconds in which `tokens` of a prompt from `start` on are computed, beyond those for copying them
+        from host memory.
+        """
+        model, pages = self._policy.step_time_model, tokens // self._policy.config.tokens_per_page
+        return model.prompt_seconds(model.work(start, tokens)) - self._policy.costs.copy_seconds(pages)
+
     def prompt_pace(self, rows: int) -> PromptPace:
         """Return the costs of steps with prompts beside `rows` decode rows."""
         return self._policy.step_time_model.prompt_pace(rows, max(1, self._policy.prompt_tokens(rows)))

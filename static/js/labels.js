@@ -19,6 +19,7 @@ export const CAUSE_TEXTS = /** @type {Record<string, string>} */ ({
   trial: "paused while a request that may have ended an engine was tried alone",
   body: "request body incomplete",
   grammar: "grammar of the answer being compiled",
+  disk: "conversation being read from disk",
   texts: "long texts of other requests tokenized first",
   reader: "complete, not yet read by the client",
 });
@@ -44,6 +45,7 @@ export const CACHE_TEXTS = /** @type {Record<string, string>} */ ({
   share: "given up, beyond the share of conversations that are kept",
   expired: "given up, after the time for which conversations are kept",
   copy: "computed again, which took less time than copying them from host memory",
+  disk: "computed again, which took less time than reading them from disk",
   logprobs: "computed again, for the log-probabilities of the prompt",
   unknown: "this engine had no earlier request of this client",
 });

@@ -105,6 +105,10 @@ class ScriptedRunner:
         self._max_length = max(map(len, vocabulary.tokens))
         self._texts: dict[int, bytes] = {}  # by slot: the rest of the answer
 
+    def swapped_out(self) -> Callable[[], None]:
+        """Return a function that does nothing: pages are moved at once."""
+        return lambda: None
+
     def prefault_pages(self, pages: int) -> bool:
         """Return False: there is no memory to prefault."""
         return False

@@ -530,7 +530,7 @@ def _busy(view: dict[str, Any]) -> None:
     total = view["pages"]["total"]
     view["slots"] = [_slot(i) if i != 3 else None for i in range(len(view["slots"]))]
     view["pages"] |= {"held": total // 2, "cached": total // 4, "free": total - total // 2 - total // 4}
-    view["pages"] |= {"kept": total // 10, "on_host": 1234, "swapped": 56}
+    view["pages"] |= {"kept": total // 10, "on_host": 1234, "on_disk": 5678, "swapped": 56}
     view["waiting"] = {"interactive": 0, "standard": 2, "batch": 14}
     causes = ("slots", "pages", "fairness")
     view["queue"] = [

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from app.streams.timeline import IntakeTimeline, RequestTimeline
 from engine.config import EngineConfig
-from engine.engine import Engine
+from engine.engine import Engine, Preparation
 from engine.errors import RequestRefused
 from engine.scheduling.costs import Costs
 from engine.scheduling.integrity import check_integrity
@@ -16,14 +16,17 @@ from engine.scheduling.policies import make_policy
 from engine.scheduling.scheduler import Scheduler
 from engine.types import EndEvent, FinishReason, Phase, PreemptionMode, Request, SamplingParams, StatusEvent, TokenEvent
 from tests.engine.scheduling.test_scheduler_machine import model_info
-from tests.fakes import MemoryRunner, text_alone
+from tests.fakes import MemoryRunner, MemoryStore, text_alone
 
 PAGE_SIZE = 4
 STEP_SECONDS = 0.01
 
 
 class History:
-    """Driver of one history: requests arrive, are aborted and preempted, and steps run. `end` checks all guarantees."""
+    """Driver of one history: requests arrive, are aborted and preempted, and steps run. `end` checks all guarantees.
+
+    disk: contents of the pages on disk, which outlive the engine.
+    """
 
     def __init__(
         self,
@@ -36,6 +39,7 @@ class History:
         runs_ahead: bool = False,
         nan_tokens: Collection[int] = (),
         max_len: int = 64,
+        disk: dict[bytes, list[int]] | None = None,
         **options,
     ) -> None:
         options = {"max_num_batched_tokens": slots + 4, "page_size": PAGE_SIZE, "min_share": 2} | options
@@ -44,6 +48,10 @@ class History:
         policy = make_policy(self.config, Costs(swap_speed, 100.0, STEP_SECONDS, row_seconds))
         self.scheduler = Scheduler(self.config, policy, num_pages=pages, host_pages=host, max_len=max_len)
         runner = MemoryRunner(pages, host, PAGE_SIZE, runs_ahead=runs_ahead, nan_tokens=nan_tokens)
+        self.store = MemoryStore(runner.host, {} if disk is None else disk)
+        if disk is not None:
+            self.scheduler.kv_manager.use_disk(self.store, pages_per_step=2)
+        self.preparing: list[tuple[Request, Preparation]] = []  # requests whose pages are read from disk
         info = model_info(pages, slots, max_model_len=max_len)
         self.engine = Engine(self.config, info, self.scheduler, runner, clock=lambda: self.now)
         self.texts: dict[tuple[str, int], list[int]] = defaultdict(list)
@@ -66,11 +74,19 @@ class History:
         sampling = SamplingParams(max_tokens=tokens, stop_token_ids=stop, has_stop_strings=has_stop_strings)
         request = Request(id=name, prompt=tuple(prompt), sampling=sampling, **more)
         try:
-            self.engine.submit(request)
+            preparation = self.engine.prepare(request)
+            if preparation is None:
+                self.engine.submit(request)
         except RequestRefused:
             assert len(prompt) + tokens > self.engine.info.num_pages * PAGE_SIZE
             return ""
         self.audits[name] = RequestTimeline(request.n, IntakeTimeline(self.now), self.now)
+        if preparation is not None:
+            self.preparing.append((request, preparation))
+            for choice in range(request.n):
+                self.audits[name].add(
+                    StatusEvent(name, choice, Phase.QUEUED, cause=preparation.cause, monotonic_time=self.now)
+                )
         for choice in range(request.n):
             text = text_alone(prompt, choice, tokens, stop, nan_tokens=self.nan_tokens)
             self.expected[name, choice] = text
@@ -84,6 +100,13 @@ class History:
         """Abort a request, as after a disconnect."""
         self.may_be_truncated |= {(name, sequence.choice) for sequence in self.scheduler.requests.get(name, ())}
         self.engine.abort(name)
+        for request, preparation in self.preparing:
+            if request.id == name:
+                self.preparing.remove((request, preparation))
+                self.ends[name, 0] = FinishReason.ABORT
+                self.audits[name].add(StatusEvent(name, 0, Phase.ENDED, monotonic_time=self.now))
+                self.may_be_truncated.add((name, 0))
+                break
 
     def pause(self, at: int, mechanism: PreemptionMode) -> None:
         """Preempt the running sequence with index `at`."""
@@ -95,6 +118,10 @@ class History:
     def step(self) -> None:
         """Run one step and check integrity."""
         self.now += STEP_SECONDS
+        for request, preparation in list(self.preparing):
+            if preparation.work.done():
+                self.preparing.remove((request, preparation))
+                self.engine.submit(request)
         for event in self.engine.step():
             key = (event.request_id, event.choice)
             assert key not in self.ends, "nothing follows a terminal event"
@@ -112,8 +139,9 @@ class History:
     def end(self) -> None:
         """Run to completion: every request finishes with the text of a run without a batch, and no resource is left
         allocated."""
+        self.store.is_slow = False
         for _ in range(4000):  # every step computes at least one token; 4,000 is more than enough
-            if not self.engine.has_work:
+            if not self.engine.has_work and not self.preparing and self.engine.seconds_to_step() is None:
                 break
             if self.scheduler.has_work:
                 self.now = self.scheduler.next_step_at(self.now)

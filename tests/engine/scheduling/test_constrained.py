@@ -19,6 +19,9 @@ class Constrained(History):
         self.constraint: FakeConstraint | None = None
         self.engine.constraints = self  # type: ignore[assignment]
 
+    def prepare(self, request: Request) -> None:
+        """Return None: there is nothing to compile."""
+
     def constraints(self, request: Request) -> dict[int, FakeConstraint]:
         constraint, self.constraint = self.constraint, None
         return {} if constraint is None else {0: constraint}

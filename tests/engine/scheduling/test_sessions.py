@@ -36,6 +36,14 @@ class Talk:
         if len(self.prompt) + tokens <= min(60, history.engine.info.num_pages * PAGE_SIZE):
             self.name = history.arrive(self.prompt, tokens, tenant=self.tenant, cache_salt=self.tenant, **more)
 
+    def move(self, history: History) -> None:
+        """Go on with another engine; an answer that did not end is asked for again."""
+        if self.history is not history and self.name:
+            if self.history.ends.get((self.name, 0)) is FinishReason.LENGTH:
+                self.prompt += [*self.history.texts[self.name, 0], len(self.prompt)]
+            self.name = ""
+        self.history = history
+
     def wait(self) -> None:
         """Wait for the result of a tool."""
         self.history.engine.keep(self.name, 0)
@@ -55,7 +63,7 @@ def flood(history: History, requests: int, tokens: int = 20, **more: object) -> 
 
 
 def finish(history: History) -> None:
-    while history.engine.has_work:
+    while history.engine.has_work or history.preparing:
         history.step()
 
 
