@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
@@ -57,27 +58,35 @@ class PrefixChanges(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CachedMarks:
-    """Marks of the pages of one cache, and their changes since they were last taken."""
+    """Marks of the pages of one cache, and their changes since they were last taken.
+
+    A page may be in several places: on the device, in host memory, on disk.
+    """
 
     def __init__(self) -> None:
-        self._keys: dict[int, bytes] = {}  # by page
+        self._places: Counter[bytes] = Counter()  # by key
         self._changes: dict[bytes, bool] | None = None  # whether the cache has the key; None: they are not recorded
 
-    def add(self, page: int, digest: bytes) -> None:
-        """Record that a page can be found by a digest that is a mark."""
-        self._keys[page] = key = digest[:KEY_BYTES]
-        if self._changes is not None:
-            self._changes[key] = True
+    def add(self, digest: bytes) -> None:
+        """Record that a page can be found, in one more place, by a digest that is a mark."""
+        self._places[digest[:KEY_BYTES]] += 1
+        self._change(digest[:KEY_BYTES])
 
-    def remove(self, page: int) -> None:
-        """Record that a page cannot be found any more; do nothing for one without a mark."""
-        key = self._keys.pop(page, None)
-        if key is not None and self._changes is not None:
-            self._changes[key] = False
+    def remove(self, digest: bytes) -> None:
+        """Record that a page with a mark has left a place."""
+        key = digest[:KEY_BYTES]
+        self._places[key] -= 1
+        if not self._places[key]:
+            del self._places[key]
+            self._change(key)
+
+    def _change(self, key: bytes) -> None:
+        if self._changes is not None:
+            self._changes[key] = key in self._places
 
     def take_all(self) -> PrefixChanges:
         """Return all keys."""
-        return PrefixChanges(b"".join(self._keys.values()), b"", True)
+        return PrefixChanges(b"".join(self._places), b"", True)
 
     def take_changes(self) -> PrefixChanges | None:
         """Return the changes since the last call; None if there are none, or it is the first."""

@@ -19,6 +19,7 @@ from app.streams.stream_log import ChoiceFinished, Failure, Record, StreamLog, U
 from app.streams.timeline import IntakeTimeline
 from engine.config import EngineConfig
 from engine.ipc import ChannelClosed, FromEngine, ToEngine
+from engine.prefixes import is_mark
 from engine.scheduling.batch import Batch, Join, Sampled, StepOutcome
 from engine.scheduling.constraint import NO_TOKEN_ALLOWED, ConstraintFailure
 from engine.scheduling.page_store import MovedPage, PageRun
@@ -189,6 +190,8 @@ class MemoryStore:
         self.is_slow = False  # moves nothing until `move` is called
         self.is_broken = False  # no page can be written or read
         self.runs: list[PageRun] = []
+        self.marked: set[bytes] = set()
+        self._reported: set[bytes] = set()
         self._host = host
         self._writes: list[PageRun] = []
         self._reads: list[tuple[bytes, int]] = []
@@ -207,6 +210,7 @@ class MemoryStore:
         """Begin to write pages."""
         wait()
         self.runs.append(run)
+        self.marked |= {digest for index, digest in enumerate(run.digests, run.first) if is_mark(index)}
         self._writes.append(run)
 
     def read(self, pages: Sequence[tuple[bytes, int]]) -> None:
@@ -233,6 +237,13 @@ class MemoryStore:
                     self.contents[digest] = list(self._host[host_page])
                 self._moved.append(MovedPage(digest, host_page, False, not self.is_broken))
         self._reads, self._writes = [], []
+
+    def take_marks(self) -> tuple[list[bytes], list[bytes]]:
+        """Return the digests of marks that were gained and lost since the last call."""
+        marks = {digest for digest in self.contents if digest in self.marked}
+        gained, lost = marks - self._reported, self._reported - marks
+        self._reported = marks
+        return sorted(gained), sorted(lost)
 
     def read_seconds(self, pages: int) -> float:
         """Return the expected seconds for reading pages."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 
 import torch
 
@@ -100,7 +101,7 @@ class _Staging:
     def swapped_out(self) -> Callable[[], None]:
         """Return a function that waits for the copies to the host so far."""
         event: torch.cuda.Event = self._stream.record_event()
-        return lambda: event.synchronize()  # type: ignore[no-untyped-call]
+        return partial(event.synchronize)
 
     def swap_in(self, pairs: Pairs) -> None:
         """Begin to copy pages into place."""

@@ -72,6 +72,7 @@ class DiskPages:
         self._reading: dict[bytes, int] = {}
         self._borrowed: set[bytes] = set()  # of those that are written: from the cache in host memory
         self._runs: list[PageRun] = []  # of the step that is being scheduled
+        self._report_marks()
 
     def __contains__(self, digest: object) -> bool:
         return digest in self._store
@@ -185,11 +186,22 @@ class DiskPages:
 
     def settle(self) -> None:
         """Give back the host pages that have been written, and make those findable that have been read."""
-        for moved in self._store.take_moved():
+        if not (all_moved := self._store.take_moved()):
+            return
+        for moved in all_moved:
             if moved.was_read:
                 self._settle_read(moved)
             else:
                 self._settle_write(moved)
+        self._report_marks()
+
+    def _report_marks(self) -> None:
+        """Report which marks are on disk, and which are no more: files are removed when others are written."""
+        gained, lost = self._store.take_marks()
+        for digest in gained:
+            self._pool.marks.add(digest)
+        for digest in lost:
+            self._pool.marks.remove(digest)
 
     def _settle_write(self, moved: MovedPage) -> None:
         host_page = self._writing.pop(moved.digest)

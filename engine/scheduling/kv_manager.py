@@ -61,7 +61,7 @@ class KVManager:
         host_pages: int,
     ) -> None:
         self.pool = PagePool(num_pages)
-        self.host = HostPool(host_pages)
+        self.host = HostPool(host_pages, self.pool.marks)
         max_pages = int(num_pages * config.session_share) if config.enable_prefix_caching else 0
         self.losses = CacheLosses()
         self.sessions = Sessions(
@@ -248,7 +248,7 @@ class KVManager:
         if self.sessions.rank(digest) is None:
             self.losses.lose(digest, CacheMiss.EVICTED, self._beneficiary)
             return
-        host_page = self.host.store(digest, rank)
+        host_page = self.host.store(digest, rank, is_mark=self.pool.is_mark(page))
         if host_page is not None:
             self._batch_builder.swap_out([page], [host_page])
             self._stored.add(host_page)

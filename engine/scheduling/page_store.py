@@ -53,5 +53,8 @@ class PageStore(Protocol):
     def take_moved(self) -> list[MovedPage]:
         """Return the pages that were moved since the last call."""
 
+    def take_marks(self) -> tuple[list[bytes], list[bytes]]:
+        """Return the digests of marks that were gained and lost since the last call; at first all that there are."""
+
     def read_seconds(self, pages: int) -> float:
         """Return the expected seconds for reading pages, from those that were read before."""

@@ -44,7 +44,8 @@ class PagePool:
         self._cached: tuple[OrderedDict[int, None], ...] = tuple(OrderedDict() for _ in Rank)
         self.cached = 0  # unreferenced pages that a lookup can still find
         self._rank = [Rank.FLEX] * total  # of the last release, raised by sessions
-        self.marks = CachedMarks()
+        self.marks = CachedMarks()  # also of host memory and disk
+        self._marked: set[int] = set()
         # Called with a cached page that is about to lose its content.
         self.on_evict: Callable[[int, bytes, Rank], None] = lambda page, digest, rank: None
 
@@ -62,6 +63,10 @@ class PagePool:
     def available(self) -> int:
         """Return the number of pages that `allocate` can provide: free pages, then cached pages."""
         return len(self._free) + self.cached
+
+    def is_mark(self, page: int) -> bool:
+        """Return whether the digest of `page` is a mark."""
+        return page in self._marked
 
     def references(self, page: int) -> int:
         """Return the reference count of `page`."""
@@ -134,7 +139,8 @@ class PagePool:
             self._digest[page] = digest
             self._by_digest[digest] = page
             if is_mark:
-                self.marks.add(page, digest)
+                self._marked.add(page)
+                self.marks.add(digest)
 
     def __contains__(self, digest: object) -> bool:
         return digest in self._by_digest
@@ -180,7 +186,9 @@ class PagePool:
         if digest is not None:
             del self._by_digest[digest]
             self._digest[page] = None
-            self.marks.remove(page)
+            if page in self._marked:
+                self._marked.remove(page)
+                self.marks.remove(digest)
 
     def ranks(self) -> dict[bytes, Rank]:
         """Return the rank of each page that a lookup can find."""
@@ -219,8 +227,10 @@ class HostPool:
     Those of sessions are found by digest, and give way to sequences. Nothing is shared.
     """
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, marks: CachedMarks) -> None:
         self.total = total
+        self._marks = marks
+        self._marked: set[bytes] = set()
         self._free = list(range(total - 1, -1, -1))
         self._cached: tuple[OrderedDict[bytes, int], ...] = tuple(OrderedDict() for _ in Rank)  # as in `PagePool`
         self._rank: dict[bytes, Rank] = {}  # of the pages in `_cached`
@@ -254,7 +264,7 @@ class HostPool:
         """Give pages back."""
         self._free.extend(pages)
 
-    def store(self, digest: bytes, rank: Rank) -> int | None:
+    def store(self, digest: bytes, rank: Rank, *, is_mark: bool = False) -> int | None:
         """Return the page to which a session's page is copied; None if it is there, or has no room for its rank."""
         if digest in self._rank:
             self.set_rank(digest, rank)
@@ -262,25 +272,34 @@ class HostPool:
         page = self._free.pop() if self._free else self._evict(rank)
         if page < 0:
             return None
-        self.insert(digest, page, rank)
+        self.insert(digest, page, rank, is_mark=is_mark)
         return page
 
-    def insert(self, digest: bytes, page: int, rank: Rank) -> None:
+    def insert(self, digest: bytes, page: int, rank: Rank, *, is_mark: bool = False) -> None:
         """Add an allocated page, with the content of `digest`, to the cache."""
         self._rank[digest] = rank
         self._cached[rank][digest] = page
+        if is_mark:
+            self._marked.add(digest)
+            self._marks.add(digest)
 
     def __contains__(self, digest: object) -> bool:
         return digest in self._rank
 
     def take(self, digest: bytes) -> int:
         """Take the page with `digest` from the cache; it belongs to the caller."""
+        self._forget_mark(digest)
         return self._cached[self._rank.pop(digest)].pop(digest)
+
+    def _forget_mark(self, digest: bytes) -> None:
+        if digest in self._marked:
+            self._marked.remove(digest)
+            self._marks.remove(digest)
 
     def set_rank(self, digest: bytes, rank: Rank, *, oldest: bool = False) -> None:
         """Change the rank of a page, as `PagePool.set_rank` does."""
         if digest in self._rank:
-            page = self.take(digest)
+            page = self._cached[self._rank[digest]].pop(digest)
             self._rank[digest] = rank
             self._cached[rank][digest] = page
             self._cached[rank].move_to_end(digest, last=not oldest)
@@ -291,6 +310,7 @@ class HostPool:
             if cached:
                 digest, page = cached.popitem(last=False)
                 del self._rank[digest]
+                self._forget_mark(digest)
                 self.on_evict(page, digest)
                 return page
         return -1

@@ -62,11 +62,24 @@ def test_a_prompt_is_read_up_to_a_limit():
 def test_nothing_is_recorded_while_nobody_asks():
     """An engine whose API process does not watch spends nothing on it."""
     marks = CachedMarks()
-    marks.add(1, b"12345678")
+    marks.add(b"12345678")
     assert marks.take_changes() is None
-    marks.add(2, b"87654321")
-    marks.remove(1)
+    marks.add(b"87654321")
+    marks.remove(b"12345678")
     assert marks.take_changes() == PrefixChanges(b"87654321", b"12345678")
     marks.forget_changes()
-    marks.remove(2)
+    marks.remove(b"87654321")
     assert marks.take_changes() is None
+
+
+def test_a_mark_is_lost_with_its_last_place():
+    """A page that leaves the device for host memory or disk is still found there."""
+    marks = CachedMarks()
+    marks.take_changes()
+    marks.add(b"12345678")
+    marks.add(b"12345678")
+    assert marks.take_changes() == PrefixChanges(b"12345678", b"")
+    marks.remove(b"12345678")
+    assert marks.take_changes() is None
+    marks.remove(b"12345678")
+    assert marks.take_changes() == PrefixChanges(b"", b"12345678")

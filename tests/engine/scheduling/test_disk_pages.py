@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 
 from engine.cache_note import CacheMiss
+from engine.prefixes import KEY_BYTES, CachedMarks, marks_of
 from engine.scheduling.disk_pages import WRITING_DIVISOR
 from engine.types import ServiceClass, WaitReason
 from tests.engine.scheduling.history import PAGE_SIZE, History
@@ -302,3 +303,34 @@ def test_pages_that_only_host_memory_has_are_written_from_there() -> None:
     assert history.scheduler.kv_manager.host.cached == 8
     assert PAGE_SIZE * 8 == 32
     history.end()
+
+
+def test_api_processes_learn_what_host_memory_and_disk_have() -> None:
+    """The marks of a conversation are reported until its last place has lost it, and by the next engine at once."""
+    disk: Contents = {}
+    talk, history = told(disk, pages=12, host=12, session_share=1.0)
+    marks = history.scheduler.kv_manager.pool.marks
+    before = marks_of(talk.prompt, "agent", PAGE_SIZE, 8)
+    flood(history, 6, tokens=44)
+    assert len(before) == 1
+    assert before[0] in keys(marks)
+    history.end()
+    history = restarted(talk, disk)
+    marks = history.scheduler.kv_manager.pool.marks
+    assert keys(marks) == set()
+    history.store.marked = {digest for digest in disk if digest[:KEY_BYTES] in before}
+    history.scheduler.kv_manager.use_disk(history.store, pages_per_step=2)
+    assert keys(marks) == set(before)
+    disk.clear()
+    talk.ask()
+    finish(history)
+    talk.wait()
+    idle(history)
+    history.end()
+    assert set(before) < keys(marks)
+
+
+def keys(marks: CachedMarks) -> set[bytes]:
+    """Return all marks."""
+    gained = marks.take_all().gained
+    return {gained[at : at + KEY_BYTES] for at in range(0, len(gained), KEY_BYTES)}

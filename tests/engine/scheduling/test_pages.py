@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine.errors import IntegrityError
-from engine.prefixes import KEY_BYTES, chain_next, chain_start
+from engine.prefixes import KEY_BYTES, CachedMarks, chain_next, chain_start
 from engine.scheduling.pages import HostPool, PagePool, Rank
 from tests.engine.scheduling.history import PAGE_SIZE, History
 from tests.profiles import examples
@@ -166,7 +166,7 @@ def test_a_leaked_page_is_found():
 
 def test_host_pages_are_allocated_and_released():
     """A host page has at most one holder."""
-    host = HostPool(4)
+    host = HostPool(4, CachedMarks())
     pages = host.allocate(3)
     assert (host.used, host.available) == (3, 1)
     host.check_integrity([pages])

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from engine.prefixes import chain_next, chain_start
+from engine.prefixes import CachedMarks, chain_next, chain_start
 from engine.scheduling.pages import HostPool, Rank
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.sessions import HALF_LIFE_SECONDS, TOOL_SECONDS
@@ -164,7 +164,7 @@ def test_an_evicted_session_comes_back_from_host_memory() -> None:
 
 def test_sessions_give_way_to_preempted_sequences_in_host_memory() -> None:
     """Host pages that sequences need are taken from sessions."""
-    host = HostPool(4)
+    host = HostPool(4, CachedMarks())
     for number in range(4):
         assert host.store(bytes([number]), Rank.SESSION if number else Rank.WAITING) is not None
     assert (host.cached, host.used, host.available) == (4, 0, 4)
