@@ -37,10 +37,12 @@ class CacheLosses:
         """Record that no session keeps a page any more."""
         self._add(digest, Loss(reason))
 
-    def lose(self, digest: bytes, reason: CacheMiss, beneficiary: ServiceClass | None) -> None:
+    def lose(self, digest: bytes, loss: Loss) -> None:
         """Record that a page has left the cache. If it had been given up, that is the reason."""
         earlier = self._losses.get(digest)
-        self._add(digest, Loss(earlier.reason if earlier and earlier.reason in GIVEN_UP else reason, beneficiary))
+        if earlier is not None and earlier.reason in GIVEN_UP:
+            loss = Loss(earlier.reason, loss.beneficiary)
+        self._add(digest, loss)
 
     def forget(self, digest: bytes) -> None:
         """Forget a loss: the page is in the cache and in use."""

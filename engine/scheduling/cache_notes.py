@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Container
-from itertools import takewhile
 
 from engine.cache_note import NOTHING_KNOWN, CacheMiss, CacheNote
 from engine.scheduling.cache_losses import CacheLosses, Loss
@@ -39,9 +38,11 @@ def common_pages(sequence: Sequence, answer: EndedAnswer) -> int:
 def common_tokens(sequence: Sequence, answer: EndedAnswer, page_size: int) -> int:
     """Return the number of tokens of the prompt with which an answer begins."""
     start = common_pages(sequence, answer) * page_size
-    page = slice(start, start + page_size)
-    pairs = zip(answer.tokens[page], sequence.request.prompt[page], strict=False)
-    return start + sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    theirs, ours = answer.tokens, sequence.request.prompt
+    for at in range(start, min(start + page_size, len(theirs), len(ours))):
+        if theirs[at] != ours[at]:
+            return at
+    return min(start + page_size, len(theirs), len(ours))
 
 
 def closest(sequence: Sequence, ended: EndedAnswers, page_size: int) -> tuple[EndedAnswer, int] | None:

@@ -11,7 +11,7 @@ from engine.config import EngineConfig
 from engine.load import PageCounts
 from engine.prefixes import digests_of, is_mark
 from engine.scheduling.batch_builder import BatchBuilder
-from engine.scheduling.cache_losses import CacheLosses
+from engine.scheduling.cache_losses import CacheLosses, Loss
 from engine.scheduling.cache_notes import cache_note
 from engine.scheduling.counters import CumulativeCounters
 from engine.scheduling.disk_pages import DiskPages, DiskRead
@@ -20,6 +20,9 @@ from engine.scheduling.pages import HostPool, PagePool, Rank
 from engine.scheduling.sequence import Sequence, State
 from engine.scheduling.sessions import CHARGE_PER_SECOND, Sessions, rank_of
 from engine.types import Request, ServiceClass
+
+
+EVICTED_FOR = {of: Loss(CacheMiss.EVICTED, of) for of in ServiceClass}
 
 
 class PromptEstimates(Protocol):
@@ -72,7 +75,7 @@ class KVManager:
             host_pages=host_pages,
             page_size=config.tokens_per_page,
         )
-        self._beneficiary: ServiceClass | None = None  # of the request that takes pages
+        self._evicted = Loss(CacheMiss.EVICTED)  # of pages that the current request takes
         self.pool.on_evict = self._keep_on_host
         self.host.on_evict = self._leave_host
         self._stored: set[int] = set()  # host pages of sessions that the step writes
@@ -199,7 +202,7 @@ class KVManager:
         Returns whether some of their contents are still being copied from host memory.
         """
         pool, size = self.pool, self._size
-        self._beneficiary = sequence.service_class
+        self._evicted = EVICTED_FOR[sequence.service_class]
         for page in reused:
             pool.acquire(page)
         table, num_reused = list(reused), len(reused)
@@ -246,7 +249,7 @@ class KVManager:
     def _keep_on_host(self, page: int, digest: bytes, rank: Rank) -> None:
         """Copy a page of a session that is evicted to host memory, if there is room."""
         if self.sessions.rank(digest) is None:
-            self.losses.lose(digest, CacheMiss.EVICTED, self._beneficiary)
+            self.losses.lose(digest, self._evicted)
             return
         host_page = self.host.store(digest, rank, is_mark=self.pool.is_mark(page))
         if host_page is not None:
@@ -255,20 +258,21 @@ class KVManager:
         if digest in self.host:
             self._count("moved_tokens", 1)
         else:
-            self._lose(digest, CacheMiss.EVICTED)
+            self._lose(digest, self._evicted)
 
-    def _lose(self, digest: bytes, reason: CacheMiss) -> None:
+    def _lose(self, digest: bytes, loss: Loss) -> None:
         """Record that memory has lost a page of a session."""
-        self.losses.lose(digest, reason, self._beneficiary)
+        self.losses.lose(digest, loss)
         if self.disk is None or digest not in self.disk:
             self._count("lost_tokens", 1)
 
     def _leave_host(self, host_page: int, digest: bytes) -> None:
         """Cancel a copy of this step to a page that gives way: each host page is written once."""
+        loss = Loss(CacheMiss.HOST, self._evicted.beneficiary)
         if self.sessions.rank(digest) is not None:
-            self._lose(digest, CacheMiss.HOST)
+            self._lose(digest, loss)
         else:
-            self.losses.lose(digest, CacheMiss.HOST, self._beneficiary)
+            self.losses.lose(digest, loss)
         if host_page in self._stored:
             self._stored.remove(host_page)
             self._batch_builder.cancel_swap_out([host_page])
@@ -281,7 +285,7 @@ class KVManager:
         if not self.pool.available:
             return False
         assert sequence.slot is not None
-        self._beneficiary = sequence.service_class
+        self._evicted = EVICTED_FOR[sequence.service_class]
         page = self.pool.allocate()
         self._batch_builder.grow(sequence.slot, len(sequence.page_table), page)
         sequence.page_table.append(page)
@@ -302,7 +306,7 @@ class KVManager:
 
     def swap_out(self, sequence: Sequence) -> None:
         """Copy the computed pages of `sequence` to host memory; the caller has checked that there is room."""
-        self._beneficiary = sequence.service_class
+        self._evicted = EVICTED_FOR[sequence.service_class]
         written_pages = sequence.page_table[: -(-sequence.num_computed // self._size)]
         sequence.host_pages = self.host.allocate(len(written_pages))
         self._batch_builder.swap_out(written_pages, sequence.host_pages)

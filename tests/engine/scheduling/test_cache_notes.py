@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from engine.cache_note import NOTHING_KNOWN, CacheMiss, CacheNote
-from engine.scheduling.cache_losses import CacheLosses
+from engine.scheduling.cache_losses import CacheLosses, Loss
 from engine.scheduling.ended_answers import EndedAnswer, EndedAnswers
 from engine.scheduling.sessions import HALF_LIFE_SECONDS
 from engine.types import Request, SamplingParams, ServiceClass
@@ -225,7 +225,7 @@ def test_losses_are_bounded() -> None:
     """The oldest is forgotten."""
     losses = CacheLosses(2)
     for digest in (b"a", b"b", b"c"):
-        losses.lose(digest, CacheMiss.EVICTED, None)
+        losses.lose(digest, Loss(CacheMiss.EVICTED))
     assert len(losses) == 2 and losses.get(b"a") is None
 
 
