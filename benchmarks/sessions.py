@@ -4,7 +4,8 @@ python -m benchmarks.sessions            # simulated, all cases; --only "8 agent
 
 The scheduler, the policies and the prefix cache are the real ones; only the time of a step is a formula. An agent has a
 prompt of 2,000 tokens, and each turn adds the 60 tokens of the answer and 250 of a tool's result, after a gap. Eight
-other clients send random prompts of 700 tokens, each as soon as its last answer has ended.
+other clients send random prompts of 700 tokens, each as soon as its last answer has ended. In the last case the server
+is started again while a tool works, with and without pages on disk.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import argparse
 import heapq
 import json
 import random
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from statistics import median
@@ -20,7 +23,9 @@ from typing import Any
 
 from benchmarks.results import save
 from engine.config import EngineConfig
-from engine.engine import Engine
+from engine.engine import Engine, Preparation
+from engine.scheduling.disk_pages import POLL_SECONDS, STAGING_SECONDS
+from engine.scheduling.page_store import MovedPage, PageRun
 from engine.simulation import Clock, StepCost, simulated_engine
 from engine.types import FinishReason, Request, SamplingParams, ServiceClass, StatusEvent, TokenEvent
 
@@ -31,6 +36,9 @@ GAPS = (0.5, 5.0, 30.0)  # seconds of a tool
 PAGE = 16
 COST = StepCost(step=0.008, decode=0.0005, prompt=0.00035, context=2e-8, prompt_context=2e-8, swapped_page=0.00005)
 VOCABULARY = 50_000
+DISK_PAGES_PER_SECOND = 2700.0  # of 370 kB, as a page of SmolLM2-135M in bfloat16: 1 GB/s
+RESTART_TURN, RESTART_SECONDS = 20, 10.0  # a restart after this turn, and how long it takes
+RESTART_GAPS = (5.0, 30.0)  # the tool ends before the server is ready, and after it
 
 
 @dataclass
@@ -59,18 +67,72 @@ class Trace:
     flood_tokens: int = 0
 
 
+class SimulatedDisk:
+    """`PageStore` whose pages are moved one after another, on a simulated clock."""
+
+    def __init__(self, clock: Clock, stored: dict[bytes, None]) -> None:
+        self.stored = stored
+        self._clock = clock
+        self._moves: deque[tuple[float, MovedPage]] = deque()  # with the time when it ends
+        self._free_at = 0.0
+
+    def __contains__(self, digest: object) -> bool:
+        return digest in self.stored
+
+    def __len__(self) -> int:
+        return len(self.stored)
+
+    def latest(self, limit: int) -> list[bytes]:
+        """Return the pages that were written last."""
+        return list(self.stored)[-limit:] if limit else []
+
+    def touch(self, digests: Sequence[bytes]) -> None:
+        """Do nothing: no page is dropped."""
+
+    def write(self, run: PageRun, wait: Callable[[], None]) -> None:
+        """Begin to write pages."""
+        self._move(zip(run.digests, run.host_pages, strict=True), was_read=False)
+
+    def read(self, pages: Sequence[tuple[bytes, int]]) -> None:
+        """Begin to read pages."""
+        self._move(pages, was_read=True)
+
+    def _move(self, pages: Iterable[tuple[bytes, int]], *, was_read: bool) -> None:
+        for digest, host_page in pages:
+            self._free_at = max(self._free_at, self._clock.now) + 1 / DISK_PAGES_PER_SECOND
+            self._moves.append((self._free_at, MovedPage(digest, host_page, was_read, True)))
+
+    def take_moved(self) -> list[MovedPage]:
+        """Return the pages that were moved since the last call."""
+        moved = []
+        while self._moves and self._moves[0][0] <= self._clock.now:
+            moved.append(self._moves.popleft()[1])
+        self.stored |= {page.digest: None for page in moved if not page.was_read}
+        return moved
+
+    def take_marks(self) -> tuple[list[bytes], list[bytes]]:
+        """Return nothing: there is one engine."""
+        return [], []
+
+    def read_seconds(self, pages: int) -> float:
+        """Return the expected seconds for reading pages."""
+        return pages / DISK_PAGES_PER_SECOND
+
+
 class Run:
     """One simulated run of agents beside floods."""
 
-    def __init__(self, trace: Trace, *, pool: float, host: float, share: float) -> None:
+    def __init__(self, trace: Trace, *, pool: float, host: float, share: float, has_disk: bool = False) -> None:
         """pool, host: pages of device and host memory, relative to the context of one agent. share: of sessions."""
         self.trace = trace
         self.clock = Clock()
-        config = EngineConfig(model="", page_size=PAGE, max_num_seqs=16, session_share=share)
-        pages, host_pages = (int(size * CONTEXT / PAGE) for size in (pool, host))
-        self.engine: Engine = simulated_engine(
-            config, COST, self.clock, num_pages=pages, host_pages=host_pages, max_len=CONTEXT + 1000
-        )
+        self._config = EngineConfig(model="", page_size=PAGE, max_num_seqs=16, session_share=share)
+        self._pages, self._host_pages = (int(size * CONTEXT / PAGE) for size in (pool, host))
+        self._disk: dict[bytes, None] | None = {} if has_disk else None
+        self._preparing: list[tuple[Request, Preparation]] = []
+        self.restarts_after = 0  # turn; 0: never
+        self.ready_at = 0.0
+        self.engine = self._start()
         self._dice = random.Random(trace.seed)
         self._numbers = count()
         self._due: list[tuple[float, int, Request]] = []
@@ -81,6 +143,27 @@ class Run:
             self._ask(agent, 1, 1.0 + agent)
         for flood in range(trace.floods):
             self._flood(f"flood {flood}", 0.01 * flood)
+
+    def _start(self) -> Engine:
+        pages, host_pages = self._pages, self._host_pages
+        engine = simulated_engine(
+            self._config, COST, self.clock, num_pages=pages, host_pages=host_pages, max_len=CONTEXT + 1000
+        )
+        if self._disk is not None:
+            pages_per_step = int(STAGING_SECONDS / COST.swapped_page)
+            engine.scheduler.kv_manager.use_disk(SimulatedDisk(self.clock, self._disk), pages_per_step)
+        return engine
+
+    def _restart(self) -> None:
+        """Replace the engine. What floods had asked for is lost, and they ask again."""
+        self.clock.now += RESTART_SECONDS
+        self.ready_at = self.clock.now
+        self.engine = self._start()
+        self._due = [due for due in self._due if due[2].id not in self._sent]
+        heapq.heapify(self._due)
+        for name in list(self._sent):
+            del self._sent[name]
+            self._flood(name.rsplit(" ", 1)[0], self.clock.now)
 
     def _random(self, tokens: int) -> tuple[int, ...]:
         return tuple(self._dice.choices(range(10, VOCABULARY), k=tokens))
@@ -103,17 +186,48 @@ class Run:
 
     def run(self) -> None:
         """Serve until the last turn of each agent has ended."""
-        clock, engine = self.clock, self.engine
-        left = self.trace.agents
+        clock, left = self.clock, self.trace.agents
         while left:
             while self._due and self._due[0][0] <= clock.now:
-                engine.submit(heapq.heappop(self._due)[2])
-            seconds = engine.seconds_to_step()
+                self._prepare(heapq.heappop(self._due)[2])
+            self._submit_prepared()
+            seconds = self.engine.seconds_to_step()
             if seconds is None or seconds:
-                clock.now = max(clock.now, self._due[0][0]) if self._due else clock.now + (seconds or 0)
+                clock.now = max(clock.now, self._next_at(seconds))
                 continue
-            for event in engine.step():
+            for event in self.engine.step():
                 left -= self._apply(event)
+            if self.restarts_after and any(turn.turn == self.restarts_after for turn in self.trace.turns):
+                self.restarts_after = 0
+                self._write_all()
+                self._restart()
+
+    def _write_all(self) -> None:
+        """Let the pages be written before a restart: the tool works for longer than that takes."""
+        while (seconds := self.engine.seconds_to_step()) is not None and self._disk is not None:
+            self.clock.now += seconds
+            if not seconds:
+                self.engine.step()
+
+    def _next_at(self, seconds: float | None) -> float:
+        """Return when something happens next: a request arrives or is prepared, or a step is due in `seconds`."""
+        times = [self._due[0][0]] if self._due else []
+        times += [self.clock.now + POLL_SECONDS] if self._preparing else []
+        times += [self.clock.now + seconds] if seconds else []
+        return min(times)
+
+    def _prepare(self, request: Request) -> None:
+        preparation = self.engine.prepare(request)
+        if preparation is None:
+            self.engine.submit(request)
+        else:
+            self._preparing.append((request, preparation))
+
+    def _submit_prepared(self) -> None:
+        for request, preparation in list(self._preparing):
+            if preparation.work.done():
+                self._preparing.remove((request, preparation))
+                self.engine.submit(request)
 
     def _apply(self, event: object) -> int:
         """Apply an event; return 1 if it ends the last turn of an agent."""
@@ -173,6 +287,24 @@ def measure(case: Case, share: float, floods: int, seed: int) -> dict[str, float
     return figures(run)
 
 
+def measure_restart(gap: float, seed: int, *, has_disk: bool) -> dict[str, float]:
+    """Return the first token of the turns around a restart, in seconds, and what the one after it found cached.
+
+    That turn is measured from the time at which the server is ready, if the tool has ended before.
+    """
+    trace = Trace(1, gap, seed, FLOODS, ServiceClass.STANDARD)
+    run = Run(trace, pool=2.0, host=2.0, share=0.5, has_disk=has_disk)
+    run.restarts_after = RESTART_TURN
+    run.run()
+    taken = {turn.turn: turn.first - turn.sent for turn in trace.turns}
+    (after,) = (turn for turn in trace.turns if turn.turn == RESTART_TURN + 1)
+    return {
+        "before": median(taken[turn] for turn in range(RESTART_TURN - 2, RESTART_TURN + 1)),
+        "first turn after": after.first - max(after.sent, run.ready_at),
+        "cached share": after.cached / (after.prompt - RESULT - 1),
+    }
+
+
 @dataclass(frozen=True)
 class Case:
     """Agents with a gap, in seconds, and pages of device and host relative to the context of one."""
@@ -221,6 +353,16 @@ def main() -> None:
             },
         }
         print(json.dumps({case.name: summary[case.name]}, indent=1), flush=True)
+    for gap in RESTART_GAPS:
+        name = f"restart, gaps of {gap:g} s"
+        if options.only in name:
+            summary[name] = {}
+            for setting, has_disk in (("without disk", False), ("with disk", True)):
+                runs = [measure_restart(gap, seed, has_disk=has_disk) for seed in range(options.seeds)]
+                rows += [{"case": name, "setting": setting, "seed": seed, **run} for seed, run in enumerate(runs)]
+                found = {key: median(run[key] for run in runs) for key in runs[0]}
+                summary[name][setting] = found | {"after over before": found["first turn after"] / found["before"]}
+            print(json.dumps({name: summary[name]}, indent=1), flush=True)
     settings = {"cost": str(COST), "turns": TURNS, "floods": FLOODS, "seeds": options.seeds}
     print("Saved to", save("sessions", settings, rows, summary))
 

@@ -203,6 +203,10 @@ class MemoryStore:
     def __len__(self) -> int:
         return len(self.contents)
 
+    def latest(self, limit: int) -> list[bytes]:
+        """Return the pages that were written last."""
+        return list(self.contents)[-limit:] if limit else []
+
     def touch(self, digests: Sequence[bytes]) -> None:
         """Do nothing: no page is dropped."""
 

@@ -3,12 +3,13 @@
 The pages of a session are written when it begins, a few in each step, and not when they are evicted: they outlive the
 process, and a step never waits for a disk. A page is copied to a host page in the step, like one that is swapped out,
 and written from there by another thread. A prompt that goes on where pages on disk begin is held back while they are
-read into host pages, unless computing them takes less time; from there they are found like all others.
+read into host pages, unless computing them takes less time; from there they are found like all others. When an engine
+starts, what was used last is read into free host pages, so that most prompts need not wait.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from engine.scheduling.pages import HostPool, PagePool, Rank
 STAGING_SECONDS = 0.001  # of a step, for copying pages that are written
 WRITING_DIVISOR, READING_DIVISOR = 4, 2  # one in so many host pages at most is written, and read, at the same time
 MAX_WAITING_PAGES = 1 << 18  # to be written
+READ_AHEAD_PAGES = 32  # at a time: a prompt that needs others waits for them
 POLL_SECONDS = 0.005  # between looks for pages that were written while nothing else happens
 
 
@@ -72,6 +74,7 @@ class DiskPages:
         self._reading: dict[bytes, int] = {}
         self._borrowed: set[bytes] = set()  # of those that are written: from the cache in host memory
         self._runs: list[PageRun] = []  # of the step that is being scheduled
+        self._ahead = deque(store.latest(host.total // READING_DIVISOR))  # to be read before a prompt needs them
         self._report_marks()
 
     def __contains__(self, digest: object) -> bool:
@@ -169,31 +172,48 @@ class DiskPages:
 
     def read(self, digests: Sequence[bytes], deadline: float, clock: Callable[[], float]) -> DiskRead:
         """Begin to read pages; those that are being read already are waited for."""
-        new = [digest for digest in digests if digest not in self._reading]
-        pages = list(zip(new, self._host.allocate(len(new)), strict=True))
+        if new := [digest for digest in digests if digest not in self._reading]:
+            self._begin_to_read(new)
+        return DiskRead(self, digests, deadline, clock)
+
+    def _read_ahead(self) -> None:
+        """Read some of the pages that were used last, as long as host memory has free pages."""
+        room, digests = min(READ_AHEAD_PAGES, self._host.free), list[bytes]()
+        if not room:
+            self._ahead.clear()
+        while self._ahead and len(digests) < room:
+            digest = self._ahead.popleft()
+            if digest not in self._host and digest not in self._pool and digest in self._store:
+                digests.append(digest)
+        if digests:
+            self._begin_to_read(digests)
+
+    def _begin_to_read(self, digests: list[bytes]) -> None:
+        pages = list(zip(digests, self._host.allocate(len(digests)), strict=True))
         self._reading.update(pages)
         self._store.read(pages)
-        return DiskRead(self, digests, deadline, clock)
 
     # Both ---------------------------------------------------------------------------------------------------------
 
     def seconds_to_step(self) -> float | None:
-        """Return when a step should be scheduled although there is no request; None: never."""
+        """Return when the next step or look is due although there is no request; None: never."""
         self.settle()
         if self._waiting and self._room:
             return 0.0
-        return POLL_SECONDS if self._waiting or self._writing else None
+        return POLL_SECONDS if self._waiting or self._writing or self._ahead or self._reading else None
 
     def settle(self) -> None:
         """Give back the host pages that have been written, and make those findable that have been read."""
-        if not (all_moved := self._store.take_moved()):
-            return
+        all_moved = self._store.take_moved()
         for moved in all_moved:
             if moved.was_read:
                 self._settle_read(moved)
             else:
                 self._settle_write(moved)
-        self._report_marks()
+        if all_moved:
+            self._report_marks()
+        if self._ahead and not self._reading:
+            self._read_ahead()
 
     def _report_marks(self) -> None:
         """Report which marks are on disk, and which are no more: files are removed when others are written."""

@@ -21,7 +21,6 @@ from engine.scheduling.sequence import Sequence, State
 from engine.scheduling.sessions import CHARGE_PER_SECOND, Sessions, rank_of
 from engine.types import Request, ServiceClass
 
-
 EVICTED_FOR = {of: Loss(CacheMiss.EVICTED, of) for of in ServiceClass}
 
 

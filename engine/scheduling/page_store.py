@@ -38,6 +38,9 @@ class PageStore(Protocol):
     def __len__(self) -> int:
         """Return the number of pages that can be read."""
 
+    def latest(self, limit: int) -> list[bytes]:
+        """Return the pages that were used last, those of a chain in its order."""
+
     def touch(self, digests: Sequence[bytes]) -> None:
         """Note that the pages of a chain, given in its order, are in use; unknown ones are ignored.
 

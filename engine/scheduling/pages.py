@@ -248,6 +248,11 @@ class HostPool:
         return len(self._rank)
 
     @property
+    def free(self) -> int:
+        """Return the number of host pages whose content does not matter."""
+        return len(self._free)
+
+    @property
     def available(self) -> int:
         """Return the number of host pages that `allocate` can provide."""
         return len(self._free) + len(self._rank)
