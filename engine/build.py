@@ -27,7 +27,9 @@ from engine.execution.swap import STAGING_BYTES
 from engine.fingerprint import fingerprint
 from engine.heartbeat import Heartbeat
 from engine.host import free_memory_bytes, num_cores, return_free_memory, total_memory
+from engine.kv_disk.open_store import open_store
 from engine.model_files.open_model import open_model
+from engine.scheduling.disk_pages import STAGING_SECONDS
 from engine.scheduling.policies import make_policy
 from engine.scheduling.scheduler import Scheduler
 from engine.types import ModelInfo
@@ -139,7 +141,10 @@ def build_engine(
             "--dtype bfloat16 or float32 has a wider range"
         )
     return_free_memory()  # of the warm-up
-    return Engine(config, info, Scheduler(config, policy, **sizes), runner, constraints=ConstraintFactory())
+    scheduler = Scheduler(config, policy, **sizes)
+    if (store := open_store(config, cache, info.fingerprint)) is not None:
+        scheduler.kv_manager.use_disk(store, max(1, int(STAGING_SECONDS * costs.swap_pages_per_second)))
+    return Engine(config, info, scheduler, runner, constraints=ConstraintFactory())
 
 
 def _is_exact(config: EngineConfig, model: Model, kernels: Kernels, device: torch.device) -> bool:

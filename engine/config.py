@@ -9,6 +9,7 @@ import msgspec
 from engine.errors import ConfigError
 from engine.options import (
     FINITE_AMOUNT,
+    POSITIVE_AMOUNT,
     POSITIVE_SECONDS,
     SHARE,
     SHARE_OR_ZERO,
@@ -137,6 +138,23 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             bounds=(SHARE_OR_ZERO,),
         ),
     ] = 0.5
+    kv_disk: Annotated[
+        str | None,
+        Option(
+            MEMORY,
+            "folder to which the KV pages of conversations are also written, as soon as an answer ends, and from which "
+            "they are read when the conversation goes on and memory has lost them, also after a restart",
+            "none",
+        ),
+    ] = None
+    kv_disk_size: Annotated[
+        float,
+        Option(
+            MEMORY,
+            "GiB that this folder takes at most; conversations that were not used for the longest time are dropped",
+            bounds=(POSITIVE_AMOUNT,),
+        ),
+    ] = 10.0
     enable_prefix_caching: Annotated[bool, Option(EXPERIMENTS, "keep and reuse the KV cache of shared prefixes")] = True
     scheduling_policy: Annotated[
         Literal["carousel", "orca", "vllm", "sglang", "fastserve"],
@@ -255,6 +273,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
                 f"got {self.max_num_batched_tokens}"
             )
         self._check_targets()
+        self._check_disk()
         if self.batch_size is not None and self.batch_size > self.max_num_seqs:
             raise ConfigError(f"batch_size must be at most max_num_seqs ({self.max_num_seqs}), got {self.batch_size}")
         if self.batching == "continuous" and (self.batch_size is not None or self.batch_timeout):
@@ -273,6 +292,18 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         """Return the target of the field `name` in seconds, or its default."""
         target: float | None = getattr(self, name)
         return DEFAULT_TARGET_ITL_SECONDS[name] if target is None else target
+
+    def _check_disk(self) -> None:
+        """Refuse a folder to which nothing would be written."""
+        if self.kv_disk is None:
+            return
+        for name, needs in (
+            ("swap_space", "above 0: pages are written from host memory"),
+            ("session_share", "above 0: only pages of conversations are written"),
+            ("enable_prefix_caching", "on: pages are found by their prefix"),
+        ):
+            if not getattr(self, name):
+                raise ConfigError(f"kv_disk requires {name} {needs}; leave one out")
 
     def _check_targets(self) -> None:
         """Refuse targets that another option would override."""

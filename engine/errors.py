@@ -2,6 +2,7 @@
 
 EngineError
 ├── ConfigError             the engine cannot be built as configured
+├── DiskError               the folder for pages on disk cannot be used
 ├── ModelError              a model directory is damaged or not supported (execution/models/errors.py)
 ├── ModelFileError          a model file is damaged, incomplete or not supported (model_files/errors.py)
 ├── RequestRefused          one request cannot be served; has the parameter's name and a machine-readable code
@@ -19,6 +20,10 @@ class EngineError(Exception):
 
 class ConfigError(EngineError):
     """The engine cannot be built from this configuration; the message names the option and the numbers."""
+
+
+class DiskError(EngineError):
+    """Pages cannot be kept in a folder; the message names it."""
 
 
 class RequestRefused(EngineError):

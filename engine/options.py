@@ -44,6 +44,7 @@ def between(minimum: float, maximum: float) -> Bound:
 
 FINITE = Bound("finite", lambda value: abs(value) < math.inf)
 FINITE_AMOUNT = Bound("at least 0 and finite", lambda value: 0 <= value < math.inf)
+POSITIVE_AMOUNT = Bound("above 0 and finite", lambda value: 0 < value < math.inf)
 POSITIVE_SECONDS = Bound("a positive number of seconds", lambda value: 0 < value < math.inf)
 SHARE = Bound("above 0 and at most 1", lambda value: 0 < value <= 1)
 SHARE_OR_ZERO = Bound("from 0 to 1", lambda value: 0 <= value <= 1)

@@ -213,13 +213,19 @@ class MemoryStore:
     def write(self, run: PageRun, wait: Callable[[], None]) -> None:
         """Begin to write pages."""
         wait()
+        self._take(run.host_pages)
         self.runs.append(run)
         self.marked |= {digest for index, digest in enumerate(run.digests, run.first) if is_mark(index)}
         self._writes.append(run)
 
     def read(self, pages: Sequence[tuple[bytes, int]]) -> None:
         """Begin to read pages."""
+        self._take([host_page for _, host_page in pages])
         self._reads += pages
+
+    def _take(self, host_pages: Sequence[int]) -> None:
+        taken = [page for _, page in self._reads] + [page for run in self._writes for page in run.host_pages]
+        assert len({*taken, *host_pages}) == len(taken) + len(host_pages), "a host page is moved twice at the same time"
 
     def take_moved(self) -> list[MovedPage]:
         """Return the pages that were moved since the last call."""
@@ -232,8 +238,8 @@ class MemoryStore:
         """Move all pages: their contents are those of the host pages at this time."""
         for digest, host_page in self._reads:
             has_succeeded = digest in self.contents and not self.is_broken
-            if has_succeeded:
-                self._host[host_page] = list(self.contents[digest])
+            # A page that could not be read has the contents of nothing.
+            self._host[host_page] = list(self.contents[digest]) if has_succeeded else [-3] * len(self._host[host_page])
             self._moved.append(MovedPage(digest, host_page, True, has_succeeded))
         for run in self._writes:
             for digest, host_page in zip(run.digests, run.host_pages, strict=True):

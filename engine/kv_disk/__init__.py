@@ -1,0 +1,1 @@
+"""Pages of conversations in files, which survive the engine's process. Imports no torch."""
