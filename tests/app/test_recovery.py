@@ -104,10 +104,15 @@ class Machine:
         self.engine = ListeningEngine()
 
     @asynccontextmanager
-    async def process(self, index: int = 0, siblings: Siblings | None = None) -> AsyncIterator[Process]:
-        """Yield a process that loses its connection at the end, as one that is killed does."""
+    async def process(
+        self, index: int = 0, siblings: Siblings | None = None, *, reads_other: bool = True
+    ) -> AsyncIterator[Process]:
+        """Yield a process that loses its connection at the end, as one that is killed does.
+
+        reads_other: it can read the file of the other process; otherwise only the engine knows what that one has.
+        """
         client = EngineClient(CONFIG, remote=FixedEngines([self.engine.address], EngineAccess(TOKEN)))
-        file = StateFile(self.file(index), others=[self.file(1 - index)])
+        file = StateFile(self.file(index), others=[self.file(1 - index)] if reads_other else ())
         settings = Settings(
             engine=EngineConfig(model="fake"),
             model_name="fake",
@@ -193,8 +198,7 @@ async def test_an_answer_that_another_process_has_adopted_is_left_to_it(machine:
         await adopted(other, stream)
         if has_ended:
             await other.text(stream)
-        machine.file(1).rename(machine.folder / "unreadable")  # so that the engine decides
-        async with machine.process() as process:
+        async with machine.process(reads_other=False) as process:
             await process.restored()
             assert process.service.registry.get_any_owner(stream) is None
             answer = await process.http.get(f"/v1/streams/{stream}")
@@ -340,9 +344,8 @@ async def test_held_answers_have_one_time_of_waiting(machine: Machine, monkeypat
     async with machine.process(1) as other:
         for stream in streams:
             await adopted(other, stream)
-        machine.file(1).rename(machine.folder / "unreadable")  # so that the engine decides
         monkeypatch.setattr(Adoptions, "adopt", adopt)
-        async with machine.process() as process:
+        async with machine.process(reads_other=False) as process:
             await process.restored()
             assert not process.service.registry.live()
     waits = [max(0.0, seconds) for seconds in asked[5:]]
