@@ -11,7 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from engine.kv_disk.locked_folder import TEMPORARY_SUFFIX, foreign_names, other_folders, own_files, take_folder
+from engine.kv_disk.locked_folder import (
+    TEMPORARY_SUFFIX,
+    foreign_names,
+    other_folders,
+    own_files,
+    take_folder,
+    unusable,
+)
 from engine.kv_disk.run_file import Geometry, UnusableFile, file_bytes, read_header, read_pages, write_run
 from engine.kv_disk.run_index import StoredRun
 
@@ -34,7 +41,11 @@ class DiskFolder:
         self.torn_files = 0  # of those that `scan` found
         self.foreign_files = 0
         self._folder = take_folder(parent, fingerprint, geometry)
-        self._others = other_folders(self._folder)
+        try:
+            self._others = other_folders(self._folder)
+        except OSError as error:
+            self._folder.close()
+            raise unusable(parent, error) from error
 
     @property
     def path(self) -> Path:

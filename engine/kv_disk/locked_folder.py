@@ -104,8 +104,13 @@ def take_folder(parent: Path, fingerprint: str, geometry: Geometry) -> LockedFol
                 if error.errno not in (errno.ELOOP, errno.ENOTDIR, errno.ENOENT):
                     raise
     except OSError as error:
-        raise DiskError(f"the folder {str(parent)!r} cannot be used for pages: {error.strerror}") from error
+        raise unusable(parent, error) from error
     raise DiskError(f"the folder {str(parent)!r} has {MAX_FOLDERS:,} folders of this model, all in use by others")
+
+
+def unusable(parent: Path, error: OSError) -> DiskError:
+    """Return the error that the system's refusal of a parent folder means."""
+    return DiskError(f"the folder {str(parent)!r} cannot be used for pages: {error.strerror}")
 
 
 class OtherFolder(NamedTuple):

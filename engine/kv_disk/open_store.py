@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import torch
@@ -13,6 +14,8 @@ from engine.fingerprint import cache_fingerprint
 from engine.kv_disk.folder import DiskFolder
 from engine.kv_disk.run_file import Geometry
 from engine.kv_disk.store import DiskStore
+
+log = logging.getLogger("carousel.engine")
 
 
 def open_store(config: EngineConfig, cache: KVCache, model: str) -> DiskStore | None:
@@ -31,4 +34,12 @@ def open_store(config: EngineConfig, cache: KVCache, model: str) -> DiskStore | 
         folder = DiskFolder(Path(config.kv_disk).expanduser(), cache_fingerprint(model, cache.device), geometry, limit)
     except DiskError as error:
         raise ConfigError(f"kv_disk: {error}") from error
-    return DiskStore(folder, lambda page: memoryview(pages[page]))
+    store = DiskStore(folder, lambda page: memoryview(pages[page]))
+    log.info(
+        "pages of conversations are written to %s: %.2f of %g GiB are used, and %.1f GB/s can be read",
+        folder.path,
+        store.counts.stored_bytes / 2**30,
+        limit / 2**30,
+        geometry.page_bytes / store.read_seconds(1) / 1e9,
+    )
+    return store

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.kv_disk.run_file import UnusableFile, read_header, read_pages, write_run
+from engine.kv_disk.run_file import START, UnusableFile, read_header, read_pages, write_run
 from tests.engine.kv_disk.disk import FINGERPRINT, GEOMETRY, Disk, content, digests, run_bytes, write_once
 from tests.profiles import examples
 
@@ -68,6 +69,20 @@ def run_file(folder: Path) -> tuple[bytes, list[memoryview]]:
         pages = [memoryview(bytearray(content(digest))) for digest in CHAIN]
         write_run(file.fileno(), GEOMETRY, 0, CHAIN, pages, lambda: None)
     return (folder / "file").read_bytes(), pages
+
+
+def test_a_page_with_the_digest_of_another_is_not_intact(tmp_path: Path):
+    """Also if the header's checksum is right."""
+    original, buffers = run_file(tmp_path)
+    entries = [original[START.size + place * 20 :][:20] for place in range(len(CHAIN))]
+    exchanged = [entries[1][:16] + entries[0][16:], entries[0][:16] + entries[1][16:], entries[2]]
+    header = original[: START.size] + b"".join(exchanged)
+    with (tmp_path / "file").open("r+b") as file:
+        file.write(header + zlib.crc32(header).to_bytes(4, "little"))
+        file.flush()
+        pages = list(enumerate(buffers))
+        read = read_pages(file.fileno(), GEOMETRY, read_header(file.fileno(), GEOMETRY), pages)
+        assert list(read) == [False, False, True]
 
 
 @settings(max_examples=examples(600))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -110,13 +112,14 @@ def test_a_parent_that_cannot_be_used_is_a_clear_error(tmp_path: Path, below: st
         DiskFolder(parent, FINGERPRINT, GEOMETRY, 1 << 20)
 
 
-def test_a_parent_without_write_permission_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Tests run as root too, who may write everywhere, so the system's refusal is imitated."""
+@pytest.mark.parametrize("call", ["mkdir", "iterdir"])
+def test_a_parent_without_permissions_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str):
+    """Tests run as root too, for which there are none, so the system's refusal is imitated."""
 
     def refuse(*args: object, **kwargs: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "mkdir", refuse)
+    monkeypatch.setattr(Path, call, refuse)
     with pytest.raises(DiskError, match="cannot be used for pages: Permission denied"):
         DiskFolder(tmp_path, FINGERPRINT, GEOMETRY, 1 << 20)
 
@@ -186,8 +189,36 @@ def test_files_of_other_programs_survive_the_removal_of_a_folder(tmp_path: Path)
     (other / "notes.txt").write_text("mine")
     similar = tmp_path / "carousel-kv-mine"
     similar.mkdir()
+    (similar / "lock").touch()
     (similar / "0123456789abcdef.kv").write_bytes(bytes(10_000))
     with Disk(tmp_path, limit_bytes=run_bytes(3)) as disk:
         disk.write(CHAIN)
     assert [path.name for path in other.iterdir()] == ["notes.txt"]
-    assert [path.name for path in similar.iterdir()] == ["0123456789abcdef.kv"]
+    assert (similar / "0123456789abcdef.kv").exists()
+
+
+def test_unused_folders_of_the_same_model_stay(tmp_path: Path):
+    """An engine that starts again soon takes them."""
+    with Disk(tmp_path, limit_bytes=run_bytes(3)) as first:
+        first.write(CHAIN)
+        with Disk(tmp_path, limit_bytes=run_bytes(3)) as second:
+            first.store.close()
+            assert second.write(digests("other", 3))
+    with Disk(tmp_path, limit_bytes=run_bytes(3)) as disk:
+        assert disk.read(CHAIN) == [True] * 3
+
+
+def test_a_folder_that_is_removed_while_it_is_taken_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """An engine of another model removes it between the opening and the lock."""
+    folder = write_once(tmp_path, CHAIN)
+    flock = fcntl.flock
+
+    def remove_and_lock(descriptor: int, operation: int) -> None:
+        if folder.exists():
+            shutil.rmtree(folder)
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", remove_and_lock)
+    with Disk(tmp_path) as disk:
+        assert disk.folder.path.exists()
+        assert disk.write(CHAIN)
