@@ -14,6 +14,7 @@ import torch
 from engine.canary import has_finite_answers
 from engine.config import DEFAULT_GPU_PAGE_SIZE, DEFAULT_PAGE_SIZE, EngineConfig
 from engine.constraints.compiler import ConstraintFactory
+from engine.disk_store import open_store
 from engine.engine import Engine
 from engine.errors import ConfigError
 from engine.execution.cache import KVCache
@@ -27,7 +28,6 @@ from engine.execution.swap import STAGING_BYTES
 from engine.fingerprint import fingerprint
 from engine.heartbeat import Heartbeat
 from engine.host import free_memory_bytes, num_cores, return_free_memory, total_memory
-from engine.kv_disk.open_store import open_store
 from engine.model_files.open_model import open_model
 from engine.scheduling.disk_pages import STAGING_SECONDS
 from engine.scheduling.policies import make_policy

@@ -16,6 +16,7 @@ FORBIDDEN = {
     "kernels": ("app", "engine", "starlette", "uvicorn", "transformers"),
     "engine": ("app", "starlette", "uvicorn", "asyncio", "pydantic", "tokenizers"),
     "engine/scheduling": ("torch", "numpy", "time", "random", "kernels", "engine.execution", "engine.engine"),
+    "engine/kv_disk": ("torch", "kernels", "engine.execution", "engine.engine", "engine.scheduling.scheduler"),
     "engine/model_files": ("engine.execution", "engine.scheduling", "numpy", "gguf"),
     "engine/execution": ("engine.scheduling.scheduler", "engine.scheduling.policy", "engine.scheduling.queue"),
     "app": (

@@ -28,6 +28,8 @@ SAVE_SECONDS = 60.0  # between two times at which the uses of files are saved
 CLOSE_SECONDS = 5.0  # longest wait for a disk that does not respond
 MAX_FILES = 1 << 16  # each is opened at the start
 HALF_LIFE_BYTES = 64 << 20  # after which a read has half of its weight in the mean speed
+# After which a slow read does not count: a disk that seems too slow is not read, and would seem so for ever.
+FORGET_SECONDS = 60.0
 
 
 class DiskCounts(msgspec.Struct, frozen=True, array_like=True):
@@ -85,6 +87,7 @@ class DiskStore:
             self._index.add(run)
         self._make_room(0, 0)
         self._sample_bytes, self._sample_seconds = map(float, folder.measure_speed())
+        self._measured_speed, self._sampled_at = self._sample_bytes / self._sample_seconds, clock()
         self._thread = threading.Thread(target=self._work, name="kv-disk", daemon=True)
         self._thread.start()
 
@@ -135,8 +138,10 @@ class DiskStore:
     def read_seconds(self, pages: int) -> float:
         """Return the expected seconds for reading pages, after those that wait to be read."""
         with self._changed:
-            count = pages + self._pages_to_read
-            return count * self._folder.geometry.page_bytes * self._sample_seconds / self._sample_bytes
+            speed = self._sample_bytes / self._sample_seconds
+            if self._clock() - self._sampled_at > FORGET_SECONDS:
+                speed = max(speed, self._measured_speed)
+            return (pages + self._pages_to_read) * self._folder.geometry.page_bytes / speed
 
     def take_marks(self) -> tuple[list[bytes], list[bytes]]:
         """Return the digests of marks that were gained and lost since the last call; at the first call all marks."""
@@ -232,6 +237,7 @@ class DiskStore:
         self._report(pages, [*results, *[False] * missing], was_read=True)
 
     def _add_sample(self, size: int, seconds: float) -> None:
+        self._sampled_at = self._clock()
         weight = 0.5 ** (size / HALF_LIFE_BYTES)
         self._sample_bytes = self._sample_bytes * weight + size
         self._sample_seconds = self._sample_seconds * weight + (seconds if size else 0.0)

@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from tests.conftest import Server
+from tests.e2e.raw import wait_until
 from tests.e2e.test_tool_sessions import KEYS, QUESTION, TOOLS, ask
 from tests.limits import HANG_SECONDS
-from tests.e2e.raw import wait_until
 
 pytestmark = pytest.mark.model
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -35,6 +36,21 @@ def run_bytes(pages: int) -> int:
 
 def no_wait() -> None:
     """Return at once: host pages of tests are written by the test."""
+
+
+class Clock:
+    """Seconds that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def assert_set(event: threading.Event) -> None:
+    """Wait for an event."""
+    assert event.wait(HANG_SECONDS)
 
 
 class Disk:

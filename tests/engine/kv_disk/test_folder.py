@@ -9,6 +9,8 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -119,9 +121,14 @@ def test_a_parent_without_permissions_is_a_clear_error(tmp_path: Path, monkeypat
     def refuse(*args: object, **kwargs: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, call, refuse)
-    with pytest.raises(DiskError, match="cannot be used for pages: Permission denied"):
+    with (
+        monkeypatch.context() as context,
+        pytest.raises(DiskError, match="cannot be used for pages: Permission denied"),
+    ):
+        context.setattr(Path, call, refuse)
         DiskFolder(tmp_path, FINGERPRINT, GEOMETRY, 1 << 20)
+    with Disk(tmp_path) as disk:
+        assert disk.folder.path.name.endswith("-0"), "the lock was not released"
 
 
 def test_names_that_are_links_or_files_are_passed_over(tmp_path: Path):
@@ -204,21 +211,25 @@ def test_unused_folders_of_the_same_model_stay(tmp_path: Path):
         with Disk(tmp_path, limit_bytes=run_bytes(3)) as second:
             first.store.close()
             assert second.write(digests("other", 3))
-    with Disk(tmp_path, limit_bytes=run_bytes(3)) as disk:
-        assert disk.read(CHAIN) == [True] * 3
+    with Disk(tmp_path, limit_bytes=run_bytes(3)) as first, Disk(tmp_path, limit_bytes=run_bytes(3)) as second:
+        assert first.read(CHAIN) == [True] * 3
+        assert second.read(digests("other", 3)) == [True] * 3
 
 
-def test_a_folder_that_is_removed_while_it_is_taken_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """An engine of another model removes it between the opening and the lock."""
+@pytest.mark.parametrize(("module", "call"), [(fcntl, "flock"), (os, "open"), (os, "fstat")])
+def test_a_folder_that_is_removed_while_it_is_taken_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: ModuleType, call: str
+):
+    """An engine of another model removes it before this one opens it, its lock file, or locks that."""
     folder = write_once(tmp_path, CHAIN)
-    flock = fcntl.flock
+    original = getattr(module, call)
 
-    def remove_and_lock(descriptor: int, operation: int) -> None:
-        if folder.exists():
-            shutil.rmtree(folder)
-        flock(descriptor, operation)
+    def remove_and_call(*args: Any, **kwargs: Any) -> Any:
+        monkeypatch.setattr(module, call, original)
+        shutil.rmtree(folder)
+        return original(*args, **kwargs)
 
-    monkeypatch.setattr(fcntl, "flock", remove_and_lock)
+    monkeypatch.setattr(module, call, remove_and_call)
     with Disk(tmp_path) as disk:
         assert disk.folder.path.exists()
         assert disk.write(CHAIN)

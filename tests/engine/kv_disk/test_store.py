@@ -1,4 +1,4 @@
-"""The store as the scheduler uses it: moves, order, limits, failures of the disk and the end."""
+"""The store as the scheduler uses it: moves and their order, failures of the disk, marks and the end."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import os
 import resource
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,23 +15,13 @@ import pytest
 
 from engine.kv_disk.folder import CAUTIOUS_BYTES_PER_SECOND
 from engine.kv_disk.run_file import Geometry
-from engine.kv_disk.store import PAUSE_SECONDS, SAVE_SECONDS
+from engine.kv_disk.store import FORGET_SECONDS, PAUSE_SECONDS
 from engine.prefixes import MARK_PAGES
 from engine.scheduling.page_store import MovedPage, PageRun
-from tests.engine.kv_disk.disk import Disk, content, digests, run_bytes
+from tests.engine.kv_disk.disk import Clock, Disk, assert_set, content, digests, run_bytes
 from tests.limits import HANG_SECONDS
 
 A, B, C = digests("a", 3), digests("b", 3), digests("c", 3)
-
-
-class Clock:
-    """Seconds that a test sets."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_pages_are_read_as_they_were_written(tmp_path: Path):
@@ -38,11 +29,11 @@ def test_pages_are_read_as_they_were_written(tmp_path: Path):
     with Disk(tmp_path) as disk:
         assert disk.write(A) and disk.write(B, first=3)
         assert disk.stored([*A, *B, *C]) == [True] * 6 + [False] * 3
-        for order in ([*A, *B], [B[2], A[0], A[1], B[0]], [A[1]]):
+        for order in ([*A, *B], [B[2], A[0], A[1], B[0]], [A[2], A[0]]):
             assert disk.read(order) == [True] * len(order)
         counts = disk.store.counts
         assert (counts.files, counts.pages, counts.stored_bytes) == (2, 6, 2 * run_bytes(3))
-        assert (counts.pages_written, counts.pages_read) == (6, 11)
+        assert (counts.pages_written, counts.pages_read) == (6, 12)
 
 
 def test_large_pages_are_moved_in_several_batches(tmp_path: Path):
@@ -136,119 +127,51 @@ def test_pages_that_are_stored_are_not_written_again(tmp_path: Path):
         assert disk.read([*A, *B]) == [True] * 6
 
 
-# Size and order of use --------------------------------------------------------------------------------------------
-
-
-def test_the_least_recently_used_files_make_room(tmp_path: Path):
-    """A use is a write, a touch or a read."""
-    with Disk(tmp_path, limit_bytes=3 * run_bytes(3)) as disk:
-        for chain in (A, B, C):
-            disk.write(chain)
-        disk.store.touch(A)
-        disk.read(B)
-        for name, lost in (("d", C), ("e", A), ("f", B)):
-            assert all(disk.stored(lost))
-            assert disk.write(digests(name, 3))
-            assert not any(disk.stored(lost))
-        assert len(disk.files()) == 3
-        assert disk.store.counts.stored_bytes == 3 * run_bytes(3) == sum(file.stat().st_size for file in disk.files())
-        assert disk.store.counts.dropped_pages == 9
-
-
-def test_the_end_of_a_chain_is_dropped_before_its_beginning(tmp_path: Path):
-    """Pages after a gap cannot be used."""
-    with Disk(tmp_path, limit_bytes=3 * run_bytes(3)) as disk:
-        for first, chain in ((0, A), (3, B), (6, C)):
-            disk.begin_write(chain, first)
-            disk.store.touch([*A, *B, *C])
-            disk.moved(3)
-        for name, lost in (("d", C), ("e", B), ("f", A)):
-            assert all(disk.stored(lost))
-            disk.write(digests(name, 3))
-            assert not any(disk.stored(lost))
-
-
-def test_a_written_end_is_dropped_before_the_beginning_that_was_touched_meanwhile(tmp_path: Path):
-    """A run is as old as the call that wrote it, however long the disk takes."""
-    may_end = threading.Event()
-    with Disk(tmp_path, limit_bytes=2 * run_bytes(3)) as disk:
-        disk.write(A)
-        disk.begin_write(B, 3, wait=lambda: assert_set(may_end))
-        disk.store.touch([*A, *B])
-        may_end.set()
-        disk.moved(3)
-        disk.write(C)
-        assert all(disk.stored(A)) and not any(disk.stored(B))
-
-
-def assert_set(event: threading.Event) -> None:
-    """Wait for an event."""
-    assert event.wait(HANG_SECONDS)
-
-
-def test_a_file_larger_than_the_limit_is_not_written(tmp_path: Path):
-    """And nothing is dropped for it."""
-    with Disk(tmp_path, limit_bytes=run_bytes(3)) as disk:
+def test_pages_in_two_files_survive_the_older_one(tmp_path: Path):
+    """They are found in the newer one."""
+    chain = digests("chain", 6)
+    with Disk(tmp_path, limit_bytes=run_bytes(3) + run_bytes(6)) as disk:
+        assert disk.write(chain[:3]) and disk.write(chain)
         assert disk.write(A)
-        assert not disk.write([*B, *C])
-        assert all(disk.stored(A))
-        assert disk.store.counts.dropped_pages == 6
-        assert disk.store.counts.write_failures == 0
+        assert (disk.store.counts.dropped_pages, disk.store.counts.files) == (0, 2)
+        assert disk.read(chain) == [True] * 6
 
 
-def test_a_smaller_limit_drops_files_at_the_start(tmp_path: Path):
-    """Those that were not used for the longest time."""
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_pages_in_two_files_are_found_in_the_newer_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_reversed: bool
+):
+    """After a restart too, in any order in which the system lists them."""
+    chain = digests("chain", 6)
+    with Disk(tmp_path) as disk:
+        assert disk.write(chain[:3]) and disk.write(chain)
+    listdir = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda folder: sorted(listdir(folder), reverse=is_reversed))
+    with Disk(tmp_path) as disk:
+        (older,) = (file for file in disk.files() if file.stat().st_size == run_bytes(3))
+        older.write_bytes(b"")
+        assert disk.read(chain) == [True] * 6
+
+
+def test_files_of_the_same_time_are_all_found(tmp_path: Path):
+    """File systems round times."""
     with Disk(tmp_path) as disk:
         for chain in (A, B, C):
             disk.write(chain)
-    with Disk(tmp_path, limit_bytes=2 * run_bytes(3)) as disk:
-        assert disk.stored([*A, *B, *C]) == [False] * 3 + [True] * 6
-        assert len(disk.files()) == 2
-
-
-def test_the_order_of_use_survives_a_restart(tmp_path: Path):
-    """Of writes, touches and reads; with the same contents on both sides."""
-    with Disk(tmp_path) as disk:
-        for chain in (A, B, C):
-            disk.write(chain)
-        disk.store.touch(A)
-        disk.read(B)
-    with Disk(tmp_path, limit_bytes=2 * run_bytes(3)) as disk:
-        assert disk.stored([*A, *B, *C]) == [True] * 6 + [False] * 3
-
-
-def test_the_order_of_use_survives_a_clock_that_goes_back(tmp_path: Path):
-    """New uses are later than those of the files that were found."""
-    with Disk(tmp_path) as disk:
-        disk.write(A)
-        disk.write(B)
     for file in disk.files():
-        os.utime(file, ns=(file.stat().st_mtime_ns + 10**18, file.stat().st_mtime_ns + 10**18))
-    with Disk(tmp_path, limit_bytes=2 * run_bytes(3)) as disk:
-        disk.write(C)
+        os.utime(file, ns=(10**18, 10**18))
+    with Disk(tmp_path) as disk:
+        assert disk.read([*A, *B, *C]) == [True] * 9
+        assert disk.store.counts.files == 3
+
+
+def test_the_number_of_files_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Each is opened at the start."""
+    monkeypatch.setattr("engine.kv_disk.store.MAX_FILES", 2)
+    with Disk(tmp_path) as disk:
+        for chain in (A, B, C):
+            disk.write(chain)
         assert disk.stored([*A, *B, *C]) == [False] * 3 + [True] * 6
-    with Disk(tmp_path, limit_bytes=run_bytes(3)) as disk:
-        assert disk.stored([*B, *C]) == [False] * 3 + [True] * 3
-
-
-def test_uses_are_saved_once_a_minute(tmp_path: Path):
-    """However often a file is used, its time is set once."""
-    clock = Clock()
-    with Disk(tmp_path, clock=clock) as disk:
-        disk.write(A)
-        before = disk.files()[0].stat().st_mtime_ns
-        for _ in range(5):
-            disk.store.touch(A)
-            disk.read(A)
-        assert disk.files()[0].stat().st_mtime_ns == before
-        clock.now += SAVE_SECONDS
-        disk.read(A)
-        disk.read(A)  # begins after the times have been saved
-        saved = disk.files()[0].stat().st_mtime_ns
-        assert saved > before
-        disk.read(A)
-        assert disk.files()[0].stat().st_mtime_ns == saved
-    assert disk.files()[0].stat().st_mtime_ns > saved, "the end saves the rest"
 
 
 # Failures of the disk ---------------------------------------------------------------------------------------------
@@ -316,7 +239,7 @@ def test_a_removed_folder_is_no_error(tmp_path: Path):
 
 
 def test_the_expected_time_follows_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """From the first measurement to reads that take two seconds for a page."""
+    """From the first measurement to reads that take two seconds for a page; a minute later one is worth a try again."""
     monkeypatch.setattr("engine.kv_disk.store.HALF_LIFE_BYTES", 1 << 20)
     monkeypatch.setattr("engine.kv_disk.folder.SAMPLE_BYTES", 1 << 20)
     clock, geometry = Clock(), Geometry(1 << 20, 16)
@@ -340,6 +263,8 @@ def test_the_expected_time_follows_the_disk(tmp_path: Path, monkeypatch: pytest.
             estimates.append(disk.store.read_seconds(1))
         assert estimates == sorted(estimates)
         assert estimates[-1] == pytest.approx(2.0, rel=0.1)
+        clock.now += FORGET_SECONDS + 1.0
+        assert disk.store.read_seconds(1) == pytest.approx(first)
 
 
 def test_a_speed_that_cannot_be_measured_is_a_cautious_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -379,6 +304,19 @@ def test_marks_are_taken_as_changes(tmp_path: Path):
         assert (gained, sorted(lost)) == ([other[-1]], sorted(marks))
 
 
+def test_a_mark_that_is_written_again_is_no_change(tmp_path: Path):
+    """It is still there when the older file is dropped."""
+    chain = digests("chain", 2 * MARK_PAGES)
+    with Disk(tmp_path, limit_bytes=run_bytes(MARK_PAGES) + run_bytes(2 * MARK_PAGES)) as disk:
+        disk.write(chain[:MARK_PAGES])
+        assert disk.store.take_marks() == ([chain[MARK_PAGES - 1]], [])
+        disk.write(chain)
+        assert disk.store.take_marks() == ([chain[-1]], [])
+        disk.write(A)
+        assert disk.store.counts.files == 2
+        assert disk.store.take_marks() == ([], [])
+
+
 def test_a_mark_that_comes_and_goes_between_two_calls_is_no_change(tmp_path: Path):
     """Nobody has been sent it."""
     first, second = digests("first", MARK_PAGES), digests("second", MARK_PAGES)
@@ -404,7 +342,7 @@ def test_close_drops_what_waits_and_frees_the_folder(tmp_path: Path):
         closing = threading.Thread(target=disk.store.close)
         closing.start()
         while not disk.store._is_closing:
-            pass
+            time.sleep(0.001)
         may_end.set()
         closing.join(HANG_SECONDS)
         assert disk.store.take_moved() == []
