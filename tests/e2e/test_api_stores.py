@@ -37,7 +37,8 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Server]]:
 
     yield begin
     for server in servers:
-        server.stop()
+        status = server.stop()
+        print(*server.log, f"exit status {status}", sep="\n")  # pytest shows it if the test has failed
         server.assert_no_traceback()
 
 
