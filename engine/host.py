@@ -10,7 +10,7 @@ from pathlib import Path
 from engine.control_groups import ROOT
 from engine.memory_limits import MemoryLimit, memory_limits
 
-NICENESS = 10  # of work that can wait
+NICENESS = 10  # of work that can wait, beside that of its process
 
 
 def free_memory_bytes(root: Path = ROOT) -> int:
@@ -57,7 +57,8 @@ def num_cores() -> int:
 def lower_priority(thread_id: int) -> None:
     """Let other threads go before this one, where a system can."""
     with contextlib.suppress(OSError, AttributeError):
-        os.setpriority(os.PRIO_PROCESS, thread_id, NICENESS)
+        # Of the process, as the calling thread may have a lower priority already. The system limits the sum.
+        os.setpriority(os.PRIO_PROCESS, thread_id, os.getpriority(os.PRIO_PROCESS, os.getpid()) + NICENESS)
 
 
 def lower_process_priority(pid: int) -> None:
