@@ -9,8 +9,9 @@ chats with random prompts of about 700 tokens, each as soon as its last answer o
 twice the pages of the agent's context, and there is no host memory. Each client and gap runs with sessions (the
 default) and with `--session-share 0` (the least recently used pages are evicted first).
 
-The model is SmolLM2-135M-Instruct in bfloat16, with 16,384 positions in its config.json in place of 8,192. Beyond 8,192
-its texts mean little; the times are those of any text.
+The model is SmolLM2-135M-Instruct in bfloat16. Its config.json has 16,384 positions in place of 8,192, and four times
+the base of the rotations: without that it fills its calls with blanks beyond 10,000 tokens. Beyond 8,192 its texts mean
+little; the times are those of any text.
 
 The first token of a turn is the first event with a part of the call, after the tokens of the function's name. A run
 ends at its share of `--minutes`, with the turns that it has; floods are compared in the time that both runs of a pair
@@ -42,8 +43,8 @@ from tests.packaged_models import write_checkpoint
 
 TURNS, FLOODS = 40, 8
 GAPS = (0.5, 5.0)  # seconds of a tool
-POSITIONS = 16_384
-PAGE, CONTEXT = 32, 14_720  # tokens of a page, and of the agent after the last turn
+POSITIONS, ROPE_FACTOR = 16_384, 4
+PAGE, CONTEXT = 32, 14_848  # tokens of a page, and of the agent after the last turn
 SETTINGS: dict[str, tuple[str, ...]] = {"sessions": (), "least recently used": ("--session-share", "0")}
 AGENT_KEY = "agent-0123456789"
 FLOOD_KEYS = [f"flood-{number}-0123456789" for number in range(FLOODS)]
@@ -180,8 +181,10 @@ def marks(pair: dict[str, Any], turns: int) -> dict[str, bool | None]:
 
 def write_model(folder: Path) -> None:
     """Write a checkpoint of the default model with more positions into an existing folder (540 MB)."""
-    config = write_checkpoint(DEFAULT_MODEL.file, folder) / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": POSITIONS}))
+    path = write_checkpoint(DEFAULT_MODEL.file, folder) / "config.json"
+    config = json.loads(path.read_text())
+    config |= {"max_position_embeddings": POSITIONS, "rope_theta": ROPE_FACTOR * config["rope_theta"]}
+    path.write_text(json.dumps(config))
 
 
 def measure_turns(left: list[Case], model: str, turns: int, end: float) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -288,7 +291,12 @@ def main() -> None:
         if runs := cases(options.only):
             more, pairs = measure_turns(runs, folder, options.turns, begin + 60 * options.minutes)
             rows, summary = rows + more, summary | pairs
-    settings = {**vars(options), "model": f"{DEFAULT_MODEL.title} in bfloat16", "positions": POSITIONS}
+    settings = {
+        **vars(options),
+        "model": f"{DEFAULT_MODEL.title} in bfloat16",
+        "positions": POSITIONS,
+        "rope_factor": ROPE_FACTOR,
+    }
     settings |= {"options": MODEL_OPTIONS, "floods": FLOODS, **asdict(Sizes()), "vector_flags": vector_flags()}
     print("Saved to", save("agent_turns", settings, rows, summary))
 
