@@ -14,10 +14,10 @@ the base of the rotations: without that it fills its calls with blanks beyond 10
 little; the times are those of any text.
 
 The first token of a turn is the first event with a part of the call, after the tokens of the function's name. A run
-ends at its share of `--minutes`, with the turns that it has; floods are compared in the time that both runs of a pair
-have.
+ends at its share of `--minutes`, with the turns that it has: runs with sessions get the time for all turns first, and
+those without all of theirs with `--minutes 60`. Floods are compared in the time that both runs of a pair have.
 
-The other part compares plain chats without sessions, one and eight at a time, in alternating rounds on two servers.
+Plain chats without sessions, one and eight at a time, are compared in alternating rounds on two servers.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ OPTIONS = (
 )
 MODEL_OPTIONS = (*OPTIONS, "--dtype", "bfloat16", "--num-pages", str(2 * CONTEXT // PAGE))
 WARM_UP_SECONDS = 5.0  # of the floods alone
-# A run's share of the time: its answers and gaps, and a third of that for the setting that is only compared with.
-FIRST_ANSWER_SECONDS, ANSWER_SECONDS = 20.0, 4.0
-WEIGHTS = {"sessions": 3.0, "least recently used": 1.0}
+START_SECONDS = 6.0  # of a server
+FIRST_ANSWER_SECONDS, ANSWER_SECONDS = 8.0, 4.0  # expected times of turns
+BASE_SECONDS = 35.0  # of a run with which another one is compared, if time is short
 MIN_WINDOW_SECONDS = 30.0  # in which floods are compared
 PLAIN, PLAIN_SHARE = "plain chats", 0.2  # name of the part, and its share of the time at most
 PLAIN_WORDS, PLAIN_ANSWER = 200, 60
@@ -77,9 +77,25 @@ class Case:
         """Return the name of this run and the one that it is compared with."""
         return f"{self.client}, gaps of {self.gap:g} s"
 
-    def weight(self, turns: int) -> float:
-        """Return the relative time that a run of so many turns may take."""
-        return WEIGHTS[self.setting] * (FIRST_ANSWER_SECONDS + turns * (self.gap + ANSWER_SECONDS))
+    def expected_seconds(self, turns: int) -> float:
+        """Return the time that a run of so many turns is expected to take."""
+        return FIRST_ANSWER_SECONDS + turns * (self.gap + ANSWER_SECONDS)
+
+
+def time_limit(left: list[Case], turns: int, seconds: float) -> float:
+    """Return the seconds of the first of the runs that are left. seconds: for all of them, with starts and warm-ups.
+
+    Runs with sessions are first given the time of all their turns, and the others enough to compare floods.
+    """
+    seconds = max(0.0, seconds - WARM_UP_SECONDS - (len(left) - 1) * (START_SECONDS + WARM_UP_SECONDS))
+    expected = [case.expected_seconds(turns) for case in left]
+    needed = [
+        all_turns if case.setting == "sessions" else BASE_SECONDS
+        for case, all_turns in zip(left, expected, strict=True)
+    ]
+    if (surplus := seconds - sum(needed)) < 0:
+        return seconds * needed[0] / sum(needed)
+    return needed[0] + surplus * expected[0] / sum(expected)
 
 
 @dataclass
@@ -197,8 +213,7 @@ def measure_turns(left: list[Case], model: str, turns: int, end: float) -> tuple
     print("|--|--|--|--|--|--|--|--|--|")
     for number, case in enumerate(left):
         with Serving(*MODEL_OPTIONS, *SETTINGS[case.setting], model=model) as server:
-            share = case.weight(turns) / sum(each.weight(turns) for each in left[number:])
-            limit = max(0.0, share * (end - time.monotonic()) - WARM_UP_SECONDS)
+            limit = time_limit(left[number:], turns, end - time.monotonic())
             found = run_client(measure(server, case, Sizes(), turns, limit))
         pairs.setdefault(case.pair, {})[case.setting] = found
         rows += [{**asdict(case), "turn": turn, **asdict(each)} for turn, each in enumerate(found.turns, 1)]
@@ -274,7 +289,7 @@ def main() -> None:
     """Measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=TURNS)
-    parser.add_argument("--minutes", type=float, default=24.0, help="for everything; default: 24")
+    parser.add_argument("--minutes", type=float, default=25.0, help="for everything; default: 25")
     parser.add_argument("--rounds", type=int, default=5, help="of plain chats; default: 5")
     parser.add_argument("--only", default="", help=f'part of the names of pairs to run; "{PLAIN}" is one')
     options = parser.parse_args()

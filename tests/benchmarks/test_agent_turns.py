@@ -8,7 +8,21 @@ from unittest.mock import Mock
 import pytest
 
 from benchmarks import agent_turns
-from benchmarks.agent_turns import OPTIONS, SETTINGS, Case, Run, agent_figures, cases, compare, marks, measure
+from benchmarks.agent_turns import (
+    BASE_SECONDS,
+    OPTIONS,
+    SETTINGS,
+    START_SECONDS,
+    WARM_UP_SECONDS,
+    Case,
+    Run,
+    agent_figures,
+    cases,
+    compare,
+    marks,
+    measure,
+    time_limit,
+)
 from benchmarks.agent_turns_clients import AGENTS, Floods, Sizes, Turn
 from benchmarks.serving import Serving
 from tests.limits import HANG_SECONDS
@@ -115,3 +129,26 @@ def test_every_pair_has_both_settings():
     pairs = [(case.pair, case.setting) for case in cases()]
     assert len(set(pairs)) == len(pairs) == 8
     assert {setting for _, setting in pairs} == set(SETTINGS)
+
+
+@pytest.mark.parametrize("minutes", [10, 25, 60])
+def test_runs_that_use_all_their_time_end_in_time(minutes):
+    """Each start and warm-up counts too."""
+    left, seconds = cases(), 60.0 * minutes
+    while left:
+        seconds -= WARM_UP_SECONDS + time_limit(left, 40, seconds) + (START_SECONDS if len(left) > 1 else 0)
+        left = left[1:]
+    assert seconds == pytest.approx(0, abs=1e-6)
+
+
+def test_runs_with_sessions_have_the_time_of_all_turns_first():
+    """What is left after that is divided."""
+    with_sessions = [case for case in cases() if case.setting == "sessions"]
+    others = [case for case in cases() if case.setting != "sessions"]
+    overhead = 8 * WARM_UP_SECONDS + 7 * START_SECONDS
+    needed = sum(case.expected_seconds(40) for case in with_sessions) + 4 * BASE_SECONDS
+    for case in (*with_sessions, *others):
+        left = [case, *(each for each in cases() if each != case)]
+        exact, more, less = (time_limit(left, 40, overhead + factor * needed) for factor in (1.0, 2.0, 0.5))
+        assert exact == pytest.approx(case.expected_seconds(40) if case in with_sessions else BASE_SECONDS)
+        assert more > exact and less == pytest.approx(exact / 2)
