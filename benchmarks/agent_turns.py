@@ -289,7 +289,7 @@ def main() -> None:
     """Measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=TURNS)
-    parser.add_argument("--minutes", type=float, default=25.0, help="for everything; default: 25")
+    parser.add_argument("--minutes", type=float, default=24.5, help="for everything; default: 24.5")
     parser.add_argument("--rounds", type=int, default=5, help="of plain chats; default: 5")
     parser.add_argument("--only", default="", help=f'part of the names of pairs to run; "{PLAIN}" is one')
     options = parser.parse_args()
