@@ -29,6 +29,7 @@ import json
 import random
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -142,11 +143,13 @@ def agent_figures(turns: list[Turn]) -> dict[str, float | None]:
     }
 
 
-async def measure(server: Serving, case: Case, sizes: Sizes, turns: int, limit: float) -> Run:
+async def measure(
+    server: Serving, case: Case, sizes: Sizes, turns: int, limit: float, flood_keys: Sequence[str] = FLOOD_KEYS
+) -> Run:
     """Return a run of at most `limit` seconds, after the warm-up of the floods."""
     floods, done = Floods(server, sizes), list[Turn]()
     async with asyncio.TaskGroup() as group:  # ends with the first flood that fails
-        tasks = [group.create_task(floods.follow(key, seed)) for seed, key in enumerate(FLOOD_KEYS)]
+        tasks = [group.create_task(floods.follow(key, seed)) for seed, key in enumerate(flood_keys)]
         await asyncio.sleep(WARM_UP_SECONDS)
         agent = AGENTS[case.client](server.url, AGENT_KEY, random.Random(case.client), sizes)
         began = time.perf_counter()
@@ -201,6 +204,20 @@ def write_model(folder: Path) -> None:
     config = json.loads(path.read_text())
     config |= {"max_position_embeddings": POSITIONS, "rope_theta": ROPE_FACTOR * config["rope_theta"]}
     path.write_text(json.dumps(config))
+
+
+def measure_alone(model: str, turns: int) -> None:
+    """Measure an agent without floods, print and save: attention to a longer context takes longer in any case."""
+    rows: list[dict[str, Any]] = []
+    summary: dict[str, Any] = {}
+    for client in AGENTS:
+        case = Case(client, GAPS[0], "alone")
+        with Serving(*MODEL_OPTIONS, model=model) as server:
+            found = run_client(measure(server, case, Sizes(), turns, 3600.0, ()))
+        rows += [{**asdict(case), "turn": turn, **asdict(each)} for turn, each in enumerate(found.turns, 1)]
+        summary[case.pair] = agent_figures(found.turns)
+        print(f"{case.pair}, alone: {summary[case.pair]}", flush=True)
+    print("Saved to", save("agent_turns_alone", {"turns": turns, "options": MODEL_OPTIONS}, rows, summary))
 
 
 def measure_turns(left: list[Case], model: str, turns: int, end: float) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -292,6 +309,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=24.5, help="for everything; default: 24.5")
     parser.add_argument("--rounds", type=int, default=5, help="of plain chats; default: 5")
     parser.add_argument("--only", default="", help=f'part of the names of pairs to run; "{PLAIN}" is one')
+    parser.add_argument("--alone", action="store_true", help="an agent without floods, for comparison")
     options = parser.parse_args()
     begin = time.monotonic()
     print(f"{origin()['processor']}: {' '.join(vector_flags())}", flush=True)
@@ -299,6 +317,9 @@ def main() -> None:
     summary: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="carousel-agent-turns-") as folder:
         write_model(Path(folder))
+        if options.alone:
+            measure_alone(folder, options.turns)
+            return
         if options.only in PLAIN:
             end = begin + 60 * PLAIN_SHARE * options.minutes
             more, summary[PLAIN] = measure_plain(folder, options.rounds, end)
