@@ -185,7 +185,11 @@ class StepState:
 
 
 class PromptChunk(Protocol):
-    """Prefill chunk: positions start to start + length - 1 of a slot's tokens. samples: sample the next token."""
+    """Rows of a slot: positions start to start + length - 1, the last `samples` of which are sampled.
+
+    Without drafts they read the slot's tokens. With drafts there are len(drafts) + 1 rows, all sampled: the first reads
+    the slot's last token, the others guesses of the tokens that follow it.
+    """
 
     @property
     def slot(self) -> int: ...
@@ -194,4 +198,6 @@ class PromptChunk(Protocol):
     @property
     def length(self) -> int: ...
     @property
-    def samples(self) -> bool: ...
+    def samples(self) -> int: ...
+    @property
+    def drafts(self) -> tuple[int, ...]: ...

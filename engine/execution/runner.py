@@ -9,6 +9,7 @@ device (`engine.execution.transfer`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -31,7 +32,7 @@ from engine.execution.slots import Ints, SlotState
 from engine.execution.swap import PageSwapper
 from engine.execution.token_masks import StepMasks, TokenMasks
 from engine.execution.transfer import HostCopy, mark_time, to_device
-from engine.scheduling.batch import Batch, Sampled, StepOutcome
+from engine.scheduling.batch import Batch, Chunk, Sampled, StepOutcome
 from kernels.decoder import RowMasks, StepPass
 from kernels.interface import Kernels
 from kernels.slots import StepState
@@ -90,6 +91,11 @@ class ModelRunner:
         return self._model.device.type == "cuda"
 
     @property
+    def accepts_drafts(self) -> bool:
+        """See `engine.engine.Runner`."""
+        return self._fused_step is not None and not self.runs_ahead
+
+    @property
     def recorded_tokens(self) -> int:
         """Return the largest number of rows and prompt tokens of a recorded step, which is one pass over the weights.
 
@@ -136,7 +142,7 @@ class ModelRunner:
         rows, row_masks = self._full_sampler_rows(batch.sampled_slots, masks)
         if not len(rows):
             result = fused_step(batch.decodes, batch.chunks, (), row_masks)
-            return StepOutcome(tuple(map(Sampled, result.token_ids)), tuple(result.has_nan))
+            return self._outcome(fused_step, batch, list(map(Sampled, result.token_ids)), result.has_nan)
         slots = np.array(batch.sampled_slots, np.int64)[rows]
         with torch.inference_mode():
             parameters = self._sampler.parameters(slots)  # before the step, which evicts them from the caches
@@ -146,7 +152,19 @@ class ModelRunner:
         sampled = list(map(Sampled, result.token_ids))
         for row, token in zip(rows.tolist(), tokens.read(tokens.tensors), strict=True):
             sampled[row] = token
-        return StepOutcome(tuple(sampled), tuple(result.has_nan))
+        return self._outcome(fused_step, batch, sampled, result.has_nan)
+
+    def _outcome(self, fused_step: StepPass, batch: Batch, sampled: list[Sampled], has_nan: list[bool]) -> StepOutcome:
+        """Return the outcome of a fused step. Slots with a NaN are computed again without their drafts."""
+        if not (drafted := batch.drafted):
+            return StepOutcome(tuple(sampled), tuple(has_nan))
+        first, further = accepted(sampled, drafted)
+        begin = len(first) - len(drafted)
+        if spoiled := [index for index in range(begin, len(first)) if first[index].token_id < 0]:
+            again = fused_step([drafted[index - begin].slot for index in spoiled], (), (), None)
+            for index, token_id in zip(spoiled, again.token_ids, strict=True):
+                first[index] = Sampled(token_id)
+        return StepOutcome(tuple(first), tuple(has_nan), further=further)
 
     def _full_sampler_rows(self, slots: list[int], masks: StepMasks | None) -> tuple[Ints, RowMasks | None]:
         """Return the rows of slots[R] that need the full sampler, and the masks of other rows.
@@ -277,6 +295,31 @@ class ModelRunner:
             self._graphs.slots.advance(tokens.slots)
         sampled_parts.append(tokens)
         return prompt_parts
+
+
+def accepted(sampled: list[Sampled], drafted: Seq[Chunk]) -> tuple[list[Sampled], dict[int, tuple[Sampled, ...]]]:
+    """Return the first token of each sequence, and by its index those after it that count.
+
+    sampled: of all rows; those of chunks with drafts are the last ones. A token counts if all drafts before it are the
+    tokens that were sampled there: its row has then read what the next step would read.
+    """
+    row = len(sampled) - sum([chunk.samples for chunk in drafted])
+    first, further = sampled[:row], dict[int, tuple[Sampled, ...]]()
+    for chunk in drafted:
+        tokens = sampled[row : row + chunk.samples]
+        right = 0
+        while right < len(chunk.drafts) and _is_right(tokens, chunk.drafts, right):
+            right += 1
+        if right:
+            further[len(first)] = tuple(tokens[1 : 1 + right])
+        first.append(tokens[0])
+        row += chunk.samples
+    return first, further
+
+
+def _is_right(tokens: list[Sampled], drafts: tuple[int, ...], index: int) -> bool:
+    """Return whether a draft is the token that was sampled there. The next step reports the NaN of a draft's row."""
+    return tokens[index].token_id == drafts[index] and tokens[index + 1].token_id >= 0
 
 
 @dataclass(frozen=True, slots=True)

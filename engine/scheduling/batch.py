@@ -29,13 +29,18 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Positions start..start+length-1 of a slot's tokens, which go through the model in this step."""
+    """Positions start..start+length-1 of a slot's tokens, which go through the model in this step.
+
+    A chunk with drafts begins at the last known token, and drafts follow it: guesses of the next tokens. Each row is
+    sampled; a token counts if all drafts before it were right.
+    """
 
     slot: int
     start: int
     length: int
-    samples: bool  # the chunk ends at the last known token, so the next one is sampled
+    samples: int  # rows at its end that are sampled: 1 if it ends at the last known token, 1 + len(drafts) with drafts
     prompt_logprobs: int | None = None  # see `SamplingParams`
+    drafts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,22 +58,32 @@ class Batch:
     joins: tuple[Join, ...] = ()
     new_pages: tuple[tuple[int, int, int], ...] = ()  # (slot, index in its page table, page)
     decodes: tuple[int, ...] = ()  # slots in which only the last known token is not computed yet
-    chunks: tuple[Chunk, ...] = ()
+    chunks: tuple[Chunk, ...] = ()  # those with drafts last
     constraints: tuple[tuple[int, Constraint], ...] = ()  # of slots that sample a restricted token in this step
 
     @property
     def prompt_tokens(self) -> int:
         """Return the number of prompt tokens in the chunks."""
-        return sum([chunk.length for chunk in self.chunks])
+        return sum([chunk.length for chunk in self.chunks if not chunk.drafts])
+
+    @property
+    def drafted(self) -> tuple[Chunk, ...]:
+        """Return the chunks with drafts."""
+        return tuple([chunk for chunk in self.chunks if chunk.drafts])
+
+    @property
+    def rows(self) -> int:
+        """Return the number of rows that decode: those of `decodes`, and of chunks with drafts."""
+        return len(self.decodes) + sum([chunk.length for chunk in self.chunks if chunk.drafts])
 
     @property
     def num_tokens(self) -> int:
         """Return the number of tokens that go through the model."""
-        return len(self.decodes) + self.prompt_tokens
+        return len(self.decodes) + sum([chunk.length for chunk in self.chunks])
 
     @property
     def sampled_slots(self) -> list[int]:
-        """Return the slots that get a new token, in the order of `StepOutcome.sampled`."""
+        """Return the slots that get new tokens, in the order of `StepOutcome.sampled`."""
         return [*self.decodes, *(chunk.slot for chunk in self.chunks if chunk.samples)]
 
     @property
@@ -96,3 +111,5 @@ class StepOutcome:
     # By index of a chunk: log-probabilities of prompt tokens, the first of which follows the chunk's first token.
     prompt_tokens: Mapping[int, tuple[PromptToken, ...]] = field(default_factory=dict)
     seconds: float | None = None  # for which a device computed; None: the caller waited for all of the step
+    # By index in `sampled`: the tokens after that one which count too, because the drafts before them were right.
+    further: Mapping[int, tuple[Sampled, ...]] = field(default_factory=dict)

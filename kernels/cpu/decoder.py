@@ -122,10 +122,11 @@ class CpuStep:
         )
         num_slots = len(slots.lengths)
         self._decodes, self._chunks = (ctypes.c_int64 * num_slots)(), (structs.Chunk * num_slots)()
-        self._ids, self._has_nan = (ctypes.c_int64 * num_slots)(), (ctypes.c_int64 * num_slots)()
+        self._has_nan = (ctypes.c_int64 * num_slots)()
         self._withheld = (ctypes.c_int64 * num_slots)()
         self._scratch = mmap_zeros((0,), torch.uint8)
-        self._max_rows = self._max_sampled = 0  # capacity of the scratch memory
+        self._max_rows = self._max_sampled = 0  # capacity of the scratch memory, and of the next two
+        self._ids, self._drafts = (ctypes.c_int64 * 0)(), (ctypes.c_int64 * 0)()
         self._work = structs.Work(
             decodes=ctypes.addressof(self._decodes),
             chunks=ctypes.addressof(self._chunks),
@@ -135,7 +136,6 @@ class CpuStep:
             cache_is_bf16=cache[0].dtype == torch.bfloat16,
             page_size=cache[0].page_size,
             page_stride=cache[0].page_stride,
-            ids=ctypes.addressof(self._ids),
             has_nan=ctypes.addressof(self._has_nan),
         )
 
@@ -148,17 +148,20 @@ class CpuStep:
     ) -> StepResult:
         """Run a step; see `kernels.decoder.StepPass`."""
         rows = sampled = len(decodes)
+        drafts: list[int] = []
         self._decodes[:rows] = list(decodes)
         for i, chunk in enumerate(chunks):
             self._chunks[i] = structs.Chunk(chunk.slot, chunk.start, chunk.length, chunk.samples)
             rows += chunk.length
             sampled += chunk.samples
+            drafts += chunk.drafts
         logits = torch.empty((len(withheld), self._head.outputs))
         if not rows:
             return StepResult([], [], logits)
-        assert sampled <= len(self._ids), "a slot occurs twice in the step"
+        assert len(decodes) + len(chunks) <= len(self._decodes), "a slot occurs twice in the step"
         if rows > self._max_rows or sampled > self._max_sampled:
             self._grow_scratch(rows, sampled)
+        self._drafts[: len(drafts)] = list(drafts)
         self._withheld[: len(withheld)] = list(withheld)
         self._work.num_decodes, self._work.num_chunks = len(decodes), len(chunks)
         self._work.num_withheld, self._work.logits = len(withheld), address(logits)
@@ -176,6 +179,8 @@ class CpuStep:
         rows, sampled = (1 << (count - 1).bit_length() if count else 0 for count in (rows, sampled))
         self._scratch = mmap_zeros((self._bytes(self._decoder, self._head, rows, sampled),), torch.uint8)
         self._work.scratch = address(self._scratch)
+        self._ids, self._drafts = (ctypes.c_int64 * sampled)(), (ctypes.c_int64 * sampled)()
+        self._work.ids, self._work.drafts = ctypes.addressof(self._ids), ctypes.addressof(self._drafts)
         self._max_rows, self._max_sampled = rows, sampled
 
 

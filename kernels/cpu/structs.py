@@ -184,6 +184,7 @@ class Work(ctypes.Structure):
         ("num_decodes", _int),
         ("chunks", _pointer),
         ("num_chunks", _int),
+        ("drafts", _pointer),
         ("withheld", _pointer),
         ("num_withheld", _int),
         *((name, _pointer) for name in ("masked", "masks")),

@@ -31,24 +31,31 @@ struct Rows {
     std::vector<int64_t> tokens, positions, slot_mapping;
     std::vector<int64_t> starts{0};               // start row of each chunk relative to the first, and the end
     std::vector<int64_t> sampled, sampled_slots;  // rows to sample from, and their slots
+    std::vector<int64_t> offsets;                 // of each sampled row from the first one of its slot
     Tables decodes, chunks;
 
     Rows(const Slots& slots, const Work& work) {
         std::vector<int64_t> slot_ids(work.decodes, work.decodes + work.num_decodes);
         for (const int64_t slot : slot_ids) {
-            mark_sampled(slot);
+            mark_sampled(slot, 0);
             add(slots, work.page_size, slot, slots.last_tokens[slot], slots.lengths[slot] - 1);
             decodes.contexts.push_back(int32_t(slots.lengths[slot]));
         }
         decodes.gather(slots, slot_ids, work.page_size);
         slot_ids.clear();
+        const int64_t* draft = work.drafts;
         for (int64_t i = 0; i < work.num_chunks; i++) {
             const Chunk& chunk = work.chunks[i];
             const int64_t end = chunk.start + chunk.length;
             const int64_t* const text = slots.tokens + chunk.slot * slots.max_tokens;
+            const int64_t first_sampled = end - chunk.samples;
             for (int64_t at = chunk.start; at < end; at++) {
-                if (chunk.samples && at + 1 == end) mark_sampled(chunk.slot);
-                add(slots, work.page_size, chunk.slot, text[at], at);
+                if (at >= first_sampled) mark_sampled(chunk.slot, at - first_sampled);
+                const bool follows_text = chunk.samples > 1;
+                const int64_t token = !follows_text          ? text[at]
+                                      : at == first_sampled ? slots.last_tokens[chunk.slot]
+                                                            : *draft++;
+                add(slots, work.page_size, chunk.slot, token, at);
             }
             starts.push_back(starts.back() + chunk.length);
             chunks.contexts.push_back(int32_t(end));
@@ -68,9 +75,10 @@ struct Rows {
     }
 
     // Mark the next added row for sampling.
-    void mark_sampled(int64_t slot) {
+    void mark_sampled(int64_t slot, int64_t offset) {
         sampled.push_back(count());
         sampled_slots.push_back(slot);
+        offsets.push_back(offset);
     }
 };
 
@@ -111,7 +119,7 @@ void find_nan(const Decoder& d, const Rows& rows, const Work& work, const float*
     });
     for (int64_t i = 0; i < work.num_chunks; i++) {
         const auto first = has_nan.begin();
-        work.has_nan[i] = std::count(first + rows.starts[i], first + rows.starts[i + 1], 1) != 0;
+        work.has_nan[i] = work.chunks[i].samples < 2 && std::count(first + rows.starts[i], first + rows.starts[i + 1], 1) != 0;
     }
 }
 
@@ -146,14 +154,26 @@ void apply_masks(const Work& work, const std::vector<int64_t>& order, float* log
     });
 }
 
-// Sample a token per row of logits and advance the slots. The slot of a row with a NaN gets token 0, a valid embedding
-// index.
-void sample_and_advance(const Linear& head, const Slots& slots, const std::vector<int64_t>& slot_ids, const float* logits,
-                        int64_t* ids) {
+// Sample a token per row of logits and advance the slots. own: indices of these rows among the sampled ones. A row that
+// reads a draft counts if the draft is the token that the row before it has sampled, and that row counts: it is then the
+// row that the next step would compute, which also reports its NaN. Attention reads the values of drafts with a weight of
+// zero, so the NaN of a draft may be in all rows of its slot: if it is in the first one, the slot does not advance.
+// Otherwise the slot of a row with a NaN gets token 0, a valid embedding index.
+void sample_and_advance(const Linear& head, const Slots& slots, const Rows& rows, const std::vector<int64_t>& own,
+                        const float* logits, int64_t* ids) {
+    const std::vector<int64_t> slot_ids = of(rows.sampled_slots.data(), own);
     const auto records = of(slots.records, slot_ids);
-    const auto positions = of<int64_t>(slots.lengths, slot_ids);
-    sample({logits, int64_t(slot_ids.size()), head.outputs, records.data(), positions.data(), ids});
-    for (size_t i = 0; i < slot_ids.size(); i++) {
+    auto positions = of<int64_t>(slots.lengths, slot_ids);
+    for (size_t i = 0; i < own.size(); i++) positions[i] += rows.offsets[own[i]];
+    sample({logits, int64_t(own.size()), head.outputs, records.data(), positions.data(), ids});
+    bool counts = true;
+    for (size_t i = 0; i < own.size(); i++) {
+        const bool has_drafts = i + 1 < own.size() && rows.offsets[own[i + 1]] > 0;
+        if (rows.offsets[own[i]] == 0)
+            counts = ids[i] >= 0 || !has_drafts;
+        else
+            counts = counts && rows.tokens[rows.sampled[own[i]]] == ids[i - 1] && ids[i] >= 0;
+        if (!counts) continue;
         slots.last_tokens[slot_ids[i]] = std::max<int64_t>(ids[i], 0);
         slots.lengths[slot_ids[i]]++;
     }
@@ -188,9 +208,8 @@ void step(const Decoder& d, const Linear& head, const Slots& slots, const Work& 
     if (d.logits_divisor != 1.0f) divide(scratch.logits, sampled, head.outputs, d.logits_divisor);
     apply_masks(work, order, scratch.logits, head.outputs);
     const int64_t own = sampled - work.num_withheld;
-    const std::vector<int64_t> own_slots = of(rows.sampled_slots.data(), {order.begin(), order.begin() + own});
     std::vector<int64_t> ids(sampled);
-    sample_and_advance(head, slots, own_slots, scratch.logits, ids.data());
+    sample_and_advance(head, slots, rows, {order.begin(), order.begin() + own}, scratch.logits, ids.data());
     for (int64_t i = 0; i < sampled; i++) work.ids[order[i]] = ids[i];
     std::copy_n(scratch.logits + own * head.outputs, work.num_withheld * head.outputs, work.logits);
 }

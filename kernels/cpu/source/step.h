@@ -13,20 +13,23 @@ struct Slots {
     int64_t max_tokens;
     const int32_t* page_table;  // [slots, max_pages]
     int64_t max_pages;
-    int64_t *lengths, *last_tokens;  // updated for slots with a sampled token
+    int64_t *lengths, *last_tokens;  // updated for slots with sampled tokens
     const SlotRecord* records;
 };
 
+// Rows of a slot: positions start to start + length - 1, of which the last `samples` are sampled. With more than one
+// sample the rows read the slot's last token and then drafts, guesses of the tokens that follow it.
 struct Chunk {
     int64_t slot, start, length, samples;
 };
 
-// Contents of a step: slots that decode their last token, then prompt chunks. A slot occurs at most once.
+// Contents of a step: slots that decode their last token, then chunks. A slot occurs at most once.
 struct Work {
     const int64_t* decodes;
     int64_t num_decodes;
     const Chunk* chunks;
     int64_t num_chunks;
+    const int64_t* drafts;    // `samples - 1` of each chunk with more than one sample, in their order
     const int64_t* withheld;  // ascending indices into `ids` of rows that are not sampled: the caller samples them
     int64_t num_withheld;
     const int64_t* masked;  // indices into `ids` of rows that may sample some tokens only; none is withheld
@@ -36,9 +39,9 @@ struct Work {
     void* const* v;
     int64_t cache_is_bf16, page_size, page_stride;
     void* scratch;     // `step_bytes` bytes, aligned to 64
-    int64_t* ids;      // out: tokens of `decodes`, then of chunks that sample; -1 for a row with a NaN, 0 if withheld
+    int64_t* ids;      // out: tokens of `decodes`, then of the chunks' samples; -1 for a row with a NaN, 0 if withheld
     float* logits;     // out: [num_withheld, vocabulary]
-    int64_t* has_nan;  // out: per chunk, whether it contains a NaN
+    int64_t* has_nan;  // out: per chunk, whether it contains a NaN; 0 for one with drafts, whose `ids` say so
 };
 
 int64_t step_bytes(const Decoder& decoder, const Linear& head, int64_t rows, int64_t sampled);
