@@ -40,6 +40,11 @@ class PacedRunner:
         self._ends_at = 0.0
         self._steps = 0
 
+    @property
+    def accepts_drafts(self) -> bool:
+        """Return False: every token is sampled alone."""
+        return False
+
     def swapped_out(self) -> Callable[[], None]:
         """Return a function that does nothing: pages are moved at once."""
         return lambda: None

@@ -156,6 +156,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         ),
     ] = 10.0
     enable_prefix_caching: Annotated[bool, Option(EXPERIMENTS, "keep and reuse the KV cache of shared prefixes")] = True
+    speculation: Annotated[
+        Literal["auto", "off"],
+        Option(
+            COMPUTATION,
+            "auto guesses tokens that repeat the text so far and checks several in a step where that is faster, on "
+            "CPUs; the text is the same",
+        ),
+    ] = "auto"
     scheduling_policy: Annotated[
         Literal["carousel", "orca", "vllm", "sglang", "fastserve"],
         Option(EXPERIMENTS, "policy of service order and preemption; the others are for comparison"),

@@ -20,6 +20,7 @@ from engine.load import EngineLoad
 from engine.scheduling.batch import Batch, StepOutcome
 from engine.scheduling.constraint import ConstraintSource
 from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.speculation import Speculation
 from engine.types import Event, ModelInfo, Request, ServiceClass, Vocabulary, WaitReason
 
 POSITION_REPORT_SECONDS = 0.2
@@ -41,6 +42,10 @@ class Runner(Protocol):
 
         Steps are computed in the order of their launches. Returns a function that waits for the outcome.
         """
+
+    @property
+    def accepts_drafts(self) -> bool:
+        """Return whether a step may have chunks with drafts."""
 
     @property
     def device_was_idle(self) -> bool:
@@ -111,6 +116,8 @@ class Engine:
         self._committed_at = 0.0
         self._launch_lead = LaunchLead()
         self._busy_seconds = 0.0
+        if config.speculation == "auto" and runner.accepts_drafts:
+            scheduler.speculation = Speculation(scheduler.policy, scheduler.counters, config.tokens_per_page)
         self._announced_trial = ""  # that was current when `on_launch` was last called
 
     def prepare(self, request: Request, prepared: WaitReason | None = None) -> Preparation | None:
@@ -259,7 +266,7 @@ class Engine:
             seconds = now - max(step.began, self._committed_at)
         else:
             seconds = max(result.seconds, step.host_seconds)
-        self._last_step = (len(batch.decodes), batch.prompt_tokens, seconds)
+        self._last_step = (batch.rows, batch.prompt_tokens, seconds)
         self._committed_at = now
         self.scheduler.estimates.observe(batch, seconds)
         self._busy_seconds += seconds

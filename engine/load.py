@@ -48,6 +48,14 @@ class Counters(msgspec.Struct, frozen=True, array_like=True):
     unstored_tokens: int = 0  # that could not be written
     read_tokens: int = 0  # read from disk
     unreadable_tokens: int = 0  # that could not be read, or were damaged
+    drafts: int = 0  # rows of tokens that were guessed for a sequence in a step
+    drafted_tokens: int = 0  # in these
+    accepted_by_position: tuple[int, ...] = ()  # of these, right, by position in their draft
+
+    @property
+    def accepted_tokens(self) -> int:
+        """Return how many guessed tokens were right."""
+        return sum(self.accepted_by_position)
 
     def paused_by(self, mechanism: PreemptionMode) -> int:
         """Return the number of preemptions with `mechanism`."""

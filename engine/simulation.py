@@ -73,6 +73,11 @@ class SimulatedRunner:
         self._lengths = array("q", [0]) * slots
         self._done_at = 0.0  # completion time of everything launched
 
+    @property
+    def accepts_drafts(self) -> bool:
+        """Return False: every token is sampled alone."""
+        return False
+
     def swapped_out(self) -> Callable[[], None]:
         """Return a function that does nothing: pages are moved at once."""
         return lambda: None

@@ -20,7 +20,7 @@ from app.streams.timeline import IntakeTimeline
 from engine.config import EngineConfig
 from engine.ipc import ChannelClosed, FromEngine, ToEngine
 from engine.prefixes import is_mark
-from engine.scheduling.batch import Batch, Join, Sampled, StepOutcome
+from engine.scheduling.batch import Batch, Chunk, Join, Sampled, StepOutcome
 from engine.scheduling.constraint import NO_TOKEN_ALLOWED, ConstraintFailure
 from engine.scheduling.page_store import MovedPage, PageRun
 
@@ -120,6 +120,11 @@ class MemoryRunner:
         """Return a function that does nothing: pages are moved at once."""
         return lambda: None
 
+    @property
+    def accepts_drafts(self) -> bool:
+        """Return whether a step may have drafts: not if the next one is launched before its outcome is known."""
+        return not self.runs_ahead
+
     def prefault_pages(self, pages: int) -> bool:
         """Return False: there is no memory to prefault."""
         return False
@@ -147,7 +152,7 @@ class MemoryRunner:
         if self.crash_injector is not None:
             self.crash_injector.step(batch, self.tokens)
         work = [(slot, len(self.tokens[slot]) - 1, 1) for slot in batch.decodes]
-        work += [(chunk.slot, chunk.start, chunk.length) for chunk in batch.chunks]
+        work += [(chunk.slot, chunk.start, chunk.length - len(chunk.drafts)) for chunk in batch.chunks]
         for chunk in batch.chunks:  # the cache holds the request's own preceding tokens
             read, own = self._read(chunk.slot, chunk.start), self.tokens[chunk.slot][: chunk.start]
             assert read == own or not self.nan_tokens.isdisjoint(own), f"slot {chunk.slot} reads foreign tokens: {read}"
@@ -158,11 +163,30 @@ class MemoryRunner:
             for position, token in enumerate(tokens, start):
                 page = self.tables[slot][position // self.page_size]
                 self.pages[page][position % self.page_size] = token
-        broken = tuple(NAN_MARK in self._read(chunk.slot, chunk.start + chunk.length) for chunk in batch.chunks)
+        broken = tuple(
+            not chunk.drafts and NAN_MARK in self._read(chunk.slot, chunk.start + chunk.length)
+            for chunk in batch.chunks
+        )
         failed = {slot for slot, constraint in batch.constraints if constraint.failure is not None}
         sampled = (Sampled(NO_TOKEN_ALLOWED) if slot in failed else self._sample(slot) for slot in batch.sampled_slots)
-        outcome = StepOutcome(tuple(sampled), broken)
+        first = tuple(sampled)
+        drafted = {i: chunk for i, chunk in enumerate(batch.chunks[::-1], 1) if chunk.drafts}
+        further = {len(first) - i: self._follow(chunk) for i, chunk in sorted(drafted.items(), reverse=True)}
+        outcome = StepOutcome(first, broken, further={index: tokens for index, tokens in further.items() if tokens})
         return lambda: outcome
+
+    def _follow(self, chunk: Chunk) -> tuple[Sampled, ...]:
+        """Write the drafts of a chunk to its pages, and return the tokens that count beyond the first."""
+        slot, further = chunk.slot, list[Sampled]()
+        counts = True
+        for position, draft in enumerate(chunk.drafts, chunk.start + 1):
+            page = self.tables[slot][position // self.page_size]
+            is_broken = draft in self.nan_tokens or NAN_MARK in self._read(slot, position)
+            self.pages[page][position % self.page_size] = NAN_MARK if is_broken else draft
+            counts = counts and self.tokens[slot][position] == draft and not is_broken  # which the next step reports
+            if counts:
+                further.append(self._sample(slot))
+        return tuple(further)
 
     def _sample(self, slot: int) -> Sampled:
         if NAN_MARK in self._read(slot, len(self.tokens[slot])):

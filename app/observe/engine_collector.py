@@ -82,6 +82,9 @@ class _EngineFamilies:
                 "Tokens of sessions that were moved to host memory and back, to disk and back, lost, or kept no more."
             )
             self._counter("carousel:session_tokens", text, getattr(counters, f"{event}_tokens"), engine, event=event)
+        for position, accepted in enumerate(counters.accepted_by_position):
+            name, text = "vllm:spec_decode_num_accepted_tokens_per_pos", "Right guesses by position in their draft."
+            self._counter(name, text, accepted, engine, position=str(position))
         for name, (text, total) in _totals(load).items():
             self._counter(name, text, total, engine)
         for service_class, counts in zip(ServiceClass, counters.preemptions, strict=True):
@@ -122,6 +125,9 @@ def _totals(load: EngineLoad) -> dict[str, tuple[str, float]]:
         "vllm:prefix_cache_hits": ("Prompt tokens found in the prefix cache.", counters.cached_tokens),
         "carousel:computed_tokens": ("Tokens computed by the model.", counters.computed_tokens),
         "carousel:recomputed_tokens": ("Tokens computed again after a preemption.", counters.recomputed_tokens),
+        "vllm:spec_decode_num_drafts": ("Drafts of sequences that a step has checked.", counters.drafts),
+        "vllm:spec_decode_num_draft_tokens": ("Guessed tokens that a step has checked.", counters.drafted_tokens),
+        "vllm:spec_decode_num_accepted_tokens": ("Guessed tokens that were right.", counters.accepted_tokens),
         "carousel:swapped_tokens": ("Tokens whose KV was moved to host memory.", counters.swapped_tokens),
         "carousel:deadlines_missed": ("Requests ended because their deadline could not be met.", counters.late),
         "carousel:mask_seconds": (

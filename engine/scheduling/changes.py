@@ -1,4 +1,5 @@
-"""Changes of requests that have not ended, by their clients: pauses, and moves to another service class.
+"""Changes of requests that have not ended: pauses and moves to another service class by their clients, and the release
+of choices that wait for their prompt.
 
 A suspended sequence has no slot, no device pages and no host pages, and is in no queue. Its full pages stay in the
 prefix cache until others need the memory; what is lost of them is computed again. So paused requests take nothing away
@@ -70,6 +71,20 @@ class RequestChanges:
         self.suspended.add(sequence.service_class, +1)
         self._deadlines.watch(sequence)
         self._events.suspended(sequence, now)
+
+    def release_siblings(self, lead: Sequence, now: float) -> None:
+        """Queue the other choices of a request: their prompt is computed, or its lead has ended."""
+        for sibling in lead.siblings:
+            if sibling.state is not State.WAITING_FOR_PROMPT:
+                continue
+            sibling.state = State.WAITING
+            sibling.waiting_since = now
+            if sibling.request.is_paused:
+                self.suspend(sibling, State.WAITING, now)
+            else:
+                self._waiting.push(sibling, now)
+                self._events.status(sibling, Phase.QUEUED, now, WaitReason.STEP)
+        lead.siblings = []
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a suspended sequence that has ended."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from engine.drafting.speculator import MAX_DRAFTS
 from engine.load import Counters
 from engine.types import PreemptionMode, ServiceClass
 
@@ -39,6 +40,7 @@ class CumulativeCounters:
     def __init__(self) -> None:
         self._sums: Counter[str] = Counter()
         self._preemptions = tuple([0] * len(MODE_INDEX) for _ in ServiceClass)
+        self._accepted = [0] * MAX_DRAFTS  # by position in a draft
 
     def add(self, name: str, by: int = 1) -> None:
         """Add `by` to `name`, a field of `Counters`."""
@@ -51,7 +53,14 @@ class CumulativeCounters:
         """Count a preemption."""
         self._preemptions[service_class][MODE_INDEX[mechanism]] += 1
 
+    def count_draft(self, tokens: int, accepted: int) -> None:
+        """Count a draft, of which the first `accepted` tokens were right."""
+        self.add("drafts")
+        self.add("drafted_tokens", tokens)
+        for position in range(accepted):
+            self._accepted[position] += 1
+
     def to_counters(self) -> Counters:
         """Return the counters in the form that is sent to other processes."""
         preemptions = tuple((swap, partial, recompute) for swap, partial, recompute in self._preemptions)
-        return Counters(**self._sums, preemptions=preemptions)
+        return Counters(**self._sums, preemptions=preemptions, accepted_by_position=tuple(self._accepted))

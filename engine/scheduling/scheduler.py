@@ -8,14 +8,16 @@ scheduling follows Orca (Yu et al., OSDI'22), paging follows vLLM (Kwon et al., 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
+from itertools import chain
 
 from msgspec.structs import replace
 
 from engine.config import EngineConfig
 from engine.load import EngineLoad
 from engine.scheduling.admission import Admission, AdmissionView, Preemption
-from engine.scheduling.batch import Batch, Chunk, Join, StepOutcome
+from engine.scheduling.batch import Batch, Chunk, Join, Sampled, StepOutcome
 from engine.scheduling.batch_builder import BatchBuilder
 from engine.scheduling.batch_slots import BatchSlots
 from engine.scheduling.budget import divide_step, is_paced
@@ -28,6 +30,7 @@ from engine.scheduling.events import EventBuffer
 from engine.scheduling.kv_manager import KVManager
 from engine.scheduling.policy import Policy
 from engine.scheduling.sequence import Sequence, State
+from engine.scheduling.speculation import Speculation
 from engine.scheduling.step_estimates import StepEstimates
 from engine.scheduling.step_failures import failures
 from engine.scheduling.step_in_flight import StepInFlight, count_as_computed
@@ -70,6 +73,7 @@ class Scheduler:
         self._swapped_in: list[Sequence] = []  # in the step that is being scheduled
         self._arrivals = 0
         self._constrained = ConstrainedSequences(policy, self._events, self.counters)
+        self.speculation: Speculation | None = None  # of steps with drafts, if the runner accepts them
 
     # Between steps ------------------------------------------------------------------------------------------------
 
@@ -153,6 +157,8 @@ class Scheduler:
         running = self.trials.computed(running, now, is_in_flight=bool(self.steps_in_flight))
         running = self._constrained.prepared(running, now)
         decodes, chunks, passed_over = divide_step(running, self.config, self.policy, step, now)
+        if self.speculation is not None and not self.trials.current:
+            decodes, chunks = self.speculation.divide(decodes, chunks)
         self._events.budget_wait(passed_over, now)
         flight = self._count_as_computed(decodes, chunks, now)
         slots = [s.slot for s in decodes if s.slot is not None]
@@ -170,7 +176,9 @@ class Scheduler:
         flight = self.steps_in_flight.popleft()
         # Before any page of this step can be found.
         for sequence, (code, message) in failures(flight, outcome):
-            self._fail(sequence, now, message, code)
+            if sequence.state is not State.FINISHED:
+                self._events.end(sequence, now, FinishReason.ERROR, message, code)
+                self._finish(sequence, now)
         for sequence, table, computed in flight.to_publish:
             self._publish(sequence, table, computed, now)
         for index, prompt_tokens in outcome.prompt_tokens.items():
@@ -185,7 +193,12 @@ class Scheduler:
         events, finished = self._events.events, State.FINISHED
         served = [sequence for sequence in flight.sampled if sequence.state is not finished]
         self.policy.tokens_sampled(served)
-        for sequence, sampled in zip(flight.sampled, outcome.sampled, strict=True):
+        sampled_tokens: Iterable[tuple[Sequence, Sampled]] = zip(flight.sampled, outcome.sampled, strict=True)
+        if flight.drafted and self.speculation is not None:
+            publish = partial(self._publish, now=now)
+            further = self.speculation.further_tokens(flight, outcome, publish, self.needing_page)
+            sampled_tokens = chain(sampled_tokens, further)
+        for sequence, sampled in sampled_tokens:
             if sequence.state is finished:
                 continue
             token_id, tokens = sampled.token_id, sequence.tokens
@@ -354,27 +367,7 @@ class Scheduler:
         if sequence.page_table is table:
             self.kv_manager.publish(sequence, computed)
         if sequence.siblings and computed >= sequence.prompt_len:
-            self._release_siblings(sequence, now)
-
-    def _release_siblings(self, lead: Sequence, now: float) -> None:
-        """Queue the other choices: the prompt is computed, or its lead has ended."""
-        for sibling in lead.siblings:
-            if sibling.state is not State.WAITING_FOR_PROMPT:
-                continue
-            sibling.state = State.WAITING
-            sibling.waiting_since = now
-            if sibling.request.is_paused:
-                self.changes.suspend(sibling, State.WAITING, now)
-            else:
-                self.waiting.push(sibling, now)
-                self._events.status(sibling, Phase.QUEUED, now, WaitReason.STEP)
-        lead.siblings = []
-
-    def _fail(self, sequence: Sequence, now: float, message: str, code: str) -> None:
-        """End a sequence with an error, unless it has ended."""
-        if sequence.state is not State.FINISHED:
-            self._events.end(sequence, now, FinishReason.ERROR, message, code)
-            self._finish(sequence, now)
+            self.changes.release_siblings(sequence, now)
 
     def _finish(self, sequence: Sequence, now: float) -> None:
         """Remove a sequence in any state and release its resources."""
@@ -389,7 +382,7 @@ class Scheduler:
         sequence.state = State.FINISHED
         self._constrained.remove(sequence)
         self._deadlines.forget(sequence)
-        self._release_siblings(sequence, now)
+        self.changes.release_siblings(sequence, now)
         choices = self.requests[sequence.request.id]
         choices.remove(sequence)
         if not choices:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from engine.drafting.speculator import Speculator
 from engine.prefixes import chain_next, chain_start
 from engine.scheduling.constraint import Constraint
 from engine.types import FinishReason, Phase, PreemptionMode, Request, ServiceClass, WaitReason
@@ -51,6 +52,7 @@ class Sequence:
         "constraint",
         "generated_at_wait",
         "host_pages",
+        "is_plain",
         "max_computed",
         "max_len",
         "mechanism",
@@ -68,6 +70,7 @@ class Sequence:
         "service_class",
         "siblings",
         "slot",
+        "speculator",
         "state",
         "stop_ids",
         "suspension",
@@ -108,8 +111,12 @@ class Sequence:
         self.was_paused = False  # by its client, since it last had a slot
         self.constraint: Constraint | None = None  # of the next token
         self.asks_for_tool = False  # its text so far has a tool call
+        self.speculator: Speculator | None = None  # of its drafts, once it may have some
         self.prompt_leader: Sequence | None = None  # the choice that computes the prompt for this one
         self.siblings: list[Sequence] = []  # choices held back until this one has computed the prompt
+        sampling = request.sampling
+        # Sampled from logits as they are, so that the rows of a step do not depend on each other.
+        self.is_plain = not (sampling.has_penalties or sampling.logit_bias or sampling.logprobs is not None)
         self._page_size = page_size
         self._digests: list[bytes] = []
 
@@ -127,6 +134,15 @@ class Sequence:
     def has_token_in_flight(self) -> bool:
         """Return whether a step in flight samples a token for it."""
         return self.num_tokens > len(self.tokens)
+
+    @property
+    def can_have_drafts(self) -> bool:
+        """Return whether its next tokens may be guessed in a step."""
+        return (
+            self.is_plain
+            and self.constraint is None
+            and self.num_tokens - self.prompt_len >= self.request.sampling.min_tokens
+        )
 
     @property
     def lost_tokens(self) -> int:

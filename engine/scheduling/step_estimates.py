@@ -18,7 +18,7 @@ class StepEstimates:
 
     def seconds(self, batch: Batch) -> float:
         """Return the estimated seconds of a step, without page moves."""
-        return self._policy.step_time_model.seconds(len(batch.decodes), self._prompt_work(batch))
+        return self._policy.step_time_model.seconds(batch.rows, self._prompt_work(batch))
 
     def is_recorded(self, batch: Batch) -> bool:
         """Return whether `batch` is a recorded launch, on an engine that records steps."""
@@ -27,7 +27,7 @@ class StepEstimates:
     def observe(self, batch: Batch, seconds: float) -> None:
         """Learn from the duration of a step."""
         if not (batch.swap_in or batch.swap_out or batch.copies):
-            self._policy.step_time_model.observe(len(batch.decodes), self._prompt_work(batch), seconds)
+            self._policy.step_time_model.observe(batch.rows, self._prompt_work(batch), seconds)
 
     def min_seconds_left(self, sequence: Sequence) -> float:
         """Return `StepTimeModel.min_seconds_left`, given the current contents of the prefix cache."""
@@ -51,4 +51,4 @@ class StepEstimates:
 
     def _prompt_work(self, batch: Batch) -> float:
         work = self._policy.step_time_model.work
-        return sum([work(chunk.start, chunk.length) for chunk in batch.chunks])
+        return sum([work(chunk.start, chunk.length) for chunk in batch.chunks if not chunk.drafts])

@@ -19,6 +19,7 @@ class StepInFlight:
     sampled: list[Sequence]  # in the order of `Batch.sampled_slots`
     chunked: list[Sequence]  # in the order of `Batch.chunks`
     chunk_starts: list[int]  # in the same order
+    drafted: list[Chunk]  # with drafts, of the last sequences in `sampled`
     num_tokens: int
     new_phases: list[Sequence]  # sequences that decode from then on, or have been swapped in
 
@@ -51,11 +52,13 @@ def count_as_computed(
     sampled, num_tokens, new_phases = list(decodes), len(decodes), swapped_in
     chunked: list[Sequence] = []
     chunk_starts: list[int] = []
+    drafted: list[Chunk] = []
     for sequence, chunk in chunks:
         chunked.append(sequence)
         chunk_starts.append(chunk.start)
         before = sequence.num_computed
-        sequence.num_computed = after = before + chunk.length
+        # Of tokens after drafts only the first is sure; the others are counted when they are known to be right.
+        sequence.num_computed = after = before + (1 if chunk.drafts else chunk.length)
         num_tokens += chunk.length
         if before < sequence.max_computed:
             counters.add("recomputed_tokens", min(sequence.max_computed, after) - before)
@@ -64,8 +67,10 @@ def count_as_computed(
         if chunk.samples:
             sequence.num_tokens += 1
             sampled.append(sequence)
+            if chunk.drafts:
+                drafted.append(chunk)
             if sequence.num_tokens > len(sequence.page_table) * page_size and sequence.num_tokens < sequence.max_len:
                 outgrown.append(sequence)
-        if sequence.num_uncomputed == 1:
+        if sequence.num_uncomputed == 1 and not chunk.drafts:
             new_phases.append(sequence)
-    return StepInFlight(to_publish, sampled, chunked, chunk_starts, num_tokens, new_phases), outgrown
+    return StepInFlight(to_publish, sampled, chunked, chunk_starts, drafted, num_tokens, new_phases), outgrown

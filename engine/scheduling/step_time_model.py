@@ -106,7 +106,9 @@ class StepTimeModel:
         missing = sequence.num_tokens - max(sequence.num_computed, cached_tokens) - 1
         token_time = min(self.token_seconds, self._costs.prefill_seconds(1))
         step_time = min(self.single_row_seconds, self._costs.decode_seconds)
-        return OPTIMISTIC_SHARE * (max(0, missing) * token_time + sequence.min_remaining_tokens * step_time)
+        tokens_a_step = 1.0 if sequence.speculator is None else sequence.speculator.tokens_a_step
+        steps = sequence.min_remaining_tokens / tokens_a_step
+        return OPTIMISTIC_SHARE * (max(0, missing) * token_time + steps * step_time)
 
     def observe(self, rows: int, work: float, seconds: float) -> None:
         """Learn from a step without page moves: `rows` decode rows and prompt work took `seconds`."""

@@ -105,6 +105,11 @@ class ScriptedRunner:
         self._max_length = max(map(len, vocabulary.tokens))
         self._texts: dict[int, bytes] = {}  # by slot: the rest of the answer
 
+    @property
+    def accepts_drafts(self) -> bool:
+        """Return False: every token is sampled alone."""
+        return False
+
     def swapped_out(self) -> Callable[[], None]:
         """Return a function that does nothing: pages are moved at once."""
         return lambda: None

@@ -19,6 +19,7 @@ SCHEDULING = (  # histories of fixed seeds first, since hypothesis takes minutes
     "tests/engine/scheduling/test_chaos.py",
     "tests/engine/scheduling/test_scheduler_machine.py",
 )
+SPECULATION = ("tests/engine/scheduling/test_speculation.py",)
 KERNELS = "tests/kernels/test_"
 
 BUGS = (
@@ -67,9 +68,37 @@ BUGS = (
     Bug(
         "session-host-order",
         "engine/scheduling/kv_manager.py",
-        "return [self.host.take(digest) for digest in digests]",
-        "return [self.host.take(digest) for digest in digests][::-1]",
+        "return [self._taken[digest] for digest in digests]",
+        "return [self._taken[digest] for digest in digests][::-1]",
         ("tests/engine/scheduling/test_sessions.py",),
+    ),
+    Bug(
+        "drafts-one-too-many",
+        "engine/execution/runner.py",
+        "further[len(first)] = tuple(tokens[1 : 1 + right])",
+        "further[len(first)] = tuple(tokens[1 : 2 + right])",
+        ("tests/engine/execution/test_accepted.py",),
+    ),
+    Bug(
+        "drafts-published-page",
+        "engine/scheduling/speculation.py",
+        "publish(sequence, sequence.page_table, sequence.num_computed)",
+        "publish(sequence, sequence.page_table, sequence.num_tokens)",
+        SPECULATION,
+    ),
+    Bug(
+        "drafts-position-of-noise",
+        "kernels/cpu/source/step.cpp",
+        "positions[i] += rows.offsets[own[i]];",
+        "positions[i] += rows.offsets[own[i]] != 0;",
+        ("tests/engine/models/test_drafted_steps.py",),
+    ),
+    Bug(
+        "drafts-in-text",
+        "engine/scheduling/speculation.py",
+        "                yield sequence, sampled\n",
+        "                yield sequence, Sampled(chunk.drafts[0])\n",
+        SPECULATION,
     ),
     Bug(
         "sampler-nucleus",

@@ -1,0 +1,149 @@
+"""Speculation: several tokens of a sequence in one step, if they can be guessed.
+
+The noise of a sample is a hash of its position, so a row that reads a draft samples exactly the token that the next
+step would, if all drafts before it are right. Tokens are therefore accepted while they equal the drafts; the first that
+differs is the answer's own. Drafts change no text, only the number of steps.
+
+A draft is worth the probability that it and all before it are right, learnt for each sequence by position and length of
+the match. Rows are added by falling worth, as long as they bring more tokens a second than the step would have without
+them. They vanish by themselves in full batches, on processors where rows are dear, and in prose. Drafts come last: none
+is in a step with prompts, or for a lower class beside a higher one; none takes a page.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+
+from engine.drafting.lookup import NO_DRAFT, Draft
+from engine.drafting.speculator import MAX_DRAFTS, Speculator
+from engine.scheduling.batch import Chunk, Sampled, StepOutcome
+from engine.scheduling.counters import CumulativeCounters
+from engine.scheduling.policy import Policy
+from engine.scheduling.sequence import Sequence, State
+from engine.scheduling.step_in_flight import StepInFlight
+
+INDEXED_TOKENS = 1024  # in a step, of all sequences
+MAX_SLOWDOWN = 0.05  # of a sequence's tokens, by the drafts of others
+MIN_GAIN = 1.1  # of tokens for a time, over those that the step brings in the same time without the row
+MIN_ROW_SHARE = 0.02  # of a step, that a row takes at least
+
+
+Drafter = Callable[[Sequence, Speculator, int], Draft]
+
+
+class Speculation:
+    """Choice of the drafts of a step."""
+
+    def __init__(
+        self, policy: Policy, counters: CumulativeCounters, page_size: int, draft: Drafter | None = None
+    ) -> None:
+        """draft: of a sequence, in place of the lookup, for tests."""
+        self._policy = policy
+        self._counters = counters
+        self._model = policy.step_time_model
+        self._page_size = page_size
+        self._draft = draft or self._look_up
+        self._left_to_index = 0
+
+    def divide(self, decodes: list[Sequence], chunks: list[Chunk]) -> tuple[list[Sequence], list[Chunk]]:
+        """Return the sequences that decode without drafts, and the chunks with those that have drafts last."""
+        if chunks or not decodes or not self._can_pay(len(decodes)):
+            return decodes, chunks
+        self._left_to_index = INDEXED_TOKENS
+        highest = min([sequence.service_class for sequence in decodes])
+        peers = [sequence for sequence in decodes if sequence.service_class is highest]
+        drafts = {sequence: draft for sequence in peers if (draft := self._draft_of(sequence)).tokens}
+        if not drafts:
+            return decodes, chunks
+        rows = self._rows(len(decodes), drafts, is_for_all=len(drafts) == len(peers))
+        drafted = []
+        for sequence, number in rows.items():
+            assert sequence.slot is not None
+            tokens = drafts[sequence].tokens[:number]
+            drafted.append(Chunk(sequence.slot, sequence.num_computed, 1 + number, 1 + number, None, tokens))
+        return [sequence for sequence in decodes if sequence not in rows], drafted
+
+    def _can_pay(self, decodes: int) -> bool:
+        """Return whether a draft that is surely right brings more than it costs; if not, none is looked for."""
+        seconds = self._model.step_seconds(decodes)
+        return seconds > MIN_GAIN * decodes * self._row_seconds(seconds)
+
+    def _row_seconds(self, seconds: float) -> float:
+        """Return the time of a row in a step of `seconds`."""
+        return max(self._model.row_seconds, MIN_ROW_SHARE * seconds)
+
+    def _draft_of(self, sequence: Sequence) -> Draft:
+        """Return a draft of a sequence, which may be empty."""
+        if not sequence.can_have_drafts or (limit := self._room(sequence)) < 1:
+            return NO_DRAFT
+        if sequence.speculator is None:
+            sequence.speculator = Speculator(sequence.tokens)
+        draft = self._draft(sequence, sequence.speculator, limit)
+        sequence.speculator.match = draft.match
+        return draft
+
+    def _room(self, sequence: Sequence) -> int:
+        """Return how many drafts fit into the last page, and into what the sequence may still generate."""
+        length = sequence.num_tokens
+        return min(MAX_DRAFTS, len(sequence.page_table) * self._page_size - length, sequence.max_len - length - 1)
+
+    def _look_up(self, sequence: Sequence, speculator: Speculator, limit: int) -> Draft:
+        if sequence.num_tokens < speculator.resumes_at:
+            return NO_DRAFT
+        self._left_to_index -= speculator.lookup.index(max(0, self._left_to_index))
+        return speculator.lookup.draft(limit)
+
+    def _rows(self, decodes: int, drafts: dict[Sequence, Draft], *, is_for_all: bool) -> dict[Sequence, int]:
+        """Return how many drafts of each sequence are worth their time. is_for_all: no peer is without a draft."""
+        seconds = self._model.step_seconds(decodes)
+        row_seconds = self._row_seconds(seconds)
+        worths = {s: s.speculator.worths(draft) for s, draft in drafts.items() if s.speculator is not None}
+        # Nobody waits longer for a token than without drafts: not even the sequence whose drafts are worth the least.
+        least = min(map(sum, worths.values())) if is_for_all else 0.0
+        most = ((1.0 + MAX_SLOWDOWN) * (1.0 + least) - 1.0) * seconds
+        tokens, added, rows = float(decodes), 0.0, dict[Sequence, int]()
+        heap = [(-values[0], at, sequence) for at, (sequence, values) in enumerate(worths.items())]
+        heapq.heapify(heap)
+        while heap:
+            worth, at, sequence = heap[0]
+            if -worth * seconds <= MIN_GAIN * tokens * row_seconds or added + row_seconds > most:
+                break
+            tokens, seconds, added = tokens - worth, seconds + row_seconds, added + row_seconds
+            rows[sequence] = number = rows.get(sequence, 0) + 1
+            if number < len(worths[sequence]):
+                heapq.heapreplace(heap, (-worths[sequence][number], at, sequence))
+            else:
+                heapq.heappop(heap)
+        return rows
+
+    def further_tokens(
+        self,
+        flight: StepInFlight,
+        outcome: StepOutcome,
+        publish: Callable[[Sequence, list[int], int], None],
+        outgrown: list[Sequence],
+    ) -> Iterator[tuple[Sequence, Sampled]]:
+        """Yield the tokens beyond the first of sequences with drafts, until one ends, and count them as computed.
+
+        Iterated while the caller commits the tokens, those of the first rows before. publish: called when one more
+        token of a sequence is computed. outgrown: gets the sequences that need a further page for their next token.
+        """
+        for index, chunk in enumerate(flight.drafted, len(flight.sampled) - len(flight.drafted)):
+            sequence, right = flight.sampled[index], outcome.further.get(index, ())
+            self._counters.count_draft(len(chunk.drafts), len(right))
+            if sequence.speculator is not None:
+                sequence.speculator.learn(len(chunk.drafts), len(right), sequence.num_tokens + len(right))
+            for sampled in right:
+                if sequence.state is not State.RUNNING:
+                    break
+                sequence.num_tokens += 1
+                sequence.num_computed += 1
+                sequence.max_computed = max(sequence.max_computed, sequence.num_computed)
+                self._policy.tokens_sampled((sequence,))
+                self._counters.add("generated_tokens")
+                publish(sequence, sequence.page_table, sequence.num_computed)
+                yield sequence, sampled
+            is_full = len(sequence.page_table) < sequence.pages_needed and sequence.num_tokens < sequence.max_len
+            if right and is_full and sequence.state is State.RUNNING:
+                outgrown.append(sequence)

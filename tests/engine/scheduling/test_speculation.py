@@ -1,0 +1,288 @@
+"""Several tokens in a step: never another text, whatever the drafts are."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from itertools import pairwise
+from typing import NamedTuple
+
+import pytest
+
+from engine.drafting.lookup import NO_DRAFT, Draft, Lookup
+from engine.drafting.speculator import MAX_DRAFTS, Speculator
+from engine.scheduling.batch import Batch, StepOutcome
+from engine.scheduling.sequence import Sequence
+from engine.scheduling.speculation import MAX_SLOWDOWN, MIN_ROW_SHARE, Drafter, Speculation
+from engine.types import FinishReason, PreemptionMode, ServiceClass
+from tests.engine.scheduling.history import PAGE_SIZE, History
+from tests.fakes import next_token
+from tests.profiles import examples
+
+CASES, BLOCKS = examples(2000), 10
+
+
+class Oracle:
+    """Drafter that knows the text of the fake model, and is wrong now and then. right: probability of each token."""
+
+    def __init__(self, rng: random.Random, right: float) -> None:
+        self._rng = rng
+        self._right = right
+
+    def __call__(self, sequence: Sequence, speculator: Speculator, limit: int) -> Draft:
+        tokens, drafts = list(sequence.tokens), []
+        for _ in range(limit):
+            token = next_token(tokens, sequence.choice, 1000)
+            tokens.append(token)
+            drafts.append(token if self._rng.random() < self._right else self._rng.randrange(1000))
+        return Draft(tuple(drafts), MAX_DRAFTS)
+
+
+def use(history: History, drafter: Drafter | None) -> None:
+    """Let a history draft, by lookup without a drafter."""
+    scheduler = history.scheduler
+    scheduler.speculation = Speculation(scheduler.policy, scheduler.counters, PAGE_SIZE, drafter)
+
+
+@pytest.fixture(autouse=True)
+def all_drafts_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Speculator, "worths", lambda speculator, draft: [1.0] * len(draft.tokens))
+
+
+@pytest.mark.parametrize("block", range(BLOCKS))
+@pytest.mark.parametrize("right", [1.0, 0.7, 0.0])
+def test_random_histories_have_the_same_texts_with_any_drafts(block: int, right: float) -> None:
+    """Right, wrong and mixed drafts, with preemptions of all kinds, aborts, stop tokens, sessions and a small pool."""
+    accepted = drafted = 0
+    for case in range(CASES // BLOCKS // 3):
+        rng = random.Random(block * 1_000_000 + case)
+        history = History(
+            slots=rng.randint(1, 4),
+            pages=rng.randint(8, 24),
+            host=rng.choice([0, 6, 30]),
+            swap_speed=rng.choice([1.0, 1e9]),
+            nan_tokens=rng.sample(range(1000), rng.choice([0, 0, 20])),
+        )
+        use(history, Oracle(rng, right))
+        for _ in range(rng.randint(10, 50)):
+            match rng.choice(["arrive", "arrive", "step", "step", "step", "pause", "abort"]):
+                case "arrive":
+                    history.arrive(
+                        [rng.randrange(1000) for _ in range(rng.randint(1, 20))],
+                        rng.randint(1, 24),
+                        stop=tuple(rng.sample(range(1000), rng.choice([0, 0, 50]))),
+                        n=rng.choice([1, 1, 1, 3]),
+                        service_class=rng.choice(list(ServiceClass)),
+                    )
+                case "step":
+                    for _ in range(rng.randint(1, 6)):
+                        history.step()
+                case "pause" if history.scheduler.running:
+                    at = rng.randrange(len(history.scheduler.running))
+                    history.pause(at, rng.choice([PreemptionMode.SWAP, PreemptionMode.RECOMPUTE]))
+                case "abort" if history.arrived and rng.random() < 0.2:
+                    history.abort(f"r{rng.randint(1, history.arrived)}")
+        history.end()
+        counters = history.engine.load().counters
+        accepted, drafted = accepted + counters.accepted_tokens, drafted + counters.drafted_tokens
+    assert drafted
+    assert accepted > 0.3 * drafted if right else accepted < 0.02 * drafted
+
+
+def test_right_drafts_save_steps() -> None:
+    """A step yields as many tokens as its drafts are right, up to the end of the page."""
+    steps = []
+    for right in (0.0, 1.0):
+        history = History(slots=1, pages=24, max_len=64)
+        use(history, Oracle(random.Random(1), right))
+        history.arrive([1, 2, 3, 4], 16)
+        history.end()
+        steps.append(history.engine.load().counters.steps)
+    assert steps[1] <= steps[0] - 10
+
+
+def test_a_deadline_that_drafts_can_meet_is_not_given_up() -> None:
+    """Without drafts the request is known to be late after a few tokens."""
+    ends = []
+    for right in (None, 1.0):
+        history = History(slots=1, pages=24, max_len=64)
+        if right is not None:
+            use(history, Oracle(random.Random(1), right))
+        name = history.arrive([1, 2, 3, 4], 32, deadline=0.2)
+        history.end()
+        ends.append(history.ends[name, 0])
+    assert ends == [FinishReason.ERROR, FinishReason.LENGTH]
+
+
+def test_pages_that_drafts_fill_can_be_found_at_once() -> None:
+    """Also those that the last step of an answer fills."""
+    cached = []
+    for right in (0.0, 1.0):
+        history = History(slots=1, pages=24, max_len=64)
+        use(history, Oracle(random.Random(1), right))
+        name = history.arrive([1, 2, 3, 4], 17)
+        history.end()
+        history.arrive([1, 2, 3, 4, *history.texts[name, 0], 5], 1)
+        history.end()
+        cached.append(history.engine.load().counters.cached_tokens)
+    assert cached == [20, 20]
+
+
+class Seen(NamedTuple):
+    """A running sequence when a step began."""
+
+    sequence: Sequence
+    length: int
+    pages: int
+    is_reading: bool  # its prompt
+
+
+class Watched(History):
+    """History that notes each step with the sequences in its slots."""
+
+    def __init__(self, **options) -> None:
+        super().__init__(**options)
+        self.steps: list[tuple[Batch, dict[int, Seen]]] = []
+        launch = self.engine._runner.launch
+
+        def watched(batch: Batch) -> Callable[[], StepOutcome]:
+            running = {
+                s.slot: Seen(s, len(s.tokens), len(s.page_table), s.num_uncomputed > 1)
+                for s in self.scheduler.running
+                if s.slot is not None
+            }
+            self.steps.append((batch, running))
+            return launch(batch)
+
+        self.engine._runner.launch = watched  # type: ignore[method-assign]
+
+
+def random_history(rng: random.Random, right: float) -> Watched:
+    """Run a history of requests of all classes to its end."""
+    history = Watched(slots=4, pages=40)
+    use(history, Oracle(rng, right))
+    arrivals = random.Random(1)
+    for _ in range(12):
+        prompt = [arrivals.randrange(1000) for _ in range(arrivals.randint(1, 20))]
+        history.arrive(prompt, arrivals.randint(4, 24), service_class=arrivals.choice(list(ServiceClass)))
+        for _ in range(arrivals.randint(0, 5)):
+            history.step()
+    history.end()
+    return history
+
+
+@pytest.mark.parametrize("right", [1.0, 0.7, 0.0])
+def test_drafts_come_after_prompts_and_higher_classes(right: float) -> None:
+    """No step has drafts beside a prompt, or for a lower class beside a higher one."""
+    drafted_steps = beside = 0
+    for seed in range(20):
+        for batch, running in random_history(random.Random(seed), right).steps:
+            if not batch.drafted:
+                continue
+            assert batch.chunks == batch.drafted and not any(seen.is_reading for seen in running.values())
+            classes = [running[slot].sequence.service_class for slot in batch.sampled_slots]
+            drafted = {running[chunk.slot].sequence.service_class for chunk in batch.drafted}
+            assert drafted == {min(classes)}
+            drafted_steps += 1
+            beside += len(set(classes)) > 1
+    assert drafted_steps > 100 and beside > 10
+
+
+def test_drafts_are_rows_after_the_last_known_token_within_its_page() -> None:
+    """Their positions have pages already, and none is after the end of the answer."""
+    for seed in range(20):
+        for batch, running in random_history(random.Random(seed), 0.7).steps:
+            for chunk in batch.drafted:
+                seen = running[chunk.slot]
+                assert chunk.start == seen.length - 1 and 1 <= len(chunk.drafts) <= MAX_DRAFTS
+                assert chunk.length == chunk.samples == 1 + len(chunk.drafts)
+                last = chunk.start + len(chunk.drafts)
+                assert last < seen.pages * PAGE_SIZE and last + 1 < seen.sequence.max_len
+
+
+@pytest.mark.parametrize("right", [1.0, 0.7, 0.0])
+def test_drafts_take_no_page(right: float) -> None:
+    """A sequence of some length has as many pages as without drafts."""
+
+    def pages(history: Watched) -> dict[tuple[str, int], set[int]]:
+        held: dict[tuple[str, int], set[int]] = {}
+        for _, running in history.steps:
+            for seen in running.values():
+                held.setdefault((seen.sequence.request.id, seen.length), set()).add(seen.pages)
+        return held
+
+    with_drafts, without = (pages(run_alone(use_drafts)) for use_drafts in (right, None))
+    assert with_drafts.keys() <= without.keys() and len(without) > 40
+    assert all(held == without[key] for key, held in with_drafts.items())
+    assert (len(with_drafts) < 0.7 * len(without)) == (right > 0.0)
+
+
+def run_alone(right: float | None) -> Watched:
+    """Run three requests, one after another. right: None for no drafts."""
+    history = Watched(slots=1, pages=24, speculation="off" if right is None else "auto")
+    if right is not None:
+        use(history, Oracle(random.Random(2), right))
+    for start in range(3):
+        history.arrive([start, 2, 3, 4, 5], 30)
+    history.end()
+    return history
+
+
+def test_a_paused_speculator_probes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrong drafts lead to pauses of 16, 32, 64 and 128 tokens, and some are tried after each."""
+    monkeypatch.setattr(Lookup, "draft", lambda lookup, limit: Draft((1001,), MAX_DRAFTS))  # never a token
+    history = Watched(slots=1, pages=200, max_len=600)
+    use(history, None)
+    history.arrive([1, 2, 3], 500)
+    history.end()
+    lengths = [running[chunk.slot].length for batch, running in history.steps for chunk in batch.drafted]
+    gaps = [later - earlier - 1 for earlier, later in pairwise(lengths)]
+    pauses = [gap for gap in gaps if gap >= 16]
+    # A draft that would need a further page is left out, so that the one after a pause may come a token later.
+    assert [pause // 16 * 16 for pause in pauses] == [16, 32, 64, 128]
+    assert len(gaps) > 2 * len(pauses), "several drafts before each pause"
+
+
+@pytest.mark.parametrize("row_seconds", [0.0, 0.00015, 0.0003, 0.002])
+def test_drafts_hardly_slow_sequences_without_any(row_seconds: float) -> None:
+    """They add at most 5 % of the step; with drafts for all, rows are added as long as they pay."""
+    most: dict[bool, int] = {}
+    for has_other in (False, True):
+        history = Watched(slots=2, pages=40, row_seconds=row_seconds)
+        oracle = Oracle(random.Random(1), 1.0)
+        use(history, lambda *call, oracle=oracle: oracle(*call) if call[0].request.id == "r1" else NO_DRAFT)
+        history.arrive([1, 2, 3], 40)
+        if has_other:
+            history.arrive([4, 5, 6], 60)
+        history.end()
+        model = history.scheduler.policy.step_time_model
+        most[has_other] = 0
+        for batch, _ in history.steps:
+            rows = sum(len(chunk.drafts) for chunk in batch.drafted)
+            most[has_other] = max(most[has_other], rows)
+            if has_other and len(batch.sampled_slots) > 1:
+                seconds = model.step_seconds(2)
+                assert rows * max(row_seconds, MIN_ROW_SHARE * seconds) <= MAX_SLOWDOWN * seconds
+    assert most[False] == PAGE_SIZE - 1 > most[True]
+
+
+def test_a_page_with_a_wrong_draft_is_not_reused() -> None:
+    """The last position of a page holds one while its token is known and not computed."""
+    history = Watched(slots=1, pages=24)
+
+    def right_then_wrong(sequence: Sequence, speculator: Speculator, limit: int) -> Draft:
+        oracles = [Oracle(random.Random(1), right)(sequence, speculator, limit).tokens for right in (1.0, 0.0)]
+        return Draft((*oracles[0][:1], *oracles[1][1:2]), MAX_DRAFTS)
+
+    use(history, right_then_wrong)
+    name = history.arrive([1, 2, 3, 4, 5], 20)
+    history.step()
+    history.step()
+    [sequence] = history.scheduler.running
+    assert len(sequence.tokens) == 2 * PAGE_SIZE and sequence.num_computed == 2 * PAGE_SIZE - 1
+    tokens = list(sequence.tokens)
+    history.abort(name)
+    history.scheduler.speculation = None
+    history.arrive([*tokens, 9, 9], 4)
+    history.end()
+    assert history.engine.load().counters.cached_tokens == PAGE_SIZE
