@@ -140,9 +140,9 @@ class StepResult:
 
     token_ids: of each decoded slot, then of the sampled rows of each chunk. A row with a NaN yields token -1; its slot
     stores token 0 instead, which is a valid embedding index. Of a chunk with drafts the first token counts, and each
-    next one if the draft that its row has read equals the token before it; if its first one is -1, its slot is unchanged
-    and has to be computed without drafts, one of which may have the NaN. has_nan: of each chunk, whether its hidden
-    states contain a NaN; False for a chunk with drafts.
+    next one if the draft that its row has read equals the token before it; if its first one is -1, its slot is
+    unchanged and has to be computed without drafts, one of which may have the NaN. has_nan: of each chunk, whether its
+    hidden states contain a NaN; False for a chunk with drafts.
     logits: [N, V] float32 of the withheld rows, which have token 0 and unchanged slots.
     """
 
