@@ -44,10 +44,10 @@ def test_each_chunk_has_its_own_rows():
     """Chunks with different numbers of drafts, one after another."""
     chunks = chunk(0, 1, 2), chunk(4, 8), chunk(1, 5, 6, 7)
     first, further = accepted(rows(*(30, 31), *(1, 2, 3), *(9, 8), *(5, 6, 0, 1)), chunks)
-    assert first == tuple(rows(30, 31, 1, 9, 5))
+    assert first == rows(30, 31, 1, 9, 5)
     assert further == {2: tuple(rows(2, 3)), 4: tuple(rows(6, 0))}
 
 
 def test_a_step_without_drafts_has_no_further_tokens():
     """Whatever its rows sampled."""
-    assert accepted(rows(1, -1, 1), ()) == (tuple(rows(1, -1, 1)), {})
+    assert accepted(rows(1, -1, 1), ()) == (rows(1, -1, 1), {})

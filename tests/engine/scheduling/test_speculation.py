@@ -14,7 +14,7 @@ from engine.drafting.speculator import MAX_DRAFTS, Speculator
 from engine.scheduling.batch import Batch, StepOutcome
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.speculation import MAX_SLOWDOWN, MIN_ROW_SHARE, Drafter, Speculation
-from engine.types import FinishReason, PreemptionMode, ServiceClass
+from engine.types import FinishReason, Phase, PreemptionMode, ServiceClass
 from tests.engine.scheduling.history import PAGE_SIZE, History
 from tests.fakes import next_token
 from tests.profiles import examples
@@ -134,7 +134,7 @@ class Seen(NamedTuple):
     sequence: Sequence
     length: int
     pages: int
-    is_reading: bool  # its prompt
+    is_reading: bool  # its prompt, which no page has to arrive for
 
 
 class Watched(History):
@@ -147,7 +147,7 @@ class Watched(History):
 
         def watched(batch: Batch) -> Callable[[], StepOutcome]:
             running = {
-                s.slot: Seen(s, len(s.tokens), len(s.page_table), s.num_uncomputed > 1)
+                s.slot: Seen(s, len(s.tokens), len(s.page_table), s.phase is Phase.PREFILL and s.num_uncomputed > 1)
                 for s in self.scheduler.running
                 if s.slot is not None
             }
