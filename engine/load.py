@@ -29,7 +29,7 @@ class Counters(msgspec.Struct, frozen=True, array_like=True):
     finished: int = 0
     prompt_tokens: int = 0  # prompt tokens of admitted requests
     cached_tokens: int = 0  # of these, found in the prefix cache
-    computed_tokens: int = 0  # tokens put through the model, recomputation included
+    computed_tokens: int = 0  # tokens put through the model, recomputation included, without wrong guesses
     recomputed_tokens: int = 0  # of these, computed before and dropped
     generated_tokens: int = 0
     swapped_tokens: int = 0  # tokens with KV moved to host memory

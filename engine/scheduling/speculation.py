@@ -142,6 +142,7 @@ class Speculation:
                 sequence.max_computed = max(sequence.max_computed, sequence.num_computed)
                 self._policy.tokens_sampled((sequence,))
                 self._counters.add("generated_tokens")
+                self._counters.add("computed_tokens")
                 publish(sequence, sequence.page_table, sequence.num_computed)
                 yield sequence, sampled
             is_full = len(sequence.page_table) < sequence.pages_needed and sequence.num_tokens < sequence.max_len

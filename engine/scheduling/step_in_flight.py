@@ -58,8 +58,9 @@ def count_as_computed(
         chunk_starts.append(chunk.start)
         before = sequence.num_computed
         # Of tokens after drafts only the first is sure; the others are counted when they are known to be right.
-        sequence.num_computed = after = before + (1 if chunk.drafts else chunk.length)
-        num_tokens += chunk.length
+        length = 1 if chunk.drafts else chunk.length
+        sequence.num_computed = after = before + length
+        num_tokens += length
         if before < sequence.max_computed:
             counters.add("recomputed_tokens", min(sequence.max_computed, after) - before)
         sequence.max_computed = max(sequence.max_computed, after)
