@@ -128,11 +128,11 @@ class Engine:
         compilation = self.constraints.prepare(request) if self.constraints is not None else None
         if compilation is not None:
             return Preparation(WaitReason.GRAMMAR, compilation)
-        if prepared is WaitReason.DISK:
+        kv_manager = self.scheduler.kv_manager
+        if kv_manager.disk is None or prepared is WaitReason.DISK:
             return None
         check_request(request, self.info)
-        kv_manager, estimates = self.scheduler.kv_manager, self.scheduler.estimates
-        pages = kv_manager.read_from_disk(request, estimates, self._clock(), self._clock)
+        pages = kv_manager.read_from_disk(request, self.scheduler.estimates, self._clock(), self._clock)
         return None if pages is None else Preparation(WaitReason.DISK, pages)
 
     def submit(self, request: Request) -> None:
@@ -207,8 +207,9 @@ class Engine:
             self._in_flight.append(_LaunchedStep(batch, began, host_seconds, outcome))
         elif not self._in_flight and self.scheduler.waits_for_masks and self.constraints is not None:
             self.constraints.wait_for_any_mask(IDLE_MASK_WAIT_SECONDS)
-        if self.scheduler.kv_manager.disk is not None:
-            self.scheduler.kv_manager.disk.write(self._runner.swapped_out())
+        disk = self.scheduler.kv_manager.disk
+        if disk is not None and disk.has_runs:
+            disk.write(self._runner.swapped_out())
         max_in_flight = 1 if self._runner.runs_ahead and not batch.is_empty else 0
         while len(self._in_flight) > max_in_flight:
             self._commit(self._in_flight.popleft())

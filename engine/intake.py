@@ -20,7 +20,7 @@ from engine.types import EndEvent, Event, FinishReason, Phase, Request, ServiceC
 log = logging.getLogger("carousel.engine")
 
 
-class _Prepared(NamedTuple):
+class _Preparing(NamedTuple):
     """Request that waits for its preparation."""
 
     request: Request
@@ -32,7 +32,7 @@ class Intake:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._preparing: dict[str, _Prepared] = {}
+        self._preparing: dict[str, _Preparing] = {}
         self._events: list[Event] = []
 
     def __len__(self) -> int:
@@ -86,7 +86,7 @@ class Intake:
             self._events += refusal(request, error)
             return
         if preparation is not None:
-            self._preparing[request.id] = _Prepared(request, preparation)
+            self._preparing[request.id] = _Preparing(request, preparation)
             self._events += _preparing_status(request, preparation.cause)
 
     def submit_prepared(self) -> list[Request]:
@@ -104,7 +104,7 @@ class Intake:
             return
         request, preparation = self._preparing[request_id]
         request = replace(request, is_paused=is_paused, service_class=service_class)
-        self._preparing[request_id] = _Prepared(request, preparation)
+        self._preparing[request_id] = _Preparing(request, preparation)
         self._events += _preparing_status(request, preparation.cause)
 
     def keep(self, request_id: str, choice: int) -> None:
@@ -124,7 +124,7 @@ class Intake:
                 EndEvent(request_id, index, FinishReason.ABORT),
             ]
         if left := {index: request.output_so_far.get(index, ()) for index in request.choices if index not in ended}:
-            self._preparing[request_id] = _Prepared(replace(request, output_so_far=left), preparation)
+            self._preparing[request_id] = _Preparing(replace(request, output_so_far=left), preparation)
 
 
 def refusal(request: Request, error: RequestRefused) -> list[Event]:

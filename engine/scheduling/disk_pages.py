@@ -124,6 +124,11 @@ class DiskPages:
                 self._runs.append(PageRun(places[start].position, digests, host_pages))
                 start = end
 
+    @property
+    def has_runs(self) -> bool:
+        """Return whether the last step has copied pages that are to be written."""
+        return bool(self._runs)
+
     def write(self, wait: Callable[[], None]) -> None:
         """Begin to write the pages of the last step. wait: blocks until they are in host memory."""
         runs, self._runs = self._runs, []

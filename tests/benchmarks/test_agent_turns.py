@@ -142,7 +142,7 @@ def test_runs_that_use_all_their_time_end_in_time(minutes):
 
 
 def test_runs_with_sessions_have_the_time_of_all_turns_first():
-    """What is left after that is divided."""
+    """The rest is divided among all."""
     with_sessions = [case for case in cases() if case.setting == "sessions"]
     others = [case for case in cases() if case.setting != "sessions"]
     overhead = 8 * WARM_UP_SECONDS + 7 * START_SECONDS

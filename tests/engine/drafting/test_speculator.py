@@ -1,4 +1,4 @@
-"""What a sequence learns of its drafts."""
+"""Worths of a sequence's drafts, and its pauses."""
 
 from __future__ import annotations
 

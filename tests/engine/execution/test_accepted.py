@@ -49,5 +49,5 @@ def test_each_chunk_has_its_own_rows():
 
 
 def test_a_step_without_drafts_has_no_further_tokens():
-    """Whatever its rows sampled."""
+    """Its rows may have sampled anything."""
     assert accepted(rows(1, -1, 1), ()) == (rows(1, -1, 1), {})
