@@ -215,6 +215,7 @@ class MemoryStore:
         self.is_broken = False  # no page can be written or read
         self.runs: list[PageRun] = []
         self.marked: set[bytes] = set()
+        self.touched: list[bytes] = []  # by the last call
         self._reported: set[bytes] = set()
         self._host = host
         self._writes: list[PageRun] = []
@@ -232,7 +233,8 @@ class MemoryStore:
         return list(self.contents)[-limit:] if limit else []
 
     def touch(self, digests: Sequence[bytes]) -> None:
-        """Do nothing: no page is dropped."""
+        """Record which pages of the chain are stored. No page is dropped."""
+        self.touched = [digest for digest in digests if digest in self.contents]
 
     def write(self, run: PageRun, wait: Callable[[], None]) -> None:
         """Begin to write pages."""

@@ -70,6 +70,7 @@ class DiskPages:
         self._count = count
         self._pages_per_step = pages_per_step
         self._waiting: OrderedDict[bytes, _Place] = OrderedDict()  # to be written, in the order of their chains
+        self._chains: dict[bytes, Sequence[bytes]] = {}  # that have pages to be written, by their last page
         self._writing: dict[bytes, int] = {}  # host page of each
         self._reading: dict[bytes, int] = {}
         self._borrowed: set[bytes] = set()  # of those that are written: from the cache in host memory
@@ -103,8 +104,10 @@ class DiskPages:
             if digest not in self._store and digest not in self._writing:
                 self._waiting[digest] = _Place(index, previous)
             previous = digest
+        if digests[-1] in self._waiting:
+            self._chains[digests[-1]] = digests
         while len(self._waiting) > MAX_WAITING_PAGES:
-            self._waiting.popitem(last=False)
+            self._chains.pop(self._waiting.popitem(last=False)[0], None)
 
     def begin_step(self) -> None:
         """Copy some of the pages that are to be written to host memory, in the step that is being scheduled."""
@@ -113,7 +116,9 @@ class DiskPages:
         while self._waiting and len(pages) < room:
             digest, place = self._waiting.popitem(last=False)
             host_page = None if digest in self._store or digest in self._writing else self._host_page(digest)
-            if host_page is not None:
+            if host_page is None:
+                self._chains.pop(digest, None)
+            else:
                 self._writing[digest] = host_page
                 pages.append((digest, host_page))
                 places.append(place)
@@ -234,6 +239,8 @@ class DiskPages:
         is_borrowed = moved.digest in self._borrowed
         self._borrowed.discard(moved.digest)
         self._give_back(moved.digest, host_page, is_found=is_borrowed)
+        if (chain := self._chains.pop(moved.digest, None)) is not None:
+            self._store.touch(chain)  # written pages are newer than those before them, but the end is dropped first
 
     def _settle_read(self, moved: MovedPage) -> None:
         host_page = self._reading.pop(moved.digest)

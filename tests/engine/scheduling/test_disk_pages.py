@@ -134,6 +134,18 @@ def test_pages_are_written_once() -> None:
     assert [run.first for run in runs] == [0, 2, 4, 6, 8]
 
 
+def test_a_chain_is_in_use_when_its_end_has_been_written() -> None:
+    """Its beginning is then newer than its end, which is dropped first; also when the next turn adds a page."""
+    disk: Contents = {}
+    talk, history = told(disk)
+    assert len(history.store.touched) == len(disk) == 8
+    talk.ask()
+    finish(history)
+    talk.wait()
+    idle(history)
+    assert len(history.store.touched) == len(disk) == 9
+
+
 def test_a_step_copies_a_few_pages_for_the_disk() -> None:
     """A long conversation is written over several steps, and takes a share of host memory."""
     history = History(slots=2, pages=24, host=8, disk={})
