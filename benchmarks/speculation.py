@@ -3,7 +3,8 @@
     make model && python -m benchmarks.speculation
 
 Two engines in one process, SmolLM2-135M-Instruct in four bits, answer the same requests in alternating rounds, with
-`--speculation auto` and `off`. Texts are greedy, without the penalty that the model recommends, and must be equal. The ratio is the median of those of the rounds.
+`--speculation auto` and `off`. Texts are greedy, without the penalty that the model recommends, and must be equal. The
+ratio is the median of those of the rounds.
 """
 
 from __future__ import annotations
