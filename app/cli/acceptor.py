@@ -29,14 +29,15 @@ class Acceptor:
         self._retry: asyncio.TimerHandle | None = None
         sock.setblocking(False)
         sock.listen(backlog)
+        self._is_reading = True
         self._loop.add_reader(sock, self.accept)
 
     def close(self) -> None:
-        """Accept no more connections. May be called twice."""
+        """Accept no more connections. May be called twice, also after the socket was closed."""
         if self._retry is not None:
             self._retry.cancel()
             self._retry = None
-        self._loop.remove_reader(self._sock)
+        self._stop_reading()
 
     @property
     def is_starting(self) -> bool:
@@ -69,9 +70,15 @@ class Acceptor:
     def _pause(self, error: OSError) -> None:
         """Leave connections in the backlog for a while."""
         log.warning("no connection can be accepted: %s", error.strerror)
-        self._loop.remove_reader(self._sock)
+        self._stop_reading()
         self._retry = self._loop.call_later(RETRY_SECONDS, self._resume)
 
     def _resume(self) -> None:
         self._retry = None
+        self._is_reading = True
         self._loop.add_reader(self._sock, self.accept)
+
+    def _stop_reading(self) -> None:
+        if self._is_reading:  # a closed socket has no descriptor that could be removed again
+            self._is_reading = False
+            self._loop.remove_reader(self._sock)

@@ -95,8 +95,9 @@ class GracefulServer(uvicorn.Server):
         await super().startup([])
         sockets = [self.listener.sock, *([self._internal] if self._internal is not None else [])]
         self.servers = [cast(asyncio.Server, Acceptor(sock, self._connection, self.config.backlog)) for sock in sockets]
-        if self.should_exit:  # uvicorn leaves it at that
+        if self.should_exit:
             await self.shutdown(sockets)
+            self.started = False  # newer versions of uvicorn shut down once more if it is set
             return
         self.listener.take_over()
         self._accepts.set()

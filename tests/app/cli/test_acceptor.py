@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterator
 
 import pytest
+import uvloop
 
 from app.cli import acceptor
 from app.cli.acceptor import Acceptor
@@ -104,6 +105,19 @@ async def test_connections_wait_while_no_descriptor_is_free(listening, clients, 
     await all_made(made)
     assert "no connection can be accepted: Too many open files" in caplog.text
     accepting.close()
+
+
+def test_it_may_be_closed_again_after_its_socket(listening):
+    """uvicorn closes the sockets before the servers, which a drain may have closed already."""
+
+    async def close_twice() -> None:
+        accepting = Acceptor(listening, lambda: Recorder([]), CLIENTS)
+        accepting.close()
+        listening.close()
+        accepting.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(close_twice())
 
 
 async def test_nothing_is_accepted_after_the_end(listening, clients):
