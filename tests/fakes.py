@@ -21,7 +21,7 @@ from engine.config import EngineConfig
 from engine.ipc import ChannelClosed, FromEngine, ToEngine
 from engine.prefixes import is_mark
 from engine.scheduling.batch import Batch, Chunk, Join, Sampled, StepOutcome
-from engine.scheduling.constraint import NO_TOKEN_ALLOWED, ConstraintFailure
+from engine.scheduling.constraint import NO_DRAFTS, NO_TOKEN_ALLOWED, ConstraintFailure, Drafts
 from engine.scheduling.page_store import MovedPage, PageRun
 
 NAN_MARK = -9  # stored in a page instead of a token
@@ -57,27 +57,33 @@ class CrashInjector:
 
 
 class FakeConstraint:
-    """A constraint that allows every token. The test sets whether its mask is ready, and the time that masks took."""
+    """A constraint that allows every token. The test sets whether its mask is ready, and the time that masks took.
+
+    It takes drafts as they are proposed.
+    """
 
     def __init__(self) -> None:
         self.is_active = self.is_ready = True
         self.failure: ConstraintFailure | None = None
         self.prepared = 0
         self.seconds = 0.0
+        self.drafts = NO_DRAFTS
 
     def consume(self, token_id: int) -> None:
-        """Do nothing."""
+        """Forget the drafts."""
+        self.drafts = NO_DRAFTS
 
-    def prepare_mask(self) -> None:
+    def prepare_mask(self, proposal: Sequence[int] = (), limit: int = 0) -> None:
         """Count the call."""
         self.prepared += 1
+        self.drafts = Drafts(tuple(proposal[:limit]), (False,) * len(proposal[:limit]))
 
     def take_seconds(self) -> float:
         """Return `seconds` once."""
         seconds, self.seconds = self.seconds, 0.0
         return seconds
 
-    def write_mask(self, address: int, size: int) -> None:
+    def write_masks(self, address: int, size: int, count: int = 1) -> None:
         """Refuse: a fake runner needs no mask."""
         raise NotImplementedError
 

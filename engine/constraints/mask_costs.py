@@ -64,6 +64,10 @@ class MaskCosts:
         self._peaks += seconds > self._limits.peak_seconds
         self._unread += seconds
 
+    def add_drafts(self, seconds: float) -> None:
+        """Count the masks after drafts, which are charged for, and no reason to end the answer."""
+        self._unread += seconds
+
     @property
     def is_slow(self) -> bool:
         """Return whether the last mask took longer than the mean may be."""

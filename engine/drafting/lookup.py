@@ -16,10 +16,15 @@ HASH = (0x9E3779B1, 0x85EBCA6B)
 
 
 class Draft(NamedTuple):
-    """Guess of the next tokens. match: number of last tokens that stood before the guessed ones too."""
+    """Guess of the next tokens.
+
+    match: number of last tokens that stood before the guessed ones too. is_forced: of each token, whether a constraint
+    allows no other text in its place; empty if there is no constraint.
+    """
 
     tokens: tuple[int, ...]
     match: int
+    is_forced: tuple[bool, ...] = ()
 
 
 NO_DRAFT = Draft((), 0)

@@ -9,7 +9,6 @@ device (`engine.execution.transfer`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from engine.execution.cache import KVCache
 from engine.execution.device_slots import DeviceSlots
+from engine.execution.drafted_rows import FIRST, SampledRows, accepted
 from engine.execution.graphs import Capture, PromptTokens, Shape, StepGraphs
 from engine.execution.models.interface import Model
 from engine.execution.packing import pack, prompt_tokens
@@ -32,9 +32,10 @@ from engine.execution.slots import Ints, SlotState
 from engine.execution.swap import PageSwapper
 from engine.execution.token_masks import StepMasks, TokenMasks
 from engine.execution.transfer import HostCopy, mark_time, to_device
-from engine.scheduling.batch import Batch, Chunk, Sampled, StepOutcome
+from engine.scheduling.batch import Batch, Sampled, StepOutcome
 from kernels.decoder import RowMasks, StepPass
 from kernels.interface import Kernels
+from kernels.reference.sample import NAN_TOKEN
 from kernels.slots import StepState
 
 PREFAULT_BYTES = 256 << 20  # of fresh pages kept ready for new sequences
@@ -115,7 +116,8 @@ class ModelRunner:
             self._prepare(batch)
         self._slots.apply(batch)
         if self._fused_step and not has_prompt_logprobs(batch):
-            outcome = self._run_fused(self._fused_step, batch)
+            run = self._run_with_drafts if batch.drafted else self._run_fused
+            outcome = run(self._fused_step, batch)
             return lambda: outcome
         return self._launch(batch, began)
 
@@ -138,11 +140,11 @@ class ModelRunner:
     def _run_fused(self, fused_step: StepPass, batch: Batch) -> StepOutcome:
         """Run a step in one call; rows that need the full sampler are then sampled here, from logits of that call."""
         self.fused_steps += 1
-        masks = self._masks.collect(batch.constraints) if batch.constraints else None
+        masks = self._masks.collect(batch.constraints)
         rows, row_masks = self._full_sampler_rows(batch.sampled_slots, masks)
         if not len(rows):
             result = fused_step(batch.decodes, batch.chunks, (), row_masks)
-            return self._outcome(fused_step, batch, list(map(Sampled, result.token_ids)), result.has_nan)
+            return StepOutcome(tuple(map(Sampled, result.token_ids)), tuple(result.has_nan))
         slots = np.array(batch.sampled_slots, np.int64)[rows]
         with torch.inference_mode():
             parameters = self._sampler.parameters(slots)  # before the step, which evicts them from the caches
@@ -152,38 +154,88 @@ class ModelRunner:
         sampled = list(map(Sampled, result.token_ids))
         for row, token in zip(rows.tolist(), tokens.read(tokens.tensors), strict=True):
             sampled[row] = token
-        return self._outcome(fused_step, batch, sampled, result.has_nan)
+        return StepOutcome(tuple(sampled), tuple(result.has_nan))
 
-    def _outcome(self, fused_step: StepPass, batch: Batch, sampled: list[Sampled], has_nan: list[bool]) -> StepOutcome:
-        """Return the outcome of a fused step. Slots with a NaN are computed again without their drafts."""
-        if not (drafted := batch.drafted):
-            return StepOutcome(tuple(sampled), tuple(has_nan))
+    def _run_with_drafts(self, fused_step: StepPass, batch: Batch) -> StepOutcome:
+        """Run a step with drafts. Slots whose first row has a NaN are computed again without them."""
+        self.fused_steps += 1
+        rows, drafted = SampledRows(batch), batch.drafted
+        masks = self._masks.collect(batch.constraints, {c.slot: len(c.drafts) for c in drafted})
+        withheld, row_masks = self._full_sampler_rows(batch.sampled_rows, masks, rows.offsets)
+        with torch.inference_mode():
+            result = fused_step(batch.decodes, batch.chunks, withheld.tolist(), row_masks)
+            sampled = list(map(Sampled, result.token_ids))
+            if len(withheld):
+                self._sample_in_turn(rows, withheld, result.logits, masks, sampled)
         first, further = accepted(sampled, drafted)
         begin = len(first) - len(drafted)
-        if spoiled := [index for index in range(begin, len(first)) if first[index].token_id < 0]:
-            again = fused_step([drafted[index - begin].slot for index in spoiled], (), (), None)
-            for index, token_id in zip(spoiled, again.token_ids, strict=True):
-                first[index] = Sampled(token_id)
-        return StepOutcome(tuple(first), tuple(has_nan), further=further)
+        if spoiled := [index for index in range(begin, len(first)) if first[index].token_id == NAN_TOKEN]:
+            slots = tuple(drafted[index - begin].slot for index in spoiled)
+            constraints = tuple(pair for pair in batch.constraints if pair[0] in slots)
+            again = self._run_fused(fused_step, Batch(step=batch.step, decodes=slots, constraints=constraints))
+            for index, token in zip(spoiled, again.sampled, strict=True):
+                first[index] = token
+        return StepOutcome(tuple(first), tuple(result.has_nan), further=further)
 
-    def _full_sampler_rows(self, slots: list[int], masks: StepMasks | None) -> tuple[Ints, RowMasks | None]:
+    def _sample_in_turn(
+        self, rows: SampledRows, withheld: Ints, logits: Tensor, masks: StepMasks | None, sampled: list[Sampled]
+    ) -> None:
+        """Sample the withheld rows from logits[N, V] with the full sampler, as far as their drafts are right.
+
+        First rows are sampled together, then those after a right draft, and so on: each has the length and the counts of
+        tokens that it would have without drafts. A slot with drafts does not advance by a row with a NaN, which may be
+        that of a draft.
+        """
+        turn = [i for i, row in enumerate(withheld.tolist()) if rows.reads[row] == FIRST]
+        while turn:
+            for i, has_nan in zip(list(turn), logits[turn].amax(dim=1).isnan().tolist(), strict=True):
+                if has_nan and rows.has_drafts(int(withheld[i])):
+                    sampled[withheld[i]] = Sampled(NAN_TOKEN)
+                    turn.remove(i)
+            if not turn:
+                return
+            chosen = withheld[turn]
+            slots = rows.slots[chosen]
+            tokens = self._sample(logits[turn], self._sampler.parameters(slots), slots, masks, rows.offsets[chosen])
+            self._slots.advance(slots)
+            following = []
+            for i, row, token in zip(turn, chosen.tolist(), tokens.read(tokens.tensors), strict=True):
+                sampled[row] = token
+                if rows.is_right_after(row, token.token_id):
+                    following.append(i + 1)
+            turn = following
+
+    def _full_sampler_rows(
+        self, slots: list[int], masks: StepMasks | None, offsets: Ints | None = None
+    ) -> tuple[Ints, RowMasks | None]:
         """Return the rows of slots[R] that need the full sampler, and the masks of other rows.
 
-        The full sampler reports rows without an allowed token.
+        offsets[R]: drafts before each row, if there are any. The full sampler reports rows without an allowed token.
         """
         rows = self._slots.needs_full_sampler(slots)
         if masks is None:
             return rows, None
-        row_masks, empty = masks.row_masks(np.array(slots, np.int64))
+        row_masks, empty = masks.row_masks(np.array(slots, np.int64), offsets)
         rows = np.union1d(rows, empty)
         if len(rows):
             keep = ~np.isin(row_masks.rows, rows)
             row_masks = RowMasks(row_masks.rows[keep], row_masks.words[keep])
         return rows, row_masks
 
-    def _sample(self, logits: Tensor, parameters: SamplerInputs, slots: Ints, masks: StepMasks | None) -> SampledTokens:
-        """Sample logits[R, V] of slots[R] with the full sampler and store the slots' last tokens."""
-        tokens = self._sampler.sample(logits, parameters, masks.allowed(slots) if masks is not None else None)
+    def _sample(
+        self,
+        logits: Tensor,
+        parameters: SamplerInputs,
+        slots: Ints,
+        masks: StepMasks | None,
+        offsets: Ints | None = None,
+    ) -> SampledTokens:
+        """Sample logits[R, V] of slots[R] with the full sampler and store the slots' last tokens.
+
+        offsets[R]: drafts before each row, if there are any.
+        """
+        allowed = masks.allowed(slots, offsets) if masks is not None else None
+        tokens = self._sampler.sample(logits, parameters, allowed)
         # The token of a row that fails does not matter.
         self._last_tokens.index_copy_(0, tokens.slots, tokens.token_ids.clamp(min=0))
         return tokens
@@ -194,7 +246,7 @@ class ModelRunner:
         sampled_parts: list[SampledTokens] = []
         prompt_parts: list[PromptLogProbs] = []
         has_nan: list[Tensor] = []  # for each row of the chunks, whether it has a NaN
-        masks = self._masks.collect(batch.constraints) if batch.constraints else None
+        masks = self._masks.collect(batch.constraints)
         rows = [chunk.length for chunk in batch.chunks]
         rest = batch
         if self._graphs:
@@ -295,31 +347,6 @@ class ModelRunner:
             self._graphs.slots.advance(tokens.slots)
         sampled_parts.append(tokens)
         return prompt_parts
-
-
-def accepted(sampled: list[Sampled], drafted: Seq[Chunk]) -> tuple[list[Sampled], dict[int, tuple[Sampled, ...]]]:
-    """Return the first token of each sequence, and by its index those after it that count.
-
-    sampled: of all rows; those of chunks with drafts are the last ones. A token counts if all drafts before it are the
-    tokens that were sampled there: its row has then read what the next step would read.
-    """
-    row = len(sampled) - sum([chunk.samples for chunk in drafted])
-    first, further = sampled[:row], dict[int, tuple[Sampled, ...]]()
-    for chunk in drafted:
-        tokens = sampled[row : row + chunk.samples]
-        right = 0
-        while right < len(chunk.drafts) and _is_right(tokens, chunk.drafts, right):
-            right += 1
-        if right:
-            further[len(first)] = tuple(tokens[1 : 1 + right])
-        first.append(tokens[0])
-        row += chunk.samples
-    return first, further
-
-
-def _is_right(tokens: list[Sampled], drafts: tuple[int, ...], index: int) -> bool:
-    """Return whether a draft is the token that was sampled there. The next step reports the NaN of a draft's row."""
-    return tokens[index].token_id == drafts[index] and tokens[index + 1].token_id >= 0
 
 
 @dataclass(frozen=True, slots=True)

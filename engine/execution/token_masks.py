@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -17,6 +19,9 @@ from kernels.decoder import RowMasks
 from kernels.interface import Kernels
 
 
+NO_DRAFTS: Mapping[int, int] = MappingProxyType({})
+
+
 class TokenMasks:
     """Collects the masks of one runner's steps."""
 
@@ -25,13 +30,23 @@ class TokenMasks:
         self._vocab_size = vocab_size
         self._device = device
 
-    def collect(self, constraints: Seq[tuple[int, Constraint]]) -> StepMasks:
-        """Return the masks of (slot, constraint) pairs; at least one. The constraints are ready."""
-        words = np.zeros((len(constraints), -(-self._vocab_size // 32)), np.int32)
-        for row, (_, constraint) in zip(words, constraints, strict=True):
-            constraint.write_mask(row.ctypes.data, row.nbytes)
+    def collect(
+        self, constraints: Seq[tuple[int, Constraint]], drafts: Mapping[int, int] = NO_DRAFTS
+    ) -> StepMasks | None:
+        """Return the masks of (slot, constraint) pairs; None if there are none. The constraints are ready.
+
+        drafts: the number of each slot that has some.
+        """
+        if not constraints:
+            return None
+        counts = [1 + drafts.get(slot, 0) for slot, _ in constraints]
+        words = np.zeros((sum(counts), -(-self._vocab_size // 32)), np.int32)
         index_of = np.full(self._num_slots, -1, np.int64)
-        index_of[[slot for slot, _ in constraints]] = np.arange(len(constraints))
+        index = 0
+        for (slot, constraint), count in zip(constraints, counts, strict=True):
+            constraint.write_masks(words[index].ctypes.data, words[index].nbytes, count)
+            index_of[slot] = index
+            index += count
         return StepMasks(index_of, words, self._device)
 
 
@@ -39,31 +54,32 @@ class TokenMasks:
 class StepMasks:
     """Masks of the constrained slots of a step.
 
-    index_of: [slots], the index of each slot's mask, -1 for none. words: [N, ceil(V / 32)], a bit for each token.
+    index_of: [slots], the index of each slot's first mask, -1 for none; those after its drafts follow. words:
+    [N, ceil(V / 32)], a bit for each token. Rows are given by their slots[R] and offsets[R], the number of drafts before
+    each; without offsets there are none.
     """
 
     index_of: Ints
     words: NDArray[np.int32]
     device: torch.device
 
-    def allowed(self, slots: Ints) -> AllowedTokens | None:
-        """Return the masks for the rows of slots[R], on the device; None if no row is constrained."""
-        rows, words = self._rows(slots)
+    def allowed(self, slots: Ints, offsets: Ints | None = None) -> AllowedTokens | None:
+        """Return the masks for rows, on the device; None if no row is constrained."""
+        rows, words = self._rows(slots, offsets)
         return AllowedTokens(*to_device((rows, words), self.device)) if len(rows) else None
 
-    def row_masks(self, slots: Ints) -> tuple[RowMasks, Ints]:
-        """Return the masks for the rows of slots[R], and the constrained rows without an allowed token, which are not
-        among them.
-        """
-        rows, words = self._rows(slots)
+    def row_masks(self, slots: Ints, offsets: Ints | None = None) -> tuple[RowMasks, Ints]:
+        """Return the masks for rows, and the constrained rows without an allowed token, which are not among them."""
+        rows, words = self._rows(slots, offsets)
         has_tokens = words.any(axis=1)
         return RowMasks(rows[has_tokens], words[has_tokens]), rows[~has_tokens]
 
-    def _rows(self, slots: Ints) -> tuple[Ints, NDArray[np.int32]]:
-        """Return the constrained rows of slots[R], and their masks."""
+    def _rows(self, slots: Ints, offsets: Ints | None) -> tuple[Ints, NDArray[np.int32]]:
+        """Return the constrained rows, and their masks."""
         index = self.index_of[slots]
         rows = np.flatnonzero(index >= 0)
-        return rows, self.words[index[rows]]
+        index = index[rows] if offsets is None else index[rows] + offsets[rows]
+        return rows, self.words[index]
 
 
 @dataclass(frozen=True, slots=True)

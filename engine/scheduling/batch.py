@@ -87,6 +87,14 @@ class Batch:
         return [*self.decodes, *(chunk.slot for chunk in self.chunks if chunk.samples)]
 
     @property
+    def sampled_rows(self) -> list[int]:
+        """Return the slot of each row that is sampled: several rows of a slot with drafts."""
+        slots = list(self.decodes)
+        for chunk in self.chunks:
+            slots += [chunk.slot] * chunk.samples
+        return slots
+
+    @property
     def is_empty(self) -> bool:
         """Return whether there is nothing to compute, nothing to move, and no slot changes."""
         computes, moves = self.decodes or self.chunks, self.swap_out or self.copies or self.swap_in

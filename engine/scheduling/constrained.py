@@ -7,6 +7,7 @@ from engine.scheduling.counters import CumulativeCounters
 from engine.scheduling.events import EventBuffer
 from engine.scheduling.policy import Policy
 from engine.scheduling.sequence import Sequence, State
+from engine.scheduling.speculation import Speculation
 from engine.types import Phase, WaitReason
 
 NO_TOKEN_MESSAGE = "the answer ends here, because its format or tools allow no further token"
@@ -21,6 +22,7 @@ class ConstrainedSequences:
         self._counters = counters
         self._number = 0
         self._without_mask: list[Sequence] = []
+        self._advanced: dict[Sequence, None] = {}  # since masks were last prepared
 
     @property
     def waits_for_masks(self) -> bool:
@@ -59,7 +61,14 @@ class ConstrainedSequences:
         assert sequence.constraint is not None, sequence
         self._charge(sequence, sequence.constraint)
         sequence.constraint.consume(token_id)
-        sequence.constraint.prepare_mask()
+        self._advanced[sequence] = None
+
+    def prepare_masks(self, speculation: Speculation | None) -> None:
+        """Begin to compute the masks of the sequences that have advanced, and those after their drafts."""
+        for sequence in self._advanced:
+            if sequence.constraint is not None:  # it has not ended
+                sequence.constraint.prepare_mask(*(speculation.propose(sequence) if speculation is not None else ()))
+        self._advanced.clear()
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a finished sequence, if it has a constraint."""

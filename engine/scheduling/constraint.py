@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol
 
@@ -18,11 +19,27 @@ class ConstraintFailure(NamedTuple):
     message: str
 
 
+class Drafts(NamedTuple):
+    """Guesses of the next tokens, which a constraint allows.
+
+    is_forced: of each token, whether no other text is allowed in its place.
+    """
+
+    tokens: tuple[int, ...] = ()
+    is_forced: tuple[bool, ...] = ()
+
+
+NO_DRAFTS = Drafts()
+
+
 class Constraint(Protocol):
     """Part of a sequence: it follows the tokens of one choice, and is rebuilt from them in another engine.
 
     A constrained sequence is scheduled only when its last token is known and its mask is computed
     (docs/decisions/0040). After `consume` a mask must be prepared, before it is ready.
+
+    With the mask of the next token, those after some drafts can be prepared: guesses of the next tokens, which change
+    nothing but the time that masks take.
     """
 
     @property
@@ -37,19 +54,27 @@ class Constraint(Protocol):
     def failure(self) -> ConstraintFailure | None:
         """Return why no token is allowed; None if the constraint itself is sound."""
 
+    @property
+    def drafts(self) -> Drafts:
+        """Return the drafts whose masks were prepared too; none before it is ready."""
+
     def consume(self, token_id: int) -> None:
         """Advance by a sampled token."""
 
-    def prepare_mask(self) -> None:
-        """Begin to compute the mask of the next token, unless it is computed."""
+    def prepare_mask(self, proposal: Seq[int] = (), limit: int = 0) -> None:
+        """Begin to compute the mask of the next token, unless it is computed, and of up to `limit` drafts after it.
+
+        Drafts are tokens of `proposal` as far as they are allowed, and tokens that no other text allows.
+        """
 
     def take_seconds(self) -> float:
         """Return the processor time of masks since the last call."""
 
-    def write_mask(self, address: int, size: int) -> None:
+    def write_masks(self, address: int, size: int, count: int = 1) -> None:
         """Write the allowed next tokens to memory: bit i % 32 of the i // 32-th int32 is set for token i.
 
-        size: bytes, a multiple of 4. Called when it is ready.
+        count: masks, that of the next token and those after the first drafts. size: bytes of a mask, a multiple of 4.
+        Called when it is ready.
         """
 
 

@@ -215,6 +215,7 @@ class Scheduler:
                 self._finish(sequence, now)
             elif sequence.constraint is not None:
                 self._constrained.advance(sequence, token_id)
+        self._constrained.prepare_masks(self.speculation)
         self.counters.add("computed_tokens", flight.num_tokens)
         self.counters.add("generated_tokens", len(served))
         if self.trials.current:  # steps of a trial are not in flight beside others

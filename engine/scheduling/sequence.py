@@ -52,7 +52,6 @@ class Sequence:
         "constraint",
         "generated_at_wait",
         "host_pages",
-        "is_plain",
         "max_computed",
         "max_len",
         "mechanism",
@@ -114,9 +113,6 @@ class Sequence:
         self.speculator: Speculator | None = None  # of its drafts, once it may have some
         self.prompt_leader: Sequence | None = None  # the choice that computes the prompt for this one
         self.siblings: list[Sequence] = []  # choices held back until this one has computed the prompt
-        sampling = request.sampling
-        # Sampled from logits as they are, so that the rows of a step do not depend on each other.
-        self.is_plain = not (sampling.has_penalties or sampling.logit_bias or sampling.logprobs is not None)
         self._page_size = page_size
         self._digests: list[bytes] = []
 
@@ -137,12 +133,11 @@ class Sequence:
 
     @property
     def can_have_drafts(self) -> bool:
-        """Return whether its next tokens may be guessed in a step."""
-        return (
-            self.is_plain
-            and self.constraint is None
-            and self.num_tokens - self.prompt_len >= self.request.sampling.min_tokens
-        )
+        """Return whether its next tokens may be guessed in a step.
+
+        Before `min_tokens` a constraint may allow no token but those that end the text: a row behind a draft could fail.
+        """
+        return self.constraint is None or self.num_tokens - self.prompt_len >= self.request.sampling.min_tokens
 
     @property
     def lost_tokens(self) -> int:

@@ -45,10 +45,26 @@ class Speculation:
         self._page_size = page_size
         self._draft = draft or self._look_up
         self._left_to_index = 0
+        self._pays = True  # drafts in the last step without prompts
+
+    def propose(self, sequence: Sequence) -> tuple[tuple[int, ...], int]:
+        """Return a draft of a sequence with a constraint, and how many drafts are worth their masks.
+
+        Called before the mask of its next token is computed.
+        """
+        if not self._pays or not sequence.can_have_drafts:
+            return (), 0
+        speculator = self._speculator(sequence)
+        limit = max(0, min(speculator.max_masked, self._room(sequence)))
+        speculator.draft = self._draft(sequence, speculator, limit) if limit else NO_DRAFT
+        return speculator.draft.tokens, limit
 
     def divide(self, decodes: list[Sequence], chunks: list[Chunk]) -> tuple[list[Sequence], list[Chunk]]:
         """Return the sequences that decode without drafts, and the chunks with those that have drafts last."""
-        if chunks or not decodes or not self._can_pay(len(decodes)):
+        if chunks or not decodes:
+            return decodes, chunks
+        self._pays = self._can_pay(len(decodes))
+        if not self._pays:
             return decodes, chunks
         self._left_to_index = INDEXED_TOKENS
         highest = min([sequence.service_class for sequence in decodes])
@@ -57,6 +73,9 @@ class Speculation:
         if not drafts:
             return decodes, chunks
         rows = self._rows(len(decodes), drafts, is_for_all=len(drafts) == len(peers))
+        for sequence in drafts:
+            if sequence.constraint is not None:
+                self._speculator(sequence).expect_masked(rows.get(sequence, 0))
         drafted = []
         for sequence, number in rows.items():
             assert sequence.slot is not None
@@ -77,11 +96,18 @@ class Speculation:
         """Return a draft of a sequence, which may be empty."""
         if not sequence.can_have_drafts or (limit := self._room(sequence)) < 1:
             return NO_DRAFT
+        speculator = self._speculator(sequence)
+        if sequence.constraint is None:
+            speculator.draft = self._draft(sequence, speculator, limit)
+        else:
+            tokens, is_forced = sequence.constraint.drafts
+            speculator.draft = Draft(tokens[:limit], speculator.draft.match, is_forced[:limit])
+        return speculator.draft
+
+    def _speculator(self, sequence: Sequence) -> Speculator:
         if sequence.speculator is None:
             sequence.speculator = Speculator(sequence.tokens)
-        draft = self._draft(sequence, sequence.speculator, limit)
-        sequence.speculator.match = draft.match
-        return draft
+        return sequence.speculator
 
     def _room(self, sequence: Sequence) -> int:
         """Return how many drafts fit into the last page, and into what the sequence may still generate."""

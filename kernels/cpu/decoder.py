@@ -123,14 +123,12 @@ class CpuStep:
         num_slots = len(slots.lengths)
         self._decodes, self._chunks = (ctypes.c_int64 * num_slots)(), (structs.Chunk * num_slots)()
         self._has_nan = (ctypes.c_int64 * num_slots)()
-        self._withheld = (ctypes.c_int64 * num_slots)()
         self._scratch = mmap_zeros((0,), torch.uint8)
-        self._max_rows = self._max_sampled = 0  # capacity of the scratch memory, and of the next two
-        self._ids, self._drafts = (ctypes.c_int64 * 0)(), (ctypes.c_int64 * 0)()
+        self._max_rows = self._max_sampled = 0  # capacity of the scratch memory, and of the next three
+        self._ids, self._drafts, self._withheld = ((ctypes.c_int64 * 0)() for _ in range(3))
         self._work = structs.Work(
             decodes=ctypes.addressof(self._decodes),
             chunks=ctypes.addressof(self._chunks),
-            withheld=ctypes.addressof(self._withheld),
             k=ctypes.addressof(self._cache_addresses[0]),
             v=ctypes.addressof(self._cache_addresses[1]),
             cache_is_bf16=cache[0].dtype == torch.bfloat16,
@@ -179,8 +177,9 @@ class CpuStep:
         rows, sampled = (1 << (count - 1).bit_length() if count else 0 for count in (rows, sampled))
         self._scratch = mmap_zeros((self._bytes(self._decoder, self._head, rows, sampled),), torch.uint8)
         self._work.scratch = address(self._scratch)
-        self._ids, self._drafts = (ctypes.c_int64 * sampled)(), (ctypes.c_int64 * sampled)()
+        self._ids, self._drafts, self._withheld = ((ctypes.c_int64 * sampled)() for _ in range(3))
         self._work.ids, self._work.drafts = ctypes.addressof(self._ids), ctypes.addressof(self._drafts)
+        self._work.withheld = ctypes.addressof(self._withheld)
         self._max_rows, self._max_sampled = rows, sampled
 
 

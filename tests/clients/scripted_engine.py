@@ -143,7 +143,7 @@ class ScriptedRunner:
 
     def _allowed(self, constraint: Constraint) -> NDArray[np.uint8]:
         words = np.zeros(-(-len(self._tokens) // 32), np.uint32)
-        constraint.write_mask(words.ctypes.data, words.nbytes)
+        constraint.write_masks(words.ctypes.data, words.nbytes)
         return np.unpackbits(words.view(np.uint8), bitorder="little")
 
 

@@ -30,12 +30,12 @@ from tests.profiles import nightly
 
 pytestmark = [requirements.a_compiler, pytest.mark.slow]
 
-STREAMS, TOKENS = 32, 40
+STREAMS, TOKENS = 36, 40
 SLOTS = 16
 VALUES: Callable[[TokenEvent], Any] = attrgetter("token_id", "logprob", "top", "finish")
 LOOKUP = None  # the engine's own drafts, in place of a probability
 RIGHT = (1.0, 0.7, 0.0, LOOKUP)
-MANY_DRAFTS = (  # parameters with which a sequence has drafts, and such with which it has none
+PARAMETERS = (
     {"temperature": 0.0},
     {"temperature": 0.7},
     {"temperature": 1.5},
@@ -44,6 +44,8 @@ MANY_DRAFTS = (  # parameters with which a sequence has drafts, and such with wh
     {"logprobs": 2},
     {"min_tokens": 12},
     {"logit_bias": {65: 4.0, 66: -100.0}},
+    {"repetition_penalty": 1.3, "logprobs": 3},
+    {"frequency_penalty": 0.7, "presence_penalty": 0.3, "temperature": 1.5},
 )
 
 
@@ -88,7 +90,8 @@ def submitted(text: TextModel) -> list[Request]:
         again = [turn, {"role": "assistant", "content": TURNS[2] * 3}] if i % 3 == 0 else []
         prompts.append(text.encode(text.render_chat([*again, turn]), add_special_tokens=False))
     built = requests(prompts, TOKENS, text.eos_token_ids)
-    for i, more in enumerate((*MANY_DRAFTS, *constraints(text))):
+    of_both = [one | {"logprobs": 2, "repetition_penalty": 1.2, "min_tokens": 3} for one in constraints(text)[::3]]
+    for i, more in enumerate((*PARAMETERS, *constraints(text), *of_both)):
         for j in (1 + 2 * i, 2 + 2 * i):
             built[j] = replace(built[j], sampling=replace(built[j].sampling, **more))
     for i in (4, 9, 16):
@@ -151,6 +154,16 @@ def test_alone(demo: Path, submitted: list[Request], texts: Texts, right: float 
     engine = drafting(demo, submitted, texts, right)
     assert alone(engine, submitted, VALUES) == texts
     check_counts(engine.load().counters, right)
+
+
+def test_each_kind_of_request_has_drafts(demo: Path, submitted: list[Request], texts: Texts):
+    """Penalties, biases, log-probabilities, grammars and limits of reasoning too: right drafts save steps of each."""
+    engine = drafting(demo, submitted, texts, 1.0)
+    for one in submitted:
+        before = engine.load().counters
+        run(engine, [one])
+        after = engine.load().counters
+        assert after.accepted_tokens - before.accepted_tokens > 0.4 * (after.generated_tokens - before.generated_tokens)
 
 
 @pytest.mark.parametrize(("chunk", "page_size"), [(7, 16), (64, 5), pytest.param(None, 16, marks=nightly)])

@@ -32,7 +32,7 @@ def allowed(constraint: GrammarConstraint) -> set[bytes]:
     while not constraint.is_ready:
         constraint._threads.wait_for_any(1.0)
     words = np.zeros(-(-len(BYTES.tokens) // 32), np.uint32)
-    constraint.write_mask(words.ctypes.data, words.nbytes)
+    constraint.write_masks(words.ctypes.data, words.nbytes)
     bits = np.unpackbits(words.view(np.uint8), bitorder="little")
     return {BYTES.tokens[token_id] for token_id in np.flatnonzero(bits)}
 

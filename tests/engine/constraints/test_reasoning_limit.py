@@ -24,7 +24,7 @@ def forced(constraint: ReasoningConstraint) -> int | None:
     if not constraint.is_active:
         return None
     words = np.zeros(1, np.uint32)
-    constraint.write_mask(words.ctypes.data, words.nbytes)
+    constraint.write_masks(words.ctypes.data, words.nbytes)
     [token_id] = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
     return int(token_id)
 

@@ -24,7 +24,7 @@ def test_worths_are_falling_probabilities(history: list[tuple[int, int, int]]):
     """After any history, for short and long matches, one for each draft."""
     speculator = Speculator([])
     for length, (match, drafts, right) in enumerate(history):
-        speculator.match = match
+        speculator.draft = Draft((0,) * MAX_DRAFTS, match)
         speculator.learn(drafts, min(right, drafts), length)
         for values in (worths(speculator, SHORT), worths(speculator, LONG)):
             assert len(values) == MAX_DRAFTS and values[-1] >= 0.0 and values[0] <= 1.0
@@ -36,7 +36,7 @@ def test_worths_are_falling_probabilities(history: list[tuple[int, int, int]]):
 def test_right_drafts_raise_all_worths_and_only_of_such_matches(match: int):
     """Up to nearly 1."""
     speculator = Speculator([])
-    speculator.match, other = match, SHORT + LONG - match
+    speculator.draft, other = Draft((0,) * MAX_DRAFTS, match), SHORT + LONG - match
     before, untouched = worths(speculator, match), worths(speculator, other)
     for length in range(40):
         speculator.learn(MAX_DRAFTS, MAX_DRAFTS, length)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.execution.runner import accepted
+from engine.execution.drafted_rows import accepted
 from engine.scheduling.batch import Chunk, Sampled
 
 

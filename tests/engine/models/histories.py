@@ -3,8 +3,10 @@ prompts."""
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +18,7 @@ from engine.execution.graphs import Capture
 from engine.execution.models import Model
 from engine.execution.runner import ModelRunner
 from engine.scheduling.batch import Batch, Chunk, Join, StepOutcome
-from engine.scheduling.constraint import NO_TOKEN_ALLOWED
+from engine.scheduling.constraint import NO_DRAFTS, NO_TOKEN_ALLOWED
 from engine.types import SamplingParams
 from kernels.interface import Kernels
 from tests.engine.models.checkpoints import VOCAB
@@ -50,32 +52,51 @@ class Slot:
 
 
 class RandomMask:
-    """Constraint of one token: a random set of tokens, sometimes an empty one."""
+    """Constraint of the next tokens: a random set for each, that of the first one sometimes empty."""
 
-    is_active, is_ready, failure = True, True, None
+    is_active, is_ready, failure, drafts = True, True, None, NO_DRAFTS
 
     def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
         density = rng.choice((0.0, 0.02, 0.5, 1.0))
-        self.words = np.zeros(-(-VOCAB // 32), np.int32)
-        allowed = [token for token in range(VOCAB) if rng.random() < density]
+        self._masks = [self._mask(density)]
+
+    @property
+    def words(self) -> np.ndarray:
+        """Return the mask of the next token."""
+        return self._masks[0]
+
+    def later(self, count: int) -> RandomMask:
+        """Return the constraint after `count` tokens."""
+        while len(self._masks) <= count:
+            self._masks.append(self._mask(self._rng.choice((0.3, 0.5, 1.0))))
+        other = copy.copy(self)
+        other._masks = self._masks[count:]
+        return other
+
+    def _mask(self, density: float) -> np.ndarray:
+        words = np.zeros(-(-VOCAB // 32), np.int32)
+        allowed = [token for token in range(VOCAB) if self._rng.random() < density]
         np.bitwise_or.at(
-            self.words.view(np.uint32),
+            words.view(np.uint32),
             np.array(allowed, int) // 32,
             np.uint32(1) << (np.array(allowed, np.uint32) % 32),
         )
+        return words
 
     def consume(self, token_id: int) -> None:
         raise NotImplementedError
 
-    def prepare_mask(self) -> None:
+    def prepare_mask(self, proposal: Sequence[int] = (), limit: int = 0) -> None:
         raise NotImplementedError
 
     def take_seconds(self) -> float:
         raise NotImplementedError
 
-    def write_mask(self, address: int, size: int) -> None:
-        assert size == self.words.nbytes
-        ctypes.memmove(address, self.words.ctypes.data, size)
+    def write_masks(self, address: int, size: int, count: int = 1) -> None:
+        assert size == self.words.nbytes and count <= len(self._masks)
+        for index in range(count):
+            ctypes.memmove(address + index * size, self._masks[index].ctypes.data, size)
 
 
 class Histories:
@@ -90,6 +111,7 @@ class Histories:
         self._rng, self._sampling, self._is_constrained = rng, sampling_choices, is_constrained
         self._pages = rng.sample(range(SLOTS * PAGES), SLOTS * PAGES)
         self._sequences: dict[int, Slot] = {}
+        self.constraints: dict[int, RandomMask] = {}  # of the slots of a step
 
     def next(self) -> Batch:
         """Return a step in which some sequences join and most others compute; it may be empty."""
@@ -113,7 +135,8 @@ class Histories:
         if not self._is_constrained:
             return batch
         slots = [slot for slot in batch.sampled_slots if self._rng.random() < 0.5]
-        return replace(batch, constraints=tuple((slot, RandomMask(self._rng)) for slot in slots))
+        self.constraints = {slot: RandomMask(self._rng) for slot in slots}
+        return replace(batch, constraints=tuple(self.constraints.items()))
 
     def take(self, batch: Batch, outcome: StepOutcome) -> None:
         """Update sequences with the step's tokens, and remove ended ones."""
@@ -157,9 +180,9 @@ def steps_with_masks(runner: ModelRunner, steps: int) -> tuple[list[int], list[i
     sampled: list[int] = []
     sample = runner._sample
 
-    def counted(logits: torch.Tensor, parameters: Any, slots: Any, masks: Any) -> Any:
+    def counted(logits: torch.Tensor, parameters: Any, slots: Any, *masks: Any) -> Any:
         sampled.extend(slots.tolist())
-        return sample(logits, parameters, slots, masks)
+        return sample(logits, parameters, slots, *masks)
 
     runner._sample = counted  # type: ignore[method-assign]
     histories = Histories(random.Random(3), PLAIN, is_constrained=True)

@@ -28,6 +28,7 @@ from tests.engine.models.histories import (
     PAGE_SIZE,
     PLAIN,
     Histories,
+    RandomMask,
     make_runner,
     to_bytes,
 )
@@ -99,19 +100,28 @@ def load(checkpoint: Checkpoint, kernels: CpuKernels, dtype: torch.dtype) -> Mod
     return model
 
 
-def look_ahead(runner: ModelRunner, slot: int, count: int) -> list[int]:
-    """Return the next tokens of a slot, up to one without logits (NaN), and leave the slot as it was."""
+def look_ahead(runner: ModelRunner, slot: int, count: int, mask: RandomMask | None = None) -> list[int]:
+    """Return the next tokens of a slot, up to one without logits (NaN), and leave the slot as it was.
+
+    mask: of the token before them.
+    """
     length, last = int(runner._slots.lengths[slot]), int(runner._last_tokens[slot])
+    seen = runner._sampler._edits._seen
+    counts = seen.counts[slot].clone() if seen is not None else None
     tokens: list[int] = []
     while len(tokens) < count and (not tokens or tokens[-1] >= 0):
-        tokens += decode(runner, slot)
+        tokens.append(decode(runner, slot, mask, 1 + len(tokens)).token_id)
     runner._slots.lengths[slot], runner._last_tokens[slot] = length, last
+    if seen is not None:
+        with torch.inference_mode():
+            seen.counts[slot] = counts
     return tokens
 
 
-def decode(runner: ModelRunner, slot: int) -> list[int]:
-    """Return the next token of a slot, in a step of one row."""
-    return [sampled.token_id for sampled in runner.launch(Batch(step=0, decodes=(slot,)))().sampled]
+def decode(runner: ModelRunner, slot: int, mask: RandomMask | None = None, count: int = 0) -> Sampled:
+    """Return the next token of a slot, in a step of one row. mask: of the token that is `count` before it."""
+    constraints = () if mask is None else ((slot, mask.later(count)),)
+    return runner.launch(Batch(step=0, decodes=(slot,), constraints=constraints))().sampled[0]
 
 
 def guess(rng: random.Random, text: list[int], count: int) -> tuple[int, ...]:
@@ -126,7 +136,7 @@ def guess(rng: random.Random, text: list[int], count: int) -> tuple[int, ...]:
 @pytest.mark.parametrize(
     ("sampling_choices", "is_constrained"),
     [(PLAIN, False), (PLAIN * 2 + FULL_SAMPLER, True)],
-    ids=["plain", "full sampler and masks beside"],
+    ids=["plain", "full sampler and masks"],
 )
 @pytest.mark.parametrize("checkpoint", ["llama-odd", "mistral-window", "qwen3", "granite"], indirect=True)
 def test_drafts_change_no_bit(
@@ -137,37 +147,38 @@ def test_drafts_change_no_bit(
     allow_bf16: bool,
     bits: int | None,
 ):
-    """Right, wrong and mixed drafts of several slots, over the ends of pages, beside plain rows, prompts, masked rows
-    and rows of the full sampler: each slot has the tokens, length, last token, keys and values of steps of one token.
+    """Right, wrong and mixed drafts of several slots, over the ends of pages, with and without masks and the full
+    sampler, beside plain rows and prompts: each slot has the tokens, log-probabilities, length, last token, counts of
+    tokens, keys and values of steps of one token.
     """
     kernels = CpuKernels(allow_bf16, bits)
     model = load(checkpoint, kernels, dtype)
     drafted, plain = (make_runner(model, kernels, dtype) for _ in range(2))
     rng = random.Random(len(sampling_choices))
     histories = DraftedHistories(rng, sampling_choices, is_constrained=is_constrained)
-    can_draft: dict[int, bool] = {}
     counts = [0] * (MAX_DRAFTS + 1)  # of chunks by the number of their right drafts
     for _ in range(STEPS):
         batch = histories.next()
-        can_draft |= {join.slot: join.sampling in PLAIN for join in batch.joins}
         expected = plain.launch(batch)()
         first = dict(zip(batch.sampled_slots, expected.sampled, strict=True))
-        masked = {slot for slot, _ in batch.constraints}
         chunks: list[Chunk] = []
-        further: dict[int, list[int]] = {}
+        further: dict[int, list[Sampled]] = {}
         for slot in batch.decodes:
-            room = histories.room(slot)
-            if not can_draft[slot] or slot in masked or room < 1 or rng.random() < 0.2:
+            room, mask = histories.room(slot), histories.constraints.get(slot) if batch.constraints else None
+            may_end_early = mask is not None and plain._slots.records["min_tokens"][slot]  # see `can_have_drafts`
+            if room < 1 or may_end_early or (mask is not None and not mask.words.any()) or rng.random() < 0.2:
                 continue
             text = [first[slot].token_id]
             if text[0] >= 0:
-                text += look_ahead(plain, slot, room)
+                text += look_ahead(plain, slot, room, mask)
             drafts = guess(rng, text, rng.choice((1, room, room, rng.randint(1, room))))
             right = 0
             while right < len(drafts) and drafts[right] == text[right] and text[right + 1] >= 0:
                 right += 1
-            further[slot] = text[1 : 1 + right]
-            assert [token for _ in range(right) for token in decode(plain, slot)] == further[slot]
+            further[slot] = [decode(plain, slot, mask, 1 + index) for index in range(right)]
+            assert [sampled.token_id for sampled in further[slot]] == text[1 : 1 + right]
+            if mask is not None:
+                mask.later(len(drafts))
             chunks.append(histories.chunk(slot, drafts))
             counts[right] += 1
         rest = tuple(slot for slot in batch.decodes if slot not in further)
@@ -175,12 +186,15 @@ def test_drafts_change_no_bit(
         outcome = drafted.launch(batch_with_drafts)()
         slots = batch_with_drafts.sampled_slots
         assert repr(list(outcome.sampled)) == repr([first[slot] for slot in slots])
-        assert {slots[index]: [one.token_id for one in tokens] for index, tokens in outcome.further.items()} == {
-            slot: tokens for slot, tokens in further.items() if tokens
-        }
+        assert repr({slots[index]: list(tokens) for index, tokens in outcome.further.items()}) == repr(
+            {slot: further[slot] for slot in slots if further.get(slot)}
+        )
         assert list(outcome.has_nan) == [*(expected.has_nan or [False] * len(batch.chunks)), *[False] * len(chunks)]
         assert np.array_equal(drafted._slots.lengths, plain._slots.lengths)
         assert torch.equal(drafted._last_tokens, plain._last_tokens)
+        if (seen := plain._sampler._edits._seen) is not None:
+            has_penalties = torch.from_numpy(plain._slots.penalised)
+            assert torch.equal(drafted._sampler._edits._seen.counts[has_penalties], seen.counts[has_penalties])
         histories.take(batch, expected)
         for slot, tokens in further.items():
             if tokens:
@@ -210,7 +224,7 @@ def test_the_nan_of_a_draft_is_reported_when_its_token_is_reached(checkpoints, s
     assert outcome.sampled == (Sampled(text[1]),) and outcome.has_nan == (False,)
     assert not outcome.further
     assert int(runner._slots.lengths[0]) == 12 and int(runner._last_tokens[0]) == text[1]
-    assert [token for _ in range(1 + spoiled) for token in decode(runner, 0)] == [*text[2 : 2 + spoiled], -1]
+    assert [decode(runner, 0).token_id for _ in range(1 + spoiled)] == [*text[2 : 2 + spoiled], -1]
 
 
 def test_a_wrong_draft_whose_row_has_nan_fails_no_sequence(checkpoints):
