@@ -1,1 +1,1 @@
-"""Drafts: guesses of the next tokens of a sequence, from its own text. Pure Python over integers."""
+"""Drafts: guesses of the next tokens of a sequence. Pure Python over integers."""

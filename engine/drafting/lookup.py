@@ -7,6 +7,7 @@ prompt is guessed almost in full; others seldom have a match of several tokens.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 MAX_MATCH = 16  # tokens that are compared before the last one
@@ -30,14 +31,14 @@ class Draft(NamedTuple):
 NO_DRAFT = Draft((), 0)
 
 
-class Lookup:
+class PairIndex:
     """Places of each pair of tokens in a growing text. Takes 8 to 12 bytes a token.
 
     Each place has the last one before it with the same hash of its pair: a chain, which begins at `_latest`.
     """
 
-    def __init__(self, tokens: list[int]) -> None:
-        """tokens: of the sequence, which appends to them. Nothing is indexed yet.
+    def __init__(self, tokens: Sequence[int]) -> None:
+        """tokens: of the text, whose owner appends to them. Nothing is indexed yet.
 
         The table has room for the present tokens and some more; beyond it, chains contain other pairs too.
         """
@@ -49,6 +50,11 @@ class Lookup:
     def num_missing(self) -> int:
         """Return the number of tokens that are not indexed yet."""
         return len(self._tokens) - len(self._earlier)
+
+    @property
+    def room(self) -> int:
+        """Return the length of a text beyond which chains contain many other pairs."""
+        return len(self._latest)
 
     def index(self, limit: int) -> int:
         """Index up to `limit` further tokens, and return how many."""
@@ -64,6 +70,19 @@ class Lookup:
             latest[at] = place
             before = token
         return end - first
+
+    def places(self, before: int, token: int, limit: int) -> Iterator[int]:
+        """Yield up to `limit` indexed places of a pair, the latest first, and of others with the same hash."""
+        place = self._latest[(before * HASH[0] ^ token * HASH[1]) & (len(self._latest) - 1)]
+        while place > 0 and limit > 0:
+            yield place
+            place, limit = self._earlier[place], limit - 1
+
+
+class Lookup(PairIndex):
+    """Drafts of one sequence from its own tokens."""
+
+    _tokens: list[int]
 
     def draft(self, limit: int) -> Draft:
         """Return the `limit` tokens that followed the longest match, of several the latest; a period goes on."""
