@@ -30,4 +30,4 @@ def forced_token(mask: NDArray[np.int32], tokens: Seq[bytes]) -> int | None:
     allowed = (32 * words[at] + bit).tolist()
     longest = max(allowed, key=lambda token_id: len(tokens[token_id]))
     text = tokens[longest]
-    return longest if all([text.startswith(tokens[token_id]) for token_id in allowed]) else None
+    return longest if all(text.startswith(tokens[token_id]) for token_id in allowed) else None

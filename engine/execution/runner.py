@@ -182,9 +182,9 @@ class ModelRunner:
     ) -> None:
         """Sample the withheld rows from logits[N, V] with the full sampler, as far as their drafts are right.
 
-        First rows are sampled together, then those after a right draft, and so on: each has the length and the counts of
-        tokens that it would have without drafts. A slot with drafts does not advance by a row with a NaN, which may be
-        that of a draft.
+        First rows are sampled together, then those after a right draft, and so on: each has the length and the counts
+        of tokens that it would have without drafts. A slot with drafts does not advance by a row with a NaN, which may
+        be that of a draft.
         """
         turn = [i for i, row in enumerate(withheld.tolist()) if rows.reads[row] == FIRST]
         while turn:

@@ -18,7 +18,6 @@ from engine.scheduling.constraint import NO_TOKEN_ALLOWED, Constraint
 from kernels.decoder import RowMasks
 from kernels.interface import Kernels
 
-
 NO_DRAFTS: Mapping[int, int] = MappingProxyType({})
 
 
@@ -55,8 +54,8 @@ class StepMasks:
     """Masks of the constrained slots of a step.
 
     index_of: [slots], the index of each slot's first mask, -1 for none; those after its drafts follow. words:
-    [N, ceil(V / 32)], a bit for each token. Rows are given by their slots[R] and offsets[R], the number of drafts before
-    each; without offsets there are none.
+    [N, ceil(V / 32)], a bit for each token. Rows are given by their slots[R] and offsets[R], the number of drafts
+    before each; without offsets there are none.
     """
 
     index_of: Ints

@@ -135,7 +135,7 @@ class Sequence:
     def can_have_drafts(self) -> bool:
         """Return whether its next tokens may be guessed in a step.
 
-        Before `min_tokens` a constraint may allow no token but those that end the text: a row behind a draft could fail.
+        Before `min_tokens` a constraint may allow none but tokens that end the text: a row behind a draft could fail.
         """
         return self.constraint is None or self.num_tokens - self.prompt_len >= self.request.sampling.min_tokens
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-# -ffp-contract=fast: every product followed by a sum becomes one fused multiply-add, with one rounding, everywhere. Tuned
-# for some processors, among them AMD's since Zen, GCC would except sums that loops carry, and so round a row differently
-# in code for one row and for several. avoid-fma-max-bits=0 (since GCC 8; ignored by Clang) forbids the exception.
+# -ffp-contract=fast: every product followed by a sum becomes one fused multiply-add, with one rounding, everywhere.
+# Tuned for some processors, among them AMD's since Zen, GCC would except sums that loops carry, and so round a row
+# differently in code for one row and for several. avoid-fma-max-bits=0 (since GCC 8; Clang ignores it) forbids that.
 FLAGS = (
     "-std=c++17",
     "-O3",

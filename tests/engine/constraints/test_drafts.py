@@ -62,8 +62,8 @@ def next_mask(constraint: Constraint) -> list[int]:
 @settings(max_examples=150, deadline=None)
 @given(st.sampled_from(GRAMMARS), st.randoms(use_true_random=False))
 def test_masks_after_drafts_are_those_of_the_text(grammar: str, rng: random.Random):
-    """Along a random text with right, wrong and forbidden proposals: a constraint that has drafted, and one that follows
-    the drafts as its text, allow the same tokens as one that has never drafted."""
+    """Along a random text with right, wrong and forbidden proposals: a constraint that has drafted, and one that
+    follows the drafts as its text, allow the same tokens as one that has never drafted."""
     plain, drafted = constrain(grammar), constrain(grammar)
     text: list[int] = []
     for _ in range(12):
