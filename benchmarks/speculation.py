@@ -4,12 +4,17 @@
 
 Two engines in one process, SmolLM2-135M-Instruct in four bits, answer the same requests in alternating rounds, with
 `--speculation auto` and `off`. Texts are greedy, without the penalty that the model recommends, and must be equal. The
-ratio is the median of those of the rounds.
+model is too small for edits and tool calls, so a grammar that allows one text makes it say them; no draft comes from
+that grammar. The ratio is the median of those of the rounds.
+
+--random guesses at random and pretends that it is sure, the worst that drafts can do.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import random
 import statistics
 import time
 from pathlib import Path
@@ -18,36 +23,92 @@ from typing import Any, Literal
 from app.text.packaged_model import DEFAULT_MODEL
 from app.text.text_model import TextModel
 from benchmarks.results import origin, save, spread
+from benchmarks.speculation_texts import Case, cases
 from engine.build import build_engine
 from engine.config import EngineConfig
+from engine.constraints import constraint
+from engine.drafting.lookup import MAX_MATCH, Draft
+from engine.drafting.speculator import Speculator
 from engine.engine import Engine
+from engine.scheduling.sequence import Sequence
+from engine.scheduling.speculation import Speculation
 from engine.types import Request, SamplingParams, TokenEvent
 
-PEOPLE = "Anna is 30 and lives in Rome, Bert is 41 and lives in Oslo, Carl is 22 and lives in Bonn."
-PROMPTS = {
-    "JSON from a text": f"Translate into JSON with the fields name, age and city: {PEOPLE}",
-    "quote": f"Repeat this text word by word: {PEOPLE} All of them like to read books about the sea and the stars.",
-    "code": "Write a Python class for a bank account with deposit, withdraw and transfer methods and docstrings.",
-    "chat": "Tell me about owls.",
-}
 STREAMS = (1, 4, 16)
-MAX_TOKENS = 200
+MAX_TOKENS = 1600
+OWN_TOKENS = 200  # of an answer that is not given
 MODES: tuple[Literal["off", "auto"], ...] = ("off", "auto")
 
 
-def answers(engine: Engine, prompt: tuple[int, ...], streams: int, stop: tuple[int, ...]) -> tuple[list[Any], float]:
-    """Return the texts of simultaneous requests, and tokens a second."""
-    texts: dict[str, list[int]] = {f"{time.monotonic_ns()}-{number}": [] for number in range(streams)}
-    for name in texts:
-        sampling = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, stop_token_ids=stop)
-        engine.submit(Request(id=name, prompt=prompt, sampling=sampling))
-    began = time.perf_counter()
+def requests(text: TextModel, some: list[Case], streams: int) -> list[Request]:
+    """Return simultaneous requests, those of the cases in turn."""
+    found = []
+    for number in range(streams):
+        case = some[number % len(some)]
+        chat = text.render_chat([{"role": "user", "content": case.prompt}])
+        sampling = SamplingParams(
+            max_tokens=MAX_TOKENS if case.answer else OWN_TOKENS,
+            temperature=0.0,
+            stop_token_ids=tuple(text.eos_token_ids),
+            grammar=f"start: {json.dumps(case.answer)}" if case.answer else None,
+        )
+        prompt = tuple(text.encode(chat, add_special_tokens=False))
+        found.append(Request(id=f"{time.monotonic_ns()}-{number}", prompt=prompt, sampling=sampling))
+    return found
+
+
+def answers(engine: Engine, submitted: list[Request]) -> tuple[list[Any], float]:
+    """Return the texts of simultaneous requests, and tokens a second while they decode."""
+    texts: dict[str, list[int]] = {request.id: [] for request in submitted}
+    for request in submitted:
+        engine.submit(request)
+    began, tokens = 0.0, 0
     while engine.has_work:
         for event in engine.step():
             if isinstance(event, TokenEvent):
                 texts[event.request_id].append(event.token_id)
-    seconds = time.perf_counter() - began
-    return list(texts.values()), sum(map(len, texts.values())) / seconds
+        if not began and all(texts.values()):
+            began, tokens = time.perf_counter(), sum(map(len, texts.values()))
+    return list(texts.values()), (sum(map(len, texts.values())) - tokens) / (time.perf_counter() - began)
+
+
+def guess(sequence: Sequence, speculator: Speculator, limit: int) -> Draft:
+    """Return a random draft, as if its match were long."""
+    return Draft(tuple(random.choices(sequence.tokens, k=limit)), MAX_MATCH)
+
+
+def build(model: str, text: TextModel, mode: Literal["off", "auto"], *, is_random: bool) -> Engine:
+    """Return an engine."""
+    engine = build_engine(EngineConfig(model=model, speculation=mode, num_pages=3000))
+    engine.use_vocabulary(text.vocabulary())
+    scheduler = engine.scheduler
+    if is_random and scheduler.speculation is not None:
+        scheduler.speculation = Speculation(
+            scheduler.policy, scheduler.counters, engine.config.tokens_per_page, draft=guess
+        )
+    return engine
+
+
+def measure(
+    engines: dict[str, Engine], text: TextModel, some: list[Case], streams: int, rounds: int
+) -> list[dict[str, Any]]:
+    """Return a row for each round and mode. The first round, which fills the prefix cache, is left out."""
+    rows: list[dict[str, Any]] = []
+    for number in range(-1, rounds):
+        found = {}
+        for mode in MODES if number % 2 else reversed(MODES):
+            before = engines[mode].load().counters
+            texts, speed = answers(engines[mode], requests(text, some, streams))
+            after = engines[mode].load().counters
+            found[mode] = texts
+            drafted, accepted = (
+                after.drafted_tokens - before.drafted_tokens,
+                after.accepted_tokens - before.accepted_tokens,
+            )
+            row = {"round": number, "mode": mode, "tokens_per_s": speed, "drafted": drafted, "accepted": accepted}
+            rows.append(row | {"tokens": sum(map(len, texts)), "steps": after.steps - before.steps})
+        assert found["off"] == found["auto"], "drafts have changed a text"
+    return rows[len(MODES) :]
 
 
 def main() -> None:
@@ -55,42 +116,40 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=str(DEFAULT_MODEL.file))
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--streams", type=int, nargs="+", default=STREAMS)
+    parser.add_argument("--only", help="kinds of answers that contain this text")
+    parser.add_argument("--random", action="store_true", help="guess at random")
     options = parser.parse_args()
+    constraint.forced_token = lambda mask, tokens: None
     text = TextModel.load(Path(options.model))
-    engines = {
-        mode: build_engine(EngineConfig(model=options.model, speculation=mode, num_pages=2000)) for mode in MODES
-    }
+    engines: dict[str, Engine] = {mode: build(options.model, text, mode, is_random=options.random) for mode in MODES}
     rows: list[dict[str, Any]] = []
     summary: dict[str, Any] = {}
     print(origin()["processor"])
-    for streams in STREAMS:
-        for name, question in PROMPTS.items():
-            chat = text.render_chat([{"role": "user", "content": question}])
-            prompt, ratios = tuple(text.encode(chat, add_special_tokens=False)), []
-            for number in range(-1, options.rounds):  # the first one fills the prefix cache
-                found = {}
-                for mode in MODES if number % 2 else reversed(MODES):
-                    before = engines[mode].load().counters
-                    texts, speed = answers(engines[mode], prompt, streams, tuple(text.eos_token_ids))
-                    after = engines[mode].load().counters
-                    steps, tokens = after.steps - before.steps, sum(map(len, texts))
-                    found[mode] = texts, speed
-                    row = {"text": name, "streams": streams, "round": number, "mode": mode, "tokens_per_s": speed}
-                    rows += [row | {"tokens": tokens, "steps": steps}] if number >= 0 else []
-                assert found["off"][0] == found["auto"][0], "drafts have changed a text"
-                if number >= 0:
-                    ratios.append(found["auto"][1] / found["off"][1])
+    for streams in options.streams:
+        for name, some in cases().items():
+            if options.only and options.only not in name:
+                continue
+            own = measure(engines, text, some, streams, options.rounds)
+            rows += [{"text": name, "streams": streams} | row for row in own]
             case = f"{name}, {streams} streams"
-            summary[case] = spread(ratios) | {"tokens a step and stream": tokens_a_step(rows, name, streams)}
+            summary[case] = summarise(own, streams)
             print(case, {key: round(value, 2) for key, value in summary[case].items()}, flush=True)
-    settings = {"model": Path(options.model).name, "max_tokens": MAX_TOKENS, "rounds": options.rounds}
-    print("Saved to", save("speculation", settings, rows, summary))
+    settings = {"model": Path(options.model).name, "rounds": options.rounds, "random": options.random}
+    print("Saved to", save("speculation_random" if options.random else "speculation", settings, rows, summary))
 
 
-def tokens_a_step(rows: list[dict[str, Any]], text: str, streams: int) -> float:
-    """Return the tokens of a stream in a step with drafts."""
-    own = [row for row in rows if (row["text"], row["streams"], row["mode"]) == (text, streams, "auto")]
-    return statistics.median([float(row["tokens"] / row["steps"] / streams) for row in own])
+def summarise(rows: list[dict[str, Any]], streams: int) -> dict[str, float]:
+    """Return the ratio of speeds, and tokens of a stream in a step with drafts."""
+    off, auto = ([row for row in rows if row["mode"] == mode] for mode in MODES)
+    ratios = [one["tokens_per_s"] / other["tokens_per_s"] for one, other in zip(auto, off, strict=True)]
+    tokens = statistics.median([row["tokens"] / row["steps"] / streams for row in auto])
+    drafted = max(1, sum(row["drafted"] for row in auto))
+    return spread(ratios) | {
+        "tokens a step and stream": tokens,
+        "share of right drafts": sum(row["accepted"] for row in auto) / drafted,
+        "tokens a second without": statistics.median([row["tokens_per_s"] for row in off]),
+    }
 
 
 if __name__ == "__main__":

@@ -72,9 +72,19 @@ class Batch:
         return tuple([chunk for chunk in self.chunks if chunk.drafts])
 
     @property
+    def num_drafts(self) -> int:
+        """Return the number of drafts."""
+        return sum([len(chunk.drafts) for chunk in self.chunks])
+
+    @property
+    def num_decoding(self) -> int:
+        """Return the number of sequences that decode, with and without drafts."""
+        return len(self.decodes) + sum([1 for chunk in self.chunks if chunk.drafts])
+
+    @property
     def rows(self) -> int:
         """Return the number of rows that decode: those of `decodes`, and of chunks with drafts."""
-        return len(self.decodes) + sum([chunk.length for chunk in self.chunks if chunk.drafts])
+        return self.num_decoding + self.num_drafts
 
     @property
     def num_tokens(self) -> int:

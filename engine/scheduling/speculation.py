@@ -85,12 +85,13 @@ class Speculation:
 
     def _can_pay(self, decodes: int) -> bool:
         """Return whether a draft that is surely right brings more than it costs; if not, none is looked for."""
-        seconds = self._model.step_seconds(decodes)
-        return seconds > MIN_GAIN * decodes * self._row_seconds(seconds)
+        seconds, row_seconds = self._costs(decodes)
+        return seconds > MIN_GAIN * decodes * row_seconds
 
-    def _row_seconds(self, seconds: float) -> float:
-        """Return the time of a row in a step of `seconds`."""
-        return max(self._model.row_seconds, MIN_ROW_SHARE * seconds)
+    def _costs(self, decodes: int) -> tuple[float, float]:
+        """Return the time of a step without drafts, and that of each draft."""
+        seconds, row_seconds = self._model.with_drafts(decodes)
+        return seconds, max(row_seconds, MIN_ROW_SHARE * seconds)
 
     def _draft_of(self, sequence: Sequence) -> Draft:
         """Return a draft of a sequence, which may be empty."""
@@ -122,8 +123,7 @@ class Speculation:
 
     def _rows(self, decodes: int, drafts: dict[Sequence, Draft], *, is_for_all: bool) -> dict[Sequence, int]:
         """Return how many drafts of each sequence are worth their time. is_for_all: no peer is without a draft."""
-        seconds = self._model.step_seconds(decodes)
-        row_seconds = self._row_seconds(seconds)
+        seconds, row_seconds = self._costs(decodes)
         worths = {s: s.speculator.worths(draft) for s, draft in drafts.items() if s.speculator is not None}
         # Nobody waits longer for a token than without drafts: not even the sequence whose drafts are worth the least.
         least = min(map(sum, worths.values())) if is_for_all else 0.0

@@ -18,7 +18,9 @@ class StepEstimates:
 
     def seconds(self, batch: Batch) -> float:
         """Return the estimated seconds of a step, without page moves."""
-        return self._policy.step_time_model.seconds(batch.rows, self._prompt_work(batch))
+        model, drafts = self._policy.step_time_model, batch.num_drafts
+        seconds = model.seconds(batch.num_decoding, self._prompt_work(batch))
+        return seconds + drafts * model.with_drafts(batch.num_decoding)[1] if drafts else seconds
 
     def is_recorded(self, batch: Batch) -> bool:
         """Return whether `batch` is a recorded launch, on an engine that records steps."""
@@ -27,7 +29,8 @@ class StepEstimates:
     def observe(self, batch: Batch, seconds: float) -> None:
         """Learn from the duration of a step."""
         if not (batch.swap_in or batch.swap_out or batch.copies):
-            self._policy.step_time_model.observe(batch.rows, self._prompt_work(batch), seconds)
+            work, drafts = self._prompt_work(batch), batch.num_drafts
+            self._policy.step_time_model.observe(batch.num_decoding, work, seconds, drafts)
 
     def min_seconds_left(self, sequence: Sequence) -> float:
         """Return `StepTimeModel.min_seconds_left`, given the current contents of the prefix cache."""

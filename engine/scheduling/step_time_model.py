@@ -26,6 +26,7 @@ import math
 
 from engine.prompt_pace import PromptPace, prompt_work
 from engine.scheduling.costs import Costs
+from engine.scheduling.draft_costs import DraftCosts
 from engine.scheduling.sequence import Sequence
 
 ROW_FORGETTING = 0.998  # forgetting factor of the row fit per observed step: half the weight is gone after 350
@@ -43,6 +44,7 @@ MAX_SINGLE_ROWS = 2  # rows up to which a step is a direct sample of the single-
 ANCHOR_STEPS = 10.0  # steps; weight of the single-row time beside the observed steps
 MAX_SIGMAS = 3.0  # standard deviations of the rows from their mean, within which the line is trusted
 OPTIMISTIC_SHARE = 0.5  # fraction of the estimate; a deadline is given up only if not even this much time is left
+MAX_DRAFT_GUESS = 0.4  # of a single-row step, so that no measurement of rows rules out drafts for ever
 MIN_ROW_VARIANCE = 0.25  # variance of the row count, below which the time per row cannot be fitted
 
 
@@ -62,6 +64,7 @@ class StepTimeModel:
         if costs.decode_seconds:
             for rows in (1, 8):
                 self._add(rows, self.step_seconds(rows), STARTUP_STEPS / 2)
+        self._drafts = DraftCosts()
         self._outliers = [0, 0]  # consecutive outliers, of decode-only steps and of steps with prompts
         self.prompt_base = self._base  # of a step of prompts alone
         # Fading sums over the steps with rows and prompts: work squared, and work times seconds beyond the rows.
@@ -73,6 +76,12 @@ class StepTimeModel:
     def step_seconds(self, rows: int) -> float:
         """Return the seconds of a step with `rows` decode rows."""
         return max(0.0, self._base + rows * self.row_seconds)
+
+    def with_drafts(self, rows: int) -> tuple[float, float]:
+        """Return the seconds of a step with `rows` sequences that decode, and those of each draft in it."""
+        if (expected := self.step_seconds(rows)) <= 0.0:
+            return 0.0, 0.0
+        return self._drafts.fit(expected, min(self.row_seconds, MAX_DRAFT_GUESS * self.step_seconds(1)))
 
     def work(self, start: int, length: int) -> float:
         """Return `prompt_work` of this model."""
@@ -110,11 +119,14 @@ class StepTimeModel:
         steps = sequence.min_remaining_tokens / tokens_a_step
         return OPTIMISTIC_SHARE * (max(0, missing) * token_time + steps * step_time)
 
-    def observe(self, rows: int, work: float, seconds: float) -> None:
-        """Learn from a step without page moves: `rows` decode rows and prompt work took `seconds`."""
+    def observe(self, rows: int, work: float, seconds: float, drafts: int = 0) -> None:
+        """Learn from a step without page moves: `rows` sequences that decode, drafts and prompt work took `seconds`."""
         estimate = self.seconds(rows, work)
         if seconds <= 0.0:
             return
+        if drafts:
+            of_drafts = drafts * self.with_drafts(rows)[1]
+            estimate += of_drafts
         outliers, kind = self._outliers, bool(work)
         outliers[kind] = outliers[kind] + 1 if estimate and seconds > OUTLIER_RATIO * estimate else 0
         if 0 < outliers[kind] <= MAX_OUTLIERS:
@@ -122,6 +134,10 @@ class StepTimeModel:
         if work:
             self._learn_prompts(rows, work, seconds, estimate)
         elif rows:
+            if (expected := self.step_seconds(rows)) > 0.0:
+                self._drafts.observe(expected, drafts, seconds)
+            if drafts:
+                seconds = max(0.0, seconds - of_drafts)
             self._learn_rows(rows, seconds)
             if estimate < OUTLIER_RATIO * seconds:
                 self._learn_single_row(rows, seconds)
