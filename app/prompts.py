@@ -39,7 +39,8 @@ MAX_INLINE_SCHEMA_CHARACTERS = 256  # of schemas that are translated on the even
 VALUE_CHARACTERS = 16  # as which any value in a schema counts
 MAX_GRAMMAR_CHARACTERS = 1 << 20  # some 500,000 of a schema
 MAX_CACHED_SCHEMA_CHARACTERS = 1 << 17  # of an answer whose grammar is kept
-CHARACTERS_PER_TOKEN = 16  # per token of the context in the longest text that /tokenize accepts
+# Per token of the context, in the longest text that /tokenize accepts, and in a prediction, of which the rest is cut.
+CHARACTERS_PER_TOKEN = 16
 MAX_TRUNCATIONS = 16  # attempts to make a conversation fit
 ANSWER_SHARE = 8  # one part in so many of the context is left for the answer to a truncated conversation, or max_tokens
 CPU_SHARE = min(0.5, 0.05 * num_cores())  # share of a core for large bodies, and for texts of /tokenize and /detokenize
@@ -121,7 +122,16 @@ class Prompts:
         self.tokenize_queue = TokenizeQueue(self.text)
 
     async def prepare(self, request: GenerationRequest, caller: Caller) -> PreparedPrompt:
-        """Return a request's prompt, tokenized in turn. Raises `ApiError`."""
+        """Return a request's prompt and prediction, tokenized in turn. Raises `ApiError`."""
+        prompt = await self._prepare_prompt(request, caller)
+        if not request.prediction:
+            return prompt
+        most = self.model().max_model_len
+        text = request.prediction[: CHARACTERS_PER_TOKEN * most]
+        ids = await self.tokenize_queue.encode(text, caller, add_special_tokens=False)
+        return replace(prompt, prediction=tuple(ids[:most]))
+
+    async def _prepare_prompt(self, request: GenerationRequest, caller: Caller) -> PreparedPrompt:
         prompt = request.prompt
         if isinstance(prompt, ChatPrompt):
             prompt, text, ids = await self._encode_chat(prompt, request, caller)

@@ -50,6 +50,8 @@ def _check_ids(request: Request, info: ModelInfo) -> None:
         raise InvalidParameter(
             f"prompt token IDs must be between 0 and {info.vocab_size - 1}, got {lowest} to {highest}", param="prompt"
         )
+    if request.prediction and not 0 <= min(request.prediction) <= max(request.prediction) < info.vocab_size:
+        raise InvalidParameter(f"prediction: token IDs must be between 0 and {info.vocab_size - 1}", param="prediction")
     for name, ids in (("logit_bias", sampling.logit_bias), ("stop_token_ids", sampling.stop_token_ids)):
         for token_id in ids:
             if not 0 <= token_id < info.vocab_size:

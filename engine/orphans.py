@@ -9,12 +9,13 @@ from msgspec.structs import replace
 from engine.sent_events import SentEvents
 from engine.types import EndEvent, Event, Phase, Request, StatusEvent, TokenEvent
 
-TOKEN_BYTES = 36  # of a token ID of a prompt in memory, about
+TOKEN_BYTES = 36  # of a token ID of a request in memory, about
 
 
 def request_bytes(request: Request) -> int:
     """Return the bytes of a request without output in memory, about."""
-    return len(request.note) + len(request.sampling.grammar or "") + TOKEN_BYTES * len(request.prompt)
+    tokens = len(request.prompt) + len(request.prediction)
+    return len(request.note) + len(request.sampling.grammar or "") + TOKEN_BYTES * tokens
 
 
 def has_logprobs(request: Request) -> bool:

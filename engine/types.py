@@ -14,6 +14,7 @@ from typing import Annotated, get_type_hints
 import msgspec
 
 from engine.cache_note import CacheNote
+from engine.drafting.note import DraftNote
 
 MAX_NUMBER = 1e6  # upper bound for parameters without a natural one; far beyond any use and far below overflow
 
@@ -194,6 +195,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     # Output of several choices in the order in which it was sent, and more than `output_so_far` if that is computed
     # again.
     sent: SentOutput | None = None
+    prediction: tuple[int, ...] = ()  # tokens that the answer is expected to have, for drafts; changes no text
 
     @property
     def log_id(self) -> str:
@@ -279,6 +281,7 @@ class StatusEvent(msgspec.Struct, frozen=True, array_like=True, tag="status"):
     cached_tokens: int = 0  # in its first slot: prompt tokens found in the prefix cache
     monotonic_time: float = 0.0  # on the monotonic clock of the process that has the event; see engine.clock
     cache_note: CacheNote | None = None  # in its first slot, of the choice that computes the prompt
+    draft_note: DraftNote | None = None  # ended, if a step had drafts
 
     @property
     def state(self) -> str:

@@ -29,7 +29,7 @@ class OutputOptions:
     stop: stop strings. includes_stop: a stop string or token that ends the text is part of it. shown_tokens: texts of
     control tokens that are shown. marks: special tokens that the output parser reads. discards_tokens: the answer has
     no tokens of its own (max_tokens 0). lists_prompt: the answer has the log-probabilities of the prompt apart from its
-    text.
+    text. counts_prediction: the usage has the tokens of a prediction.
     """
 
     stop: tuple[str, ...] = ()
@@ -39,6 +39,7 @@ class OutputOptions:
     echo: EchoedPrompt | None = None
     discards_tokens: bool = False
     lists_prompt: bool = False
+    counts_prediction: bool = False
 
 
 class ChoiceOutput:

@@ -11,13 +11,14 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
 from app.engine_client.client import EngineClient
 from app.generation.choice import ChoiceOutput, OutputOptions
 from app.generation.client_pause import ClientPause
+from app.generation.predicted import PredictedTokens
+from app.generation.timing import Timing
 from app.streams.status import EngineMoveEvent, status_view
 from app.streams.stream_log import (
     ChoiceFinished,
@@ -42,21 +43,6 @@ ABANDONED_CODE = "abandoned"  # error code of an answer whose last reader has le
 DEADLINE_GRACE_SECONDS = 0.25  # after a deadline by which a running engine has ended the request
 
 
-@dataclass(slots=True)
-class Timing:
-    """Times of a request, in monotonic seconds, for metrics."""
-
-    received_at: float  # the whole request had arrived; client-visible latency counts from here
-    submitted: float
-    started: float | None = None
-    first_token: float | None = None
-
-    def move(self, moved: Callable[[float | None], float | None]) -> None:
-        """Move all times."""
-        self.received_at, self.submitted = moved(self.received_at) or 0.0, moved(self.submitted) or 0.0
-        self.started, self.first_token = moved(self.started), moved(self.first_token)
-
-
 GenerationCallback: TypeAlias = "Callable[[Generation], None]"
 TokenCallback = Callable[[float | None, float | None], None]
 
@@ -75,6 +61,7 @@ class Generation:
         "_on_token",
         "_options",
         "_pause",
+        "_predicted",
         "_prompt_infos",
         "cached_tokens",
         "changes",
@@ -125,6 +112,7 @@ class Generation:
             for index in range(request.n)
         ]
         self._options = options
+        self._predicted = PredictedTokens(is_enabled=options.counts_prediction)
         self._prompt_infos: list[TokenInfo | None] = []  # log-probabilities of the prompt's tokens, as they arrive
         self._on_start: GenerationCallback = lambda generation: None
         self._on_end: GenerationCallback = lambda generation: None
@@ -258,6 +246,10 @@ class Generation:
 
     def _on_status_event(self, event: StatusEvent) -> None:
         self.timeline.add(event)
+        self._predicted.add(event)
+        if not self.unfinished:
+            self._finish()
+            return
         if event.phase is Phase.ENDED or (isinstance(event, EngineMoveEvent) and event.next_engine is not None):
             return
         self._choices[event.choice].status = event
@@ -375,14 +367,21 @@ class Generation:
     def _on_choice_finished(self, choice: ChoiceOutput) -> None:
         assert choice.finish_reason is not None
         self.log.append(ChoiceFinished(choice.index, choice.finish_reason, choice.stop_string))
-        if all(choice.is_finished for choice in self._choices):
-            now = time.monotonic()
-            self.timeline.close(now, is_read=self.log.readers > 0)
-            spent = self.timeline.totals_ms(now)
-            reasoning = sum(choice.reasoning_tokens for choice in self._choices)
-            self._close(Usage(len(self.request.prompt), self.completion_tokens, self.cached_tokens, spent, reasoning))
-        else:
+        if self.unfinished:
             self._publish_status()
+        else:
+            self._finish()
+
+    def _finish(self) -> None:
+        """Write the usage, unless the engine still has to send a part of it."""
+        if not self._predicted.is_complete:
+            return
+        now = time.monotonic()
+        self.timeline.close(now, is_read=self.log.readers > 0)
+        spent = self.timeline.totals_ms(now)
+        reasoning = sum(choice.reasoning_tokens for choice in self._choices)
+        counts = len(self.request.prompt), self.completion_tokens, self.cached_tokens
+        self._close(Usage(*counts, spent, reasoning, self._predicted.tokens))
 
     def _cancel_abandon_timer(self) -> None:
         if self._abandon_timer is not None:

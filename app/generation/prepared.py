@@ -28,7 +28,7 @@ class PreparedPrompt:
     """Token ids of a request's prompt, and what depends on its rendered text.
 
     parser: constructor of the choices' output parsers. marks: the special tokens that these read. grammar,
-    reasoning_limit: constraints of the answer.
+    reasoning_limit: constraints of the answer. prediction: tokens of the text that the answer is expected to repeat.
     """
 
     ids: list[int]
@@ -37,6 +37,7 @@ class PreparedPrompt:
     echo: EchoedPrompt | None = None
     grammar: str | None = None
     reasoning_limit: ReasoningLimit | None = None
+    prediction: tuple[int, ...] = ()
 
     def output_options(self, request: GenerationRequest, text: TextModel) -> OutputOptions:
         """Return how the tokens of a request become text."""
@@ -48,6 +49,7 @@ class PreparedPrompt:
             echo=self.echo,
             discards_tokens=request.max_tokens == 0,
             lists_prompt=request.lists_prompt,
+            counts_prediction=request.prediction is not None,
         )
 
     def engine_request(
@@ -78,4 +80,5 @@ class PreparedPrompt:
             deadline=None if deadline_ms is None else intake.arrived_at + deadline_ms / 1000,
             client_id=intake.client_id,
             session_seconds=request.session_seconds,
+            prediction=self.prediction,
         )

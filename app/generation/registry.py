@@ -20,13 +20,14 @@ MIN_STREAM_SIZE = 50  # minimum size of a stream; a unit is about 150 bytes
 
 
 def stream_size(generation: Generation) -> int:
-    """Return the size of a stream in units: tokens of its prompt, records, log-probabilities in them, and entries of
-    its logit bias.
+    """Return the size of a stream in units: tokens of its prompt and prediction, records, log-probabilities in them,
+    and entries of its logit bias.
     """
     request, stream = generation.request, generation.log
     return (
         MIN_STREAM_SIZE
         + len(request.prompt)
+        + len(request.prediction)
         + len(request.sampling.logit_bias)
         + len(request.sampling.grammar or "") // CHARACTERS_PER_UNIT
         + len(stream.records)

@@ -288,12 +288,16 @@ def logprob_entries(text: TextModel, infos: Iterable[TokenInfo]) -> list[dict[st
 
 def usage(record: Usage) -> dict[str, Any]:
     """Return OpenAI's usage block with the time by phase added."""
+    details = {"reasoning_tokens": record.reasoning_tokens}
+    if record.prediction is not None:
+        details["accepted_prediction_tokens"] = record.prediction.accepted
+        details["rejected_prediction_tokens"] = record.prediction.rejected
     return {
         "prompt_tokens": record.prompt_tokens,
         "completion_tokens": record.completion_tokens,
         "total_tokens": record.prompt_tokens + record.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": record.cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": record.reasoning_tokens},
+        "completion_tokens_details": details,
         "time_ms": record.time_ms,
     }
 

@@ -40,8 +40,6 @@ class ChatRequest(SamplingFields):
     function_call: Unsupported = None
     modalities: Annotated[list[str], only_value(["text"])] | None = None
     audio: Unsupported = None
-    # Accepted without effect: they change the speed of an answer elsewhere, never its text.
-    prediction: Annotated[dict[str, Any], max_fields(64)] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     thinking_token_budget: int | None = Field(None, ge=0, lt=2**31)
     verbosity: Verbosity | None = None

@@ -13,6 +13,7 @@ from app.errors import ApiError
 from app.generation.request import AnswerHead, ChatPrompt, GenerationRequest, Observer
 from app.protocols.answers import AnswerOptions, UsageReports
 from app.protocols.formats import ResponseFormat, StructuredOutputs
+from app.protocols.prediction import PredictedContent
 from app.protocols.schema import DeadlineMs, FalseOnly, Metadata, StopString, Strict, TokenIds, max_fields
 from app.streams.stream_log import Encoder
 from app.text.content_format import ContentFormat
@@ -102,6 +103,7 @@ class SamplingFields(TextRequest):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     prompt_logprobs: int | None = Field(None, ge=0, le=20)
+    prediction: PredictedContent | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     service_tier: Literal["auto", "default", "flex", "priority", "scale"] | None = None
@@ -229,6 +231,7 @@ class SamplingFields(TextRequest):
             deadline_ms=self.deadline_ms,
             content_format=self.content_format(),
             thinking_budget=thinking_budget,
+            prediction=self.prediction.text if self.prediction is not None else None,
             resume_seconds=resume_seconds,
             session_seconds=self.session_seconds,
             parameter_names=names or {},

@@ -91,6 +91,9 @@ class CompletionRequest(SamplingFields):
                 param=resume_header,
                 code="invalid_value",
             )
+        if len(prompts) > 1 and self.prediction is not None:
+            message = f"prediction needs a single prompt, got {len(prompts)}; send one request for each"
+            raise ApiError(400, message, param="prediction", code="invalid_value")
         if len(prompts) > 1 and self.best_of not in (None, self.n or 1):
             raise ApiError(400, "best_of needs a single prompt", param="best_of", code="invalid_value")
         first = self.generation_request(resume_seconds)

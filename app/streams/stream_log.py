@@ -85,6 +85,13 @@ class Failure(msgspec.Struct, frozen=True):
     param: str | None
 
 
+class PredictionTokens(msgspec.Struct, frozen=True):
+    """Tokens of a prediction that were tried: those that became tokens of the answer, and the others."""
+
+    accepted: int
+    rejected: int
+
+
 class Usage(msgspec.Struct, frozen=True):
     """End of the request; the last record. time_ms: wall time by phase."""
 
@@ -93,6 +100,7 @@ class Usage(msgspec.Struct, frozen=True):
     cached_tokens: int
     time_ms: Mapping[str, float] = {}
     reasoning_tokens: int = 0  # of the completion tokens
+    prediction: PredictionTokens | None = None  # None: the request has no prediction
 
 
 Record = ChoiceStarted | PromptInfos | Delta | ChoiceFinished | Failure | Usage

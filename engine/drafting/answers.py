@@ -6,11 +6,14 @@ JSON with one schema, are guessed where they repeat the form and not where they 
 
 from __future__ import annotations
 
+import hashlib
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 
 from engine.drafting.lookup import MAX_CANDIDATES, MAX_MATCH, NO_DRAFT, Draft, PairIndex
+from engine.drafting.note import ANSWERS
+from engine.prefixes import chain_start
 
 MAX_TOKENS = 1 << 19  # of all keys
 MAX_KEY_TOKENS = 1 << 15
@@ -19,7 +22,10 @@ MIN_MATCH_SHARE = 0.75  # of the longest match, from which a place has a vote
 MIN_AGREEMENT = 0.5  # share of the votes
 END = -1  # after each answer, and before the first; no token
 
-Key = bytes | str
+
+def answers_key(salt: str, grammar: str) -> bytes:
+    """Return the key of answers of one tenant and one form. salt: that divides the prefix cache."""
+    return hashlib.blake2b(chain_start(salt) + grammar.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 class RecentAnswers:
@@ -37,10 +43,10 @@ class RecentAnswers:
         self._max_key_tokens = min(max_key_tokens, max_tokens)
         self._max_keys = max_keys
         self._num_tokens = 0
-        self._texts: OrderedDict[Key, _Answers] = OrderedDict()  # least recently used first
-        self._waiting: dict[Key, None] = {}  # keys whose text is not indexed yet, the longest waiting first
+        self._texts: OrderedDict[bytes, _Answers] = OrderedDict()  # least recently used first
+        self._waiting: dict[bytes, None] = {}  # keys whose text is not indexed yet, the longest waiting first
 
-    def add(self, key: Key, tokens: Sequence[int]) -> None:
+    def add(self, key: bytes, tokens: Sequence[int]) -> None:
         """Store an answer, which drafts when it is indexed. Drops the least recently used keys for it if needed."""
         kept = tokens[: self._max_key_tokens - 2]
         if len(kept) < 3:
@@ -68,7 +74,7 @@ class RecentAnswers:
                 del self._waiting[key]
         return limit - left
 
-    def draft(self, key: Key, tokens: Sequence[int], limit: int) -> Draft:
+    def draft(self, key: bytes, tokens: Sequence[int], limit: int) -> Draft:
         """Return up to `limit` tokens that followed the last ones of `tokens` in most answers of the key."""
         text = self._texts.get(key)
         if text is None or len(tokens) < 2:
@@ -118,7 +124,7 @@ class _Answers:
             if token == END or len(voters) < least:
                 break
             draft.append(token)
-        return Draft(tuple(draft), longest) if draft else NO_DRAFT
+        return Draft(tuple(draft), longest, ANSWERS) if draft else NO_DRAFT
 
     def _matches(self, last: Sequence[int]) -> dict[int, int]:
         """Return the latest places with the last pair, the latest first, and how many tokens up to each match."""

@@ -10,22 +10,30 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from engine.drafting.note import GRAMMAR, LOOKUP
+
 MAX_MATCH = 16  # tokens that are compared before the last one
 MAX_CANDIDATES = 16  # latest places with the last two tokens
 ROOM = 1024  # tokens of an answer
 HASH = (0x9E3779B1, 0x85EBCA6B)
+LONG_MATCH = 4  # tokens
 
 
 class Draft(NamedTuple):
     """Guess of the next tokens.
 
-    match: number of last tokens that stood before the guessed ones too. is_forced: of each token, whether a constraint
-    allows no other text in its place; empty if there is no constraint.
+    match: number of last tokens that stood before the guessed ones too. source: of the guess, by which `DraftNote`
+    counts it. is_forced: of each token, whether a constraint allows no other text in its place; empty if there is none.
     """
 
     tokens: tuple[int, ...]
     match: int
+    source: str = LOOKUP
     is_forced: tuple[bool, ...] = ()
+
+    def source_of(self, index: int) -> str:
+        """Return the source of a token."""
+        return GRAMMAR if self.is_forced and self.is_forced[index] else self.source
 
 
 NO_DRAFT = Draft((), 0)

@@ -51,6 +51,7 @@ class EventBuffer:
                 cached,
                 now,
                 note,
+                sequence.draft_note if phase is Phase.ENDED else None,
             )
         )
 

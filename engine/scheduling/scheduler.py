@@ -212,6 +212,8 @@ class Scheduler:
                 TokenEvent(sequence.request.id, sequence.choice, token_id, finish, sampled.logprob, sampled.top)
             )
             if finish is not None:
+                if self.speculation is not None:
+                    self.speculation.remember(sequence)
                 self._finish(sequence, now)
             elif sequence.constraint is not None:
                 self._constrained.advance(sequence, token_id)

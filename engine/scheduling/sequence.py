@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from engine.drafting.note import DraftNote
 from engine.drafting.speculator import Speculator
 from engine.prefixes import chain_next, chain_start
 from engine.scheduling.constraint import Constraint
@@ -138,6 +139,16 @@ class Sequence:
         Before `min_tokens` a constraint may allow none but tokens that end the text: a row behind a draft could fail.
         """
         return self.constraint is None or self.num_tokens - self.prompt_len >= self.request.sampling.min_tokens
+
+    @property
+    def draft_note(self) -> DraftNote | None:
+        """Return the counts of its drafts so far; None if no step had any."""
+        if self.speculator is None or not self.speculator.drafted:
+            return None
+        drafted, accepted = dict(self.speculator.drafted), dict(self.speculator.accepted)
+        earlier = len(self.request.output_so_far.get(self.choice, ()))
+        # Each step yields one token and those that its accepted drafts add.
+        return DraftNote(self.num_generated - earlier - sum(accepted.values()), drafted, accepted)
 
     @property
     def lost_tokens(self) -> int:

@@ -15,7 +15,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator
 
-from engine.drafting.lookup import NO_DRAFT, Draft
+from engine.drafting.answers import RecentAnswers, answers_key
+from engine.drafting.lookup import LONG_MATCH, NO_DRAFT, Draft
+from engine.drafting.note import ANSWERS, LOOKUP, PREDICTION
 from engine.drafting.speculator import MAX_DRAFTS, Speculator
 from engine.scheduling.batch import Chunk, Sampled, StepOutcome
 from engine.scheduling.counters import CumulativeCounters
@@ -26,6 +28,8 @@ from engine.scheduling.step_in_flight import StepInFlight
 INDEXED_TOKENS = 1024  # in a step, of all sequences
 MAX_SLOWDOWN = 0.05  # of a sequence's tokens, by the drafts of others
 MIN_GAIN = 1.1  # of tokens for a time, over those that the step brings in the same time without the row
+SURE_MATCH = 8  # tokens in a sequence's own text, from which earlier answers are not asked
+FIRST_CONTEXT = 2  # tokens of a prompt that are kept with its answer, so that the first one can be guessed
 MIN_ROW_SHARE = 0.02  # of a step, that a row takes at least
 
 
@@ -38,12 +42,13 @@ class Speculation:
     def __init__(
         self, policy: Policy, counters: CumulativeCounters, page_size: int, draft: Drafter | None = None
     ) -> None:
-        """draft: of a sequence, in place of the lookup, for tests."""
+        """draft: of a sequence, in place of prediction and lookup, for tests."""
         self._policy = policy
         self._counters = counters
         self._model = policy.step_time_model
         self._page_size = page_size
         self._draft = draft or self._look_up
+        self._answers = RecentAnswers()
         self._left_to_index = 0
         self._pays = True  # drafts in the last step without prompts
 
@@ -78,7 +83,8 @@ class Speculation:
                 self._speculator(sequence).expect_masked(rows.get(sequence, 0))
         drafted = []
         for sequence, number in rows.items():
-            assert sequence.slot is not None
+            assert sequence.slot is not None and sequence.speculator is not None
+            sequence.speculator.count_drafted(number)
             tokens = drafts[sequence].tokens[:number]
             drafted.append(Chunk(sequence.slot, sequence.num_computed, 1 + number, 1 + number, None, tokens))
         return [sequence for sequence in decodes if sequence not in rows], drafted
@@ -101,13 +107,15 @@ class Speculation:
         if sequence.constraint is None:
             speculator.draft = self._draft(sequence, speculator, limit)
         else:
-            tokens, is_forced = sequence.constraint.drafts
-            speculator.draft = Draft(tokens[:limit], speculator.draft.match, is_forced[:limit])
+            (tokens, is_forced), proposed = sequence.constraint.drafts, speculator.draft
+            speculator.draft = Draft(tokens[:limit], proposed.match, proposed.source, is_forced[:limit])
         return speculator.draft
 
     def _speculator(self, sequence: Sequence) -> Speculator:
         if sequence.speculator is None:
-            sequence.speculator = Speculator(sequence.tokens)
+            request = sequence.request
+            key = answers_key(request.cache_salt, request.sampling.grammar or "")
+            sequence.speculator = Speculator(sequence.tokens, request.prediction, sequence.prompt_len, key)
         return sequence.speculator
 
     def _room(self, sequence: Sequence) -> int:
@@ -116,10 +124,30 @@ class Speculation:
         return min(MAX_DRAFTS, len(sequence.page_table) * self._page_size - length, sequence.max_len - length - 1)
 
     def _look_up(self, sequence: Sequence, speculator: Speculator, limit: int) -> Draft:
-        if sequence.num_tokens < speculator.resumes_at:
-            return NO_DRAFT
-        self._left_to_index -= speculator.lookup.index(max(0, self._left_to_index))
-        return speculator.lookup.draft(limit)
+        """Return a draft of the client's prediction, of the sequence's own text or of earlier answers like this one."""
+        length = sequence.num_tokens
+        if (prediction := speculator.prediction) is not None:
+            self._left_to_index -= prediction.read(max(0, self._left_to_index))
+            draft = prediction.draft(limit)
+            # A wrong draft ends its match. Tokens are right before the next long one, which therefore needs no pause.
+            if draft.tokens and (draft.match >= LONG_MATCH or speculator.may_try(PREDICTION, length)):
+                return draft
+        draft = NO_DRAFT
+        if speculator.may_try(LOOKUP, length):
+            self._left_to_index -= speculator.lookup.index(max(0, self._left_to_index))
+            draft = speculator.lookup.draft(limit)
+        if draft.match < SURE_MATCH and speculator.may_try(ANSWERS, length):
+            self._left_to_index -= self._answers.index(max(0, self._left_to_index))
+            other = self._answers.draft(speculator.answers_key, sequence.tokens, limit)
+            if other.match >= max(draft.match, 1):
+                draft = other
+        return draft
+
+    def remember(self, sequence: Sequence) -> None:
+        """Keep the answer of a sequence that has ended, for the drafts of others like it."""
+        if sequence.speculator is not None:
+            answer = sequence.tokens[max(0, sequence.prompt_len - FIRST_CONTEXT) :]
+            self._answers.add(sequence.speculator.answers_key, answer)
 
     def _rows(self, decodes: int, drafts: dict[Sequence, Draft], *, is_for_all: bool) -> dict[Sequence, int]:
         """Return how many drafts of each sequence are worth their time. is_for_all: no peer is without a draft."""
@@ -160,9 +188,11 @@ class Speculation:
             self._counters.count_draft(len(chunk.drafts), len(right))
             if sequence.speculator is not None:
                 sequence.speculator.learn(len(chunk.drafts), len(right), sequence.num_tokens + len(right))
-            for sampled in right:
+            for position, sampled in enumerate(right):
                 if sequence.state is not State.RUNNING:
                     break
+                if sequence.speculator is not None:
+                    sequence.speculator.count_accepted(position)
                 sequence.num_tokens += 1
                 sequence.num_computed += 1
                 sequence.max_computed = max(sequence.max_computed, sequence.num_computed)

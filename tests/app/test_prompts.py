@@ -10,7 +10,7 @@ from app.admission.thread_queue import NO_CALLER
 from app.errors import ApiError
 from app.generation.request import ChatPrompt, GenerationRequest
 from app.http.json_body import MAX_INLINE_BYTES
-from app.prompts import Prompts, opens_reasoning
+from app.prompts import CHARACTERS_PER_TOKEN, Prompts, opens_reasoning
 from app.text.text_model import TextModel
 from app.text.tools.definitions import Tool, ToolUse
 from app.text.tools.formats import format_by_name
@@ -116,3 +116,18 @@ async def test_the_text_of_a_grammar_is_limited(monkeypatch):
     with pytest.raises(ApiError, match=r"tools: its grammar has \d\d,\d{3} characters, and at most 10,000") as refused:
         await Prompts(text, lambda: model).prepare(request, NO_CALLER)
     assert (refused.value.status, refused.value.param) == (400, "tools")
+
+
+@pytest.mark.parametrize("prompt", ["hi", [1, 2], ChatPrompt(turns=[{"role": "user", "content": "hi"}])])
+async def test_a_prediction_is_cut_to_the_context_and_no_part_of_the_prompt(prompt):
+    """Of a text that is far too long only the beginning is tokenized."""
+    text = byte_level()
+    prompts, encoded = Prompts(text, lambda: model_info(200, 1, 4, max_model_len=100)), []
+    encode = text.encode
+    plain = await prompts.prepare(GenerationRequest(prompt=prompt, sampling={}), NO_CALLER)
+    text.encode = lambda read, **more: encoded.append(read) or encode(read, **more)
+    for prediction, ids in (("a b", encode("a b")), ("ab" * 10**6, encode("ab" * 50)), ("", [])):
+        request = GenerationRequest(prompt=prompt, sampling={}, prediction=prediction)
+        prepared = await prompts.prepare(request, NO_CALLER)
+        assert prepared.prediction == tuple(ids) and prepared.ids == plain.ids
+    assert max(map(len, encoded)) == CHARACTERS_PER_TOKEN * 100

@@ -70,6 +70,25 @@ def test_several_choices_of_one_prompt_come_interleaved(client, model):
     assert texts == [choice.message.content for choice in three.choices]
 
 
+@pytest.mark.parametrize("content", ["{text}", [{"type": "text", "text": "{text}"}], "another text"])
+def test_a_prediction_changes_no_text_and_is_counted(client, model, content):
+    """Both ways have the counts in the last usage; an answer without a prediction has none."""
+    fields = {"model": model, "messages": QUESTION, "max_tokens": 60, "temperature": 0.0}
+    plain = client.chat.completions.create(**fields)
+    text = plain.choices[0].message.content
+    assert plain.usage.completion_tokens_details.accepted_prediction_tokens is None
+    content = json.loads(json.dumps(content).replace("{text}", text))
+    fields["prediction"] = {"type": "content", "content": content}
+    whole = client.chat.completions.create(**fields)
+    chunks = list(client.chat.completions.create(**fields, stream=True, stream_options={"include_usage": True}))
+    assert whole.choices[0].message.content == text
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == text
+    for usage in (whole.usage, chunks[-1].usage):
+        details = usage.completion_tokens_details
+        assert 0 <= details.accepted_prediction_tokens < usage.completion_tokens == plain.usage.completion_tokens
+        assert details.rejected_prediction_tokens >= 0
+
+
 def test_stop_strings_end_a_text_and_are_not_emitted(client, model):
     """A stop string that spans tokens is found, and the emitted text ends before it."""
     fields = {"model": model, "messages": QUESTION, "max_tokens": 60, "temperature": 0.0}
@@ -150,6 +169,7 @@ def test_the_response_has_the_service_tier(client, model):
         ({"extra_body": {"min_tokens": 9, "max_tokens": 3}}, openai.BadRequestError, "min_tokens"),
         ({"extra_body": {"bananas": 3}}, openai.BadRequestError, "bananas"),
         ({"extra_body": {"seed": 2**64}}, openai.BadRequestError, "seed"),
+        ({"prediction": {"type": "text", "content": "1"}}, openai.BadRequestError, "prediction"),
     ],
 )
 def test_a_bad_parameter_is_refused_by_name(client, model, change, error, param):

@@ -65,6 +65,7 @@ def test_every_bound_of_a_sampling_parameter_is_checked_by_the_engine_and_not_by
         {"n": 0}, {"prompt": ()}, {"prompt": (1, 50)}, {"prompt": (-1,)}, {"output_so_far": {1: ()}},
         {"output_so_far": {-1: ()}},
         {"output_so_far": {0: (1,) * 8}}, {"output_so_far": {0: (50,)}}, {"output_so_far": {0: (3, -1)}},
+        {"prediction": (1, 50)}, {"prediction": (-1, 1)},
     ],
 )  # fmt: skip
 def test_a_bad_request_field_is_named(changes: dict[str, Any]):

@@ -275,3 +275,43 @@ def test_the_costs_of_rows_change_no_text(
     """The engine as it is: it tries those drafts that it takes to be worth their time."""
     monkeypatch.undo()
     assert run(make_engine(demo), submitted, value_of=VALUES) == texts
+
+
+def predicted(submitted: list[Request], texts: Texts, kind: str) -> list[Request]:
+    """Return the requests with predictions of their first choice, or of another request."""
+    built = []
+    for at, one in enumerate(submitted):
+        text = [value[0] for value in texts[one.id, 0]]
+        other = [value[0] for value in texts[submitted[at - 1].id, 0]]
+        prediction = {
+            "right": text,
+            "partly wrong": [*text[:5], *other[:3], *text[5:12], *text[15:20], 1, *text[21:]],
+            "unrelated": other,
+            "too long": text + other * 100,
+        }[kind]
+        built.append(replace(one, prediction=tuple(prediction)))
+    return built
+
+
+@pytest.mark.parametrize("kind", ["right", "partly wrong", "unrelated", "too long"])
+def test_with_predictions(demo: Path, submitted: list[Request], texts: Texts, kind: str):
+    """Texts are the same alone, in a batch and preempted, and right predictions save steps."""
+    built = predicted(submitted, texts, kind)
+    engine, plain = drafting(demo, built, texts, LOOKUP), drafting(demo, submitted, texts, LOOKUP)
+    assert alone(engine, built, VALUES) == alone(plain, submitted, VALUES) == texts
+    with_predictions, without = engine.load().counters, plain.load().counters
+    if kind != "unrelated":
+        assert with_predictions.accepted_tokens > 1.2 * without.accepted_tokens
+        assert with_predictions.steps < without.steps
+    assert run(engine, built, value_of=VALUES) == texts
+    assert run(engine, built, preempting(engine, list(PreemptionMode)), VALUES) == texts
+
+
+def test_with_predictions_and_without_speculation(demo: Path, submitted: list[Request], texts: Texts):
+    """They have no effect, not even on pages."""
+    engine = make_engine(demo, speculation="off")
+    assert run(engine, predicted(submitted, texts, "right"), value_of=VALUES) == texts
+    assert engine.load().counters.drafted_tokens == 0
+    cached = engine.load().counters.cached_tokens
+    assert run(engine, submitted, value_of=VALUES) == texts
+    assert engine.load().counters.cached_tokens > cached

@@ -94,6 +94,13 @@ BUGS = (
         ("tests/engine/models/test_drafted_steps.py",),
     ),
     Bug(
+        "drafts-prediction-place",
+        "engine/drafting/prediction.py",
+        "while 0 <= place < self._searched_from:",
+        "while 0 <= place <= self._searched_from:",
+        ("tests/engine/drafting/test_prediction.py",),
+    ),
+    Bug(
         "drafts-in-text",
         "engine/scheduling/speculation.py",
         "                yield sequence, sampled\n",

@@ -39,6 +39,7 @@ FIELD_TEXTS: Mapping[str, str] = MappingProxyType(
         "stop_sequences": "Texts that end the answer. They are not part of it.",
         "stop_token_ids": "Token ids that end the answer.",
         "ignore_eos": "Continue after an end-of-sequence token. Default: false.",
+        "prediction": "Text that the answer is expected to repeat, which can make it faster and never changes it.",
         "truncation": "`auto` drops the oldest turns of an input that does not fit. Default: `disabled`.",
         # Sampling
         "temperature": "Randomness; 0 takes the most likely token. Default: that of the model, or 1.",
@@ -101,7 +102,6 @@ FIELD_TEXTS: Mapping[str, str] = MappingProxyType(
         "suffix": "Only an empty text is supported.",
         "thread": "Not supported: clients send the whole conversation after the error `thread_unsupported_request`.",
         "mcp_servers": "Left out, as hosted tools are.",
-        "prediction": "Accepted; without effect on the answer.",
         "user": "Accepted; without effect on the answer.",
         "metadata": "Names and values that are kept with what is stored; without effect on the answer.",
         "client_metadata": "Accepted; without effect on the answer.",

@@ -41,15 +41,17 @@ def prefill_status(name: str, choice: int = 0) -> StatusEvent:
 def test_the_next_engine_gets_the_output_of_unfinished_choices():
     """Requests without output are sent unchanged."""
     in_flight, events = InFlight(has_several=False), []
-    in_flight.add(request("a", n=3), events.append)
+    predicted = replace(request("a", n=3), prediction=(7, 9))
+    in_flight.add(predicted, events.append)
     in_flight.add(request("b"), print)
-    assert send(in_flight) == [request("a", n=3), request("b")]
+    assert send(in_flight) == [predicted, request("b")]
     for event in (TokenEvent("a", 0, 7), TokenEvent("a", 1, 8, FinishReason.STOP), TokenEvent("a", 0, 2**32 - 1)):
         assert not in_flight.handle(event)
     assert send(in_flight) == []
     in_flight.lose_engine()
     first, second = send(in_flight)
     assert first.output_so_far == {0: (7, 2**32 - 1), 2: ()} and list(first.choices) == [0, 2]
+    assert first.prediction == (7, 9)
     assert replace(second, waiting_since=None) == request("b")
     assert [(e.choice, e.cause) for e in events if isinstance(e, StatusEvent)] == [
         (0, WaitReason.RESTART),

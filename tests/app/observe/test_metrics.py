@@ -10,7 +10,8 @@ from starlette.testclient import TestClient
 
 from app.admission.queues import Admission
 from app.admission.tenants import Tenant, key_digest
-from app.generation.generation import ABANDONED_CODE, Timing
+from app.generation.generation import ABANDONED_CODE
+from app.generation.timing import Timing
 from app.observe.collectors import AdmissionCollector, GapCollector
 from app.streams.stream_log import Failure
 from engine.types import ServiceClass

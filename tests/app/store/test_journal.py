@@ -17,7 +17,7 @@ from app.store.database import APPLICATION_ID, StoreError, connect
 from app.store.entries import Entry, Note, Origin, Saved, Token
 from app.store.state_file import StateFile
 from app.store.writer import Write, Writer
-from app.streams.stream_log import Cursor, CursorError, Delta, Failure, Reader, StreamLog, Usage
+from app.streams.stream_log import Cursor, CursorError, Delta, Failure, PredictionTokens, Reader, StreamLog, Usage
 from engine.types import Event, FinishReason, Phase, Request, SamplingParams, ServiceClass, StatusEvent, TokenEvent
 from tests.limits import HANG_SECONDS
 from tests.profiles import examples
@@ -26,7 +26,8 @@ ID = "a1"
 
 
 def entry(n: int = 1, **sampling) -> Entry:
-    request = Request(id=ID, prompt=(1, 2), sampling=SamplingParams(max_tokens=9, seed=3, **sampling), n=n)
+    sampled = SamplingParams(max_tokens=9, seed=3, **sampling)
+    request = Request(id=ID, prompt=(1, 2), sampling=sampled, n=n, prediction=(8, 9))
     origin = Origin("ChatRequest", b"{}", 60.0)
     return Entry(request, Note(origin, "o", "", "", 5.0, None, "f", "v", "e", ServiceClass.STANDARD))
 
@@ -112,7 +113,7 @@ async def test_the_last_record_is_kept(tmp_path: Path):
     file.writer.start()
     journal.begin(entry(), lambda event: None, is_exact=True)
     log = StreamLog(ID, "e", "o")
-    log.append(Usage(2, 3, 1, {"decode": 4.0}))
+    log.append(Usage(2, 3, 1, {"decode": 4.0}, prediction=PredictionTokens(1, 2)))
     journal.end(log)
     journal.flush()
     await asyncio.to_thread(file.close)

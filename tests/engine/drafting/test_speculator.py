@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.drafting.lookup import Draft
-from engine.drafting.speculator import FIRST_PAUSE, LONG_MATCH, MAX_DRAFTS, MAX_PAUSE, Speculator
+from engine.drafting.lookup import LONG_MATCH, Draft
+from engine.drafting.note import LOOKUP
+from engine.drafting.speculator import FIRST_PAUSE, MAX_DRAFTS, MAX_PAUSE, Speculator
 
 SHORT, LONG = LONG_MATCH - 1, LONG_MATCH
 outcomes = st.tuples(st.sampled_from([2, SHORT, LONG, 16]), st.integers(1, MAX_DRAFTS), st.integers(0, MAX_DRAFTS))
@@ -43,7 +44,7 @@ def test_right_drafts_raise_all_worths_and_only_of_such_matches(match: int):
         after = worths(speculator, match)
         assert all(new > old for new, old in zip(after, before, strict=True))
         before = after
-    assert before[-1] > 0.99 and worths(speculator, other) == untouched and speculator.resumes_at == 0
+    assert before[-1] > 0.99 and worths(speculator, other) == untouched and speculator.odds[LOOKUP].resumes_at == 0
 
 
 def test_a_wrong_draft_lowers_the_worth_of_those_after_it():
@@ -58,11 +59,11 @@ def test_a_wrong_draft_lowers_the_worth_of_those_after_it():
 
 def fail(speculator: Speculator, length: int) -> int:
     """Fail until there is a pause, and return its length."""
-    before = speculator.resumes_at
+    before = speculator.odds[LOOKUP].resumes_at
     for _ in range(50):
         speculator.learn(1, 0, length)
-        if speculator.resumes_at != before:
-            return speculator.resumes_at - length
+        if speculator.odds[LOOKUP].resumes_at != before:
+            return speculator.odds[LOOKUP].resumes_at - length
     raise AssertionError("no pause")
 
 
@@ -71,11 +72,11 @@ def test_pauses_double_up_to_a_limit():
     speculator, length, pauses = Speculator([]), 0, []
     for _ in range(7):
         pauses.append(fail(speculator, length))
-        length = speculator.resumes_at
+        length = speculator.odds[LOOKUP].resumes_at
     assert pauses == [FIRST_PAUSE << n if FIRST_PAUSE << n < MAX_PAUSE else MAX_PAUSE for n in range(7)]
     assert pauses[-2:] == [MAX_PAUSE] * 2
     speculator.learn(1, 1, length)
-    assert speculator.resumes_at == length, "no new pause"
+    assert speculator.odds[LOOKUP].resumes_at == length, "no new pause"
     assert fail(speculator, length + 1) == FIRST_PAUSE
 
 
@@ -84,4 +85,4 @@ def test_there_is_no_pause_before_a_draft_has_failed_several_times():
     speculator = Speculator([])
     for length in range(3):
         speculator.learn(MAX_DRAFTS, 0, length)
-        assert speculator.resumes_at == 0
+        assert speculator.odds[LOOKUP].resumes_at == 0

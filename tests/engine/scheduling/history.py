@@ -66,12 +66,21 @@ class History:
         self.arrived = 0
 
     def arrive(
-        self, prompt: list[int], tokens: int, *, stop: tuple[int, ...] = (), has_stop_strings: bool = False, **more
+        self,
+        prompt: list[int],
+        tokens: int,
+        *,
+        stop: tuple[int, ...] = (),
+        has_stop_strings: bool = False,
+        grammar: str | None = None,
+        **more,
     ) -> str:
         """Submit a request and return its ID, or "" if it was refused."""
         self.arrived += 1
         name = f"r{self.arrived}"
-        sampling = SamplingParams(max_tokens=tokens, stop_token_ids=stop, has_stop_strings=has_stop_strings)
+        sampling = SamplingParams(
+            max_tokens=tokens, stop_token_ids=stop, has_stop_strings=has_stop_strings, grammar=grammar
+        )
         request = Request(id=name, prompt=tuple(prompt), sampling=sampling, **more)
         try:
             preparation = self.engine.prepare(request)

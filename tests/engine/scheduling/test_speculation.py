@@ -286,3 +286,34 @@ def test_a_page_with_a_wrong_draft_is_not_reused() -> None:
     history.arrive([*tokens, 9, 9], 4)
     history.end()
     assert history.engine.load().counters.cached_tokens == PAGE_SIZE
+
+
+def test_answers_draft_for_later_ones_of_the_same_tenant_and_form() -> None:
+    """The time of accepted drafts would reveal them to others."""
+
+    def steps(salt: str, grammar: str | None, later_salt: str, later_grammar: str | None) -> int:
+        history = History(slots=1, pages=60)
+        use(history, None)
+        for salt_of, grammar_of in ((salt, grammar), (later_salt, later_grammar)):
+            before = history.engine.load().counters.steps
+            history.arrive([1, 2, 3, 4], 24, cache_salt=salt_of, grammar=grammar_of)
+            history.end()
+        return history.engine.load().counters.steps - before
+
+    alone = steps("a", None, "b", None)
+    assert steps("a", None, "a", None) < alone - 10
+    assert steps("a", "start: /x/", "a", "start: /y/") == steps("a", "start: /x/", "b", "start: /x/") == alone
+    assert steps("a", "start: /x/", "a", "start: /x/") < alone - 10
+
+
+def test_an_aborted_answer_drafts_for_no_other() -> None:
+    """Only answers that have ended do."""
+    history = History(slots=1, pages=60)
+    use(history, None)
+    name = history.arrive([1, 2, 3, 4], 24)
+    for _ in range(20):
+        history.step()
+    history.abort(name)
+    history.arrive([1, 2, 3, 4], 24)
+    history.end()
+    assert history.engine.load().counters.drafted_tokens == 0
