@@ -74,7 +74,7 @@ BUGS = (
     ),
     Bug(
         "drafts-one-too-many",
-        "engine/execution/runner.py",
+        "engine/execution/drafted_rows.py",
         "further[len(first)] = tuple(tokens[1 : 1 + right])",
         "further[len(first)] = tuple(tokens[1 : 2 + right])",
         ("tests/engine/execution/test_accepted.py",),
@@ -91,6 +91,20 @@ BUGS = (
         "kernels/cpu/source/step.cpp",
         "positions[i] += rows.offsets[own[i]];",
         "positions[i] += rows.offsets[own[i]] != 0;",
+        ("tests/engine/models/test_drafted_steps.py",),
+    ),
+    Bug(
+        "drafts-in-grammar",
+        "engine/constraints/constraint.py",
+        "self._matcher.rollback(len(tokens))",
+        "self._matcher.rollback(max(0, len(tokens) - 1))",
+        ("tests/engine/constraints/test_drafts.py",),
+    ),
+    Bug(
+        "drafts-mask-of-first-row",
+        "engine/execution/token_masks.py",
+        "index[rows] + offsets[rows]",
+        "index[rows]",
         ("tests/engine/models/test_drafted_steps.py",),
     ),
     Bug(
