@@ -28,7 +28,6 @@ from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.constraints import constraint
 from engine.drafting.lookup import MAX_MATCH, NO_DRAFT, Draft
-from engine.drafting.note import LOOKUP
 from engine.drafting.speculator import Speculator
 from engine.engine import Engine
 from engine.scheduling.sequence import Sequence
@@ -75,9 +74,8 @@ def answers(engine: Engine, submitted: list[Request]) -> tuple[list[Any], float]
 
 def guess(sequence: Sequence, speculator: Speculator, limit: int) -> Draft:
     """Return a random draft, as if its match were long, unless drafts pause."""
-    if not speculator.may_try(LOOKUP, sequence.num_tokens):
-        return NO_DRAFT
-    return Draft(tuple(random.choices(sequence.tokens, k=limit)), MAX_MATCH)
+    draft = Draft(tuple(random.choices(sequence.tokens, k=limit)), MAX_MATCH)
+    return draft if speculator.may_use(draft, sequence.num_tokens) else NO_DRAFT
 
 
 def build(model: str, text: TextModel, mode: Literal["off", "auto"], *, is_random: bool) -> Engine:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
@@ -14,28 +14,39 @@ from engine.drafting.prediction import Prediction
 MAX_DRAFTS = 7  # of a sequence in a step
 START = (0.3, 0.6)  # probability that a draft is right after a short and after a long match
 START_FORCED = 0.9  # that one is right which a constraint forces: the model may divide the text otherwise
-RATE = 0.2  # of learning
-FIRST_PAUSE, MAX_PAUSE = 16, 256  # tokens without drafts after one that failed, doubled by each further failure
+FIRST_RATE, RATE = 0.5, 0.2  # of learning, from the first step with drafts on and after some
+FIRST_PAUSE, MAX_PAUSE = 16, 256  # tokens without drafts that are not worth their time, doubled by each failed trial
 FIRST_MASKED = 3  # drafts whose masks are computed for a first step
-FAILED = 0.1  # probability of the first draft, below which it has failed
 
 
 class Odds:
-    """How often the drafts of one source were right, and when they are tried again after failures."""
+    """How often drafts of one kind were right: of one source, after a short or a long match.
 
-    def __init__(self) -> None:
-        self.right = ([START[0]] * MAX_DRAFTS, [START[1]] * MAX_DRAFTS)  # by position, after short and long matches
+    Drafts that are not worth their time pause. After that a single one is tried, and the pause doubles if it fails.
+    """
+
+    def __init__(self, start: float) -> None:
+        self.right = [start] * MAX_DRAFTS  # probability by position
         self.resumes_at = 0  # length of the sequence
+        self.is_trial = False  # the next draft is tried whatever it is worth
         self._pause = FIRST_PAUSE
+        self._steps = 0  # with drafts
 
-    def learn_first(self, probabilities: list[float], length: int, *, is_right: bool) -> None:
-        """Learn whether the first draft of a step was right. probabilities: of its kind of match."""
-        if is_right:
+    def pause(self, length: int) -> None:
+        """Pause, as the drafts are not worth their time. length: of the sequence."""
+        self.resumes_at = length + self._pause
+        self._pause = min(2 * self._pause, MAX_PAUSE)
+        self.is_trial = True
+
+    def learn(self, drafts: list[int], right: int) -> None:
+        """Learn from positions that were in a step, of which those below `right` were right."""
+        self.is_trial = False
+        rate = max(RATE, 1.0 / (1.0 / FIRST_RATE + self._steps))
+        self._steps += 1
+        for position in drafts:
+            self.right[position] += rate * ((position < right) - self.right[position])
+        if right:
             self._pause = FIRST_PAUSE
-        elif probabilities[0] < FAILED:
-            self.resumes_at = length + self._pause
-            self._pause = min(2 * self._pause, MAX_PAUSE)
-            probabilities[:] = [START[0]] * MAX_DRAFTS  # so that some drafts are tried after the pause
 
 
 class Speculator:
@@ -55,13 +66,23 @@ class Speculator:
         self.max_masked = FIRST_MASKED  # drafts whose masks are computed before it is known which are in a step
         self.drafted: Counter[str] = Counter()  # tokens that were in a step, by source
         self.accepted: Counter[str] = Counter()  # of these, the ones in the answer
-        self.odds: defaultdict[str, Odds] = defaultdict(Odds)  # by source
+        self.odds: dict[tuple[str, bool], Odds] = {}  # by source, and whether the match is long
         self._forced = START_FORCED
         self._has_been_right = False
 
+    def odds_of(self, draft: Draft) -> Odds:
+        """Return the odds of drafts of the same kind."""
+        kind = draft.source, draft.match >= LONG_MATCH
+        if (odds := self.odds.get(kind)) is None:
+            odds = self.odds[kind] = Odds(START[kind[1]])
+        return odds
+
     def worths(self, draft: Draft) -> list[float]:
-        """Return for each token the probability that it and all before it are right."""
-        probabilities = self.odds[draft.source].right[draft.match >= LONG_MATCH][: len(draft.tokens)]
+        """Return for each token the probability that it and all before it are right; for a trial, 1 and no further."""
+        odds = self.odds_of(draft)
+        if odds.is_trial and draft.source_of(0) != GRAMMAR:
+            return [1.0]
+        probabilities = odds.right[: len(draft.tokens)]
         if any(draft.is_forced):
             pairs = zip(draft.is_forced, probabilities, strict=True)
             probabilities = [self._forced if is_forced else right for is_forced, right in pairs]
@@ -72,11 +93,23 @@ class Speculator:
         """Return the tokens that a step with a good match is expected to yield; 1 before any draft was right."""
         if not self._has_been_right:
             return 1.0
-        return 1.0 + max([sum(_products(odds.right[True])) for odds in self.odds.values()], default=0.0)
+        return 1.0 + max([sum(_products(odds.right)) for odds in self.odds.values()], default=0.0)
 
     def may_try(self, source: str, length: int) -> bool:
-        """Return whether the drafts of a source do not pause. length: of the sequence."""
-        return source not in self.odds or length >= self.odds[source].resumes_at
+        """Return whether drafts of a source do not pause, some of them at least. length: of the sequence."""
+        return any(
+            (source, is_long) not in self.odds or length >= self.odds[source, is_long].resumes_at
+            for is_long in (False, True)
+        )
+
+    def may_use(self, draft: Draft, length: int) -> bool:
+        """Return whether drafts of this kind do not pause."""
+        return length >= self.odds_of(draft).resumes_at
+
+    def decline(self, length: int) -> None:
+        """Pause drafts like the current one, which is not worth its time. length: of the sequence."""
+        if self.draft.source_of(0) != GRAMMAR:
+            self.odds_of(self.draft).pause(length)
 
     def expect_masked(self, drafts: int) -> None:
         """Expect that the next step has not many more drafts than the current one."""
@@ -90,20 +123,16 @@ class Speculator:
         """Count one of them as a token of the answer."""
         self.accepted[self.draft.source_of(index)] += 1
 
-    def learn(self, drafts: int, right: int, length: int) -> None:
-        """Learn from a step with `drafts` tokens, of which the first `right` were right. length: of the sequence."""
-        draft, odds = self.draft, self.odds[self.draft.source]
-        probabilities = odds.right[draft.match >= LONG_MATCH]
-        for position in range(min(right + 1, drafts)):
-            is_right = position < right
-            if draft.source_of(position) == GRAMMAR:
-                self._forced += RATE * (is_right - self._forced)
-            else:
-                probabilities[position] += RATE * (is_right - probabilities[position])
+    def learn(self, drafts: int, right: int) -> None:
+        """Learn from a step with `drafts` tokens, of which the first `right` were right."""
+        reached = range(min(right + 1, drafts))
+        forced = [position for position in reached if self.draft.source_of(position) == GRAMMAR]
+        for position in forced:
+            self._forced += RATE * ((position < right) - self._forced)
         if right:
             self._has_been_right = True
-        if draft.source_of(0) != GRAMMAR:
-            odds.learn_first(probabilities, length, is_right=right > 0)
+        if len(forced) < len(reached):
+            self.odds_of(self.draft).learn([position for position in reached if position not in forced], right)
 
 
 def _products(factors: list[float]) -> list[float]:

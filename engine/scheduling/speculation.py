@@ -16,8 +16,8 @@ import heapq
 from collections.abc import Callable, Iterator
 
 from engine.drafting.answers import RecentAnswers, answers_key
-from engine.drafting.lookup import LONG_MATCH, NO_DRAFT, Draft
-from engine.drafting.note import ANSWERS, LOOKUP, PREDICTION
+from engine.drafting.lookup import NO_DRAFT, Draft
+from engine.drafting.note import ANSWERS, LOOKUP
 from engine.drafting.speculator import MAX_DRAFTS, Speculator
 from engine.scheduling.batch import Chunk, Sampled, StepOutcome
 from engine.scheduling.counters import CumulativeCounters
@@ -129,8 +129,7 @@ class Speculation:
         if (prediction := speculator.prediction) is not None:
             self._left_to_index -= prediction.read(max(0, self._left_to_index))
             draft = prediction.draft(limit)
-            # A wrong draft ends its match. Tokens are right before the next long one, which therefore needs no pause.
-            if draft.tokens and (draft.match >= LONG_MATCH or speculator.may_try(PREDICTION, length)):
+            if draft.tokens and speculator.may_use(draft, length):
                 return draft
         draft = NO_DRAFT
         if speculator.may_try(LOOKUP, length):
@@ -141,7 +140,7 @@ class Speculation:
             other = self._answers.draft(speculator.answers_key, sequence.tokens, limit)
             if other.match >= max(draft.match, 1):
                 draft = other
-        return draft
+        return draft if draft.tokens and speculator.may_use(draft, length) else NO_DRAFT
 
     def remember(self, sequence: Sequence) -> None:
         """Keep the answer of a sequence that has ended, for the drafts of others like it."""
@@ -156,6 +155,9 @@ class Speculation:
         # Nobody waits longer for a token than without drafts: not even the sequence whose drafts are worth the least.
         least = min(map(sum, worths.values())) if is_for_all else 0.0
         most = ((1.0 + MAX_SLOWDOWN) * (1.0 + least) - 1.0) * seconds
+        for sequence, values in worths.items():
+            if values[0] * seconds <= MIN_GAIN * decodes * row_seconds and sequence.speculator is not None:
+                sequence.speculator.decline(sequence.num_tokens)
         tokens, added, rows = float(decodes), 0.0, dict[Sequence, int]()
         heap = [(-values[0], at, sequence) for at, (sequence, values) in enumerate(worths.items())]
         heapq.heapify(heap)
@@ -187,7 +189,7 @@ class Speculation:
             sequence, right = flight.sampled[index], outcome.further.get(index, ())
             self._counters.count_draft(len(chunk.drafts), len(right))
             if sequence.speculator is not None:
-                sequence.speculator.learn(len(chunk.drafts), len(right), sequence.num_tokens + len(right))
+                sequence.speculator.learn(len(chunk.drafts), len(right))
             for position, sampled in enumerate(right):
                 if sequence.state is not State.RUNNING:
                     break
