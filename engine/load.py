@@ -89,6 +89,7 @@ class SlotView(msgspec.Struct, frozen=True, kw_only=True):
     context: int
     generated: int
     pages: int
+    step_tokens: int = 1  # that its last step yielded, more than one with drafts
 
 
 class WaitView(msgspec.Struct, frozen=True, kw_only=True):

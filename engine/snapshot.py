@@ -31,6 +31,7 @@ def _slot(sequence: Sequence) -> SlotView:
         context=sequence.num_computed,
         generated=sequence.num_generated,
         pages=len(sequence.page_table),
+        step_tokens=sequence.speculator.tokens_of_step(len(sequence.tokens)) if sequence.speculator is not None else 1,
     )
 
 

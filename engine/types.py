@@ -196,6 +196,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     # again.
     sent: SentOutput | None = None
     prediction: tuple[int, ...] = ()  # tokens that the answer is expected to have, for drafts; changes no text
+    speculation: bool = True  # False: a token a step, without drafts; changes no text
 
     @property
     def log_id(self) -> str:

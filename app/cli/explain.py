@@ -81,6 +81,8 @@ def timeline_lines(account: dict[str, Any]) -> list[str]:
         text.append(cache_line(account["cached_tokens"], account["prompt_tokens"], account["cache"]))
     for choice in account["choices"]:
         text.append(f"\nChoice {choice['index']}" if len(account["choices"]) > 1 else "")
+        if choice["drafts"] is not None:
+            text.append(drafts_line(choice["drafts"]))
         for interval in choice["intervals"]:
             first = round(BAR_CHARACTERS * interval["began_ms"] / wall) if wall else 0
             last = round(BAR_CHARACTERS * (interval["began_ms"] + interval["ms"]) / wall) if wall else 0
@@ -110,6 +112,14 @@ def cache_line(cached: int, prompt: int, note: dict[str, Any]) -> str:
     before, after = (json.dumps(note[name], ensure_ascii=False) for name in ("before", "after"))
     differs = f"the prompt differs from that of request {note['continues']} at token {note['differs_at']:,}"
     return f"{text}; {differs}: {before} became {after}"
+
+
+def drafts_line(drafts: dict[str, Any]) -> str:
+    """Return how many tokens the steps of a choice yielded, and which drafts became tokens."""
+    tokens, steps = drafts["tokens"], drafts["steps"]
+    accepted = ", ".join(f"{source} {number:,}" for source, number in drafts["accepted"].items() if number)
+    mean = f"{tokens / steps:.1f} a step; " if steps else ""
+    return f"decode: {tokens:,} tokens in {steps:,} steps ({mean}{accepted or 'no draft was right'})"
 
 
 def _explanation(interval: dict[str, Any]) -> str:

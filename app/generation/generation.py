@@ -200,6 +200,8 @@ class Generation:
     def handle_event(self, event: Event) -> None:
         """Handle the request's next event. An exception here ends this request with an error, and no other request."""
         if self.log.is_closed:
+            if isinstance(event, StatusEvent):  # the answer ended at a stop string, its choice in the engine later
+                self.timeline.add_drafts(event)
             return
         try:
             self._dispatch(event)

@@ -81,4 +81,5 @@ class PreparedPrompt:
             client_id=intake.client_id,
             session_seconds=request.session_seconds,
             prediction=self.prediction,
+            speculation=request.speculation,
         )

@@ -66,14 +66,14 @@ class GenerationRequest:
     too, as many as fit. service_class: None for the highest up to standard that the tenant may use. deadline_ms: from
     arrival to the last token; None for the tenant's default. content_format: constraint on the content.
     thinking_budget: maximum number of reasoning tokens, after which the block is closed. prediction: text that the
-    answer is expected to repeat; None: there is none. clips_max_tokens: reduce `max_tokens` to the room that the
-    context has left, instead of refusing the request. truncates_prompt: drop the oldest turns of a conversation that
-    does not fit. resume_seconds: time for which the answer continues without a reader. session_seconds: for which the
-    conversation is expected to go on after the answer. needs_reader: False if the answer continues without a reader
-    until its end. origin: the client's request, for the journal; None: it is not resumable. parameter_names: the
-    protocol's names of engine parameters that it names differently. encoder: constructor of the encoder for readers
-    that resume the stream; None if it cannot be resumed. observer: notified of the beginning and the end of the
-    generation.
+    answer is expected to repeat; None: there is none. speculation: False for no drafts. clips_max_tokens: reduce
+    `max_tokens` to the room that the context has left, instead of refusing the request. truncates_prompt: drop the
+    oldest turns of a conversation that does not fit. resume_seconds: time for which the answer continues without a
+    reader. session_seconds: for which the conversation is expected to go on after the answer. needs_reader: False if
+    the answer continues without a reader until its end. origin: the client's request, for the journal; None: it is not
+    resumable. parameter_names: the protocol's names of engine parameters that it names differently. encoder:
+    constructor of the encoder for readers that resume the stream; None if it cannot be resumed. observer: notified of
+    the beginning and the end of the generation.
     """
 
     prompt: ChatPrompt | str | Sequence[int]
@@ -95,6 +95,7 @@ class GenerationRequest:
     content_format: ContentFormat | None = None
     thinking_budget: int | None = None
     prediction: str | None = None
+    speculation: bool = True
     clips_max_tokens: bool = False
     truncates_prompt: bool = False
     stream_id: str | None = None

@@ -159,6 +159,11 @@ def _view(snapshot: Snapshot, load: EngineLoad, now: float, before: tuple[float,
         "prefix_hit_rate": counters.cached_tokens / looked_up if looked_up else 0.0,
         "batch": {"decode": load.decode_rows, "prefill_tokens": load.prefill_tokens},
         "requests_finished": counters.finished,
+        "drafts": {
+            "steps": counters.drafts,
+            "drafted": counters.drafted_tokens,
+            "accepted": counters.accepted_tokens,
+        },
     }
 
 
@@ -170,6 +175,7 @@ def _slot(view: SlotView) -> dict[str, Any]:
         "context": view.context,
         "generated": view.generated,
         "pages": view.pages,
+        "step_tokens": view.step_tokens,
     }
 
 

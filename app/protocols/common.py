@@ -104,6 +104,7 @@ class SamplingFields(TextRequest):
     structured_outputs: StructuredOutputs | None = None
     prompt_logprobs: int | None = Field(None, ge=0, le=20)
     prediction: PredictedContent | None = None
+    speculation: bool | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     service_tier: Literal["auto", "default", "flex", "priority", "scale"] | None = None
@@ -232,6 +233,7 @@ class SamplingFields(TextRequest):
             content_format=self.content_format(),
             thinking_budget=thinking_budget,
             prediction=self.prediction.text if self.prediction is not None else None,
+            speculation=self.speculation is not False,
             resume_seconds=resume_seconds,
             session_seconds=self.session_seconds,
             parameter_names=names or {},

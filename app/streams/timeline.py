@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from app.streams.status import EngineMoveEvent
 from engine.cache_note import CacheNote
+from engine.drafting.note import DraftNote
 from engine.types import Phase, PreemptionMode, ServiceClass, StatusEvent, WaitReason
 
 IN_SLOT = (Phase.PREFILL, Phase.DECODE, Phase.SWAPPING)
@@ -98,6 +99,7 @@ class RequestTimeline:
         self.ended: float | None = None
         self.closed_at: float | None = None  # when the engine finished
         self.cache_note: CacheNote | None = None  # of the engine that was the first to compute the prompt
+        self.draft_notes: dict[int, DraftNote] = {}  # by choice, of those with drafts that an engine has ended
         # The first choice waits for the next step, the others until the first has processed the prompt.
         causes = [WaitReason.STEP, *[WaitReason.PROMPT] * (choices - 1)]
         begun = intake.end(submitted)
@@ -107,6 +109,7 @@ class RequestTimeline:
     def add(self, event: StatusEvent) -> None:
         """Add a status event of one choice. A repeated status opens no new interval."""
         self.cache_note = self.cache_note or event.cache_note
+        self.add_drafts(event)
         intervals = self.choices[event.choice]
         last = intervals[-1]
         if isinstance(event, EngineMoveEvent):
@@ -122,6 +125,11 @@ class RequestTimeline:
             intervals.append(
                 Interval(last.ended, event.phase, event.cause, event.preempted_by, event.mechanism, event.victim_reason)
             )
+
+    def add_drafts(self, event: StatusEvent) -> None:
+        """Add the drafts of a choice that an engine has ended, possibly after the end of the answer."""
+        if event.draft_note is not None:
+            self.draft_notes[event.choice] = event.draft_note
 
     def _add_move(self, intervals: list[Interval], event: EngineMoveEvent) -> None:
         last = intervals[-1]
@@ -185,10 +193,22 @@ class RequestTimeline:
             "wall_ms": _milliseconds(end - self.arrived),
             "totals_ms": self.totals_ms(end),
             "choices": [
-                {"index": index, "intervals": [interval.view(self.arrived, end) for interval in intervals]}
+                {
+                    "index": index,
+                    "drafts": _drafts_view(self.draft_notes.get(index)),
+                    "intervals": [interval.view(self.arrived, end) for interval in intervals],
+                }
                 for index, intervals in enumerate(self.choices)
             ],
         }
+
+
+def _drafts_view(note: DraftNote | None) -> dict[str, Any] | None:
+    """Return an engine's note about the drafts of a choice as clients receive it."""
+    if note is None:
+        return None
+    tokens = note.steps + sum(note.accepted.values())
+    return {"tokens": tokens, "steps": note.steps, "drafted": note.drafted, "accepted": note.accepted}
 
 
 def _milliseconds(seconds: float) -> float:

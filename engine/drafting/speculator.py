@@ -68,6 +68,7 @@ class Speculator:
         self.accepted: Counter[str] = Counter()  # of these, the ones in the answer
         self.odds: dict[tuple[str, bool], Odds] = {}  # by source, and whether the match is long
         self._forced = START_FORCED
+        self._last_step = (0, 1)  # with drafts: length of the sequence after it, and the tokens that it yielded
         self._has_been_right = False
 
     def odds_of(self, draft: Draft) -> Odds:
@@ -94,6 +95,11 @@ class Speculator:
         if not self._has_been_right:
             return 1.0
         return 1.0 + max([sum(_products(odds.right)) for odds in self.odds.values()], default=0.0)
+
+    def tokens_of_step(self, length: int) -> int:
+        """Return how many tokens the last step of the sequence yielded. length: of the sequence after it."""
+        last_length, tokens = self._last_step
+        return tokens if length == last_length else 1
 
     def may_try(self, source: str, length: int) -> bool:
         """Return whether drafts of a source do not pause, some of them at least. length: of the sequence."""
@@ -123,8 +129,12 @@ class Speculator:
         """Count one of them as a token of the answer."""
         self.accepted[self.draft.source_of(index)] += 1
 
-    def learn(self, drafts: int, right: int) -> None:
-        """Learn from a step with `drafts` tokens, of which the first `right` were right."""
+    def learn(self, drafts: int, right: int, length: int) -> None:
+        """Learn from a step with `drafts` tokens, of which the first `right` were right.
+
+        length: of the sequence after it.
+        """
+        self._last_step = length, 1 + right
         reached = range(min(right + 1, drafts))
         forced = [position for position in reached if self.draft.source_of(position) == GRAMMAR]
         for position in forced:

@@ -138,6 +138,8 @@ class Sequence:
 
         Before `min_tokens` a constraint may allow none but tokens that end the text: a row behind a draft could fail.
         """
+        if not self.request.speculation:
+            return False
         return self.constraint is None or self.num_tokens - self.prompt_len >= self.request.sampling.min_tokens
 
     @property

@@ -189,7 +189,7 @@ class Speculation:
             sequence, right = flight.sampled[index], outcome.further.get(index, ())
             self._counters.count_draft(len(chunk.drafts), len(right))
             if sequence.speculator is not None:
-                sequence.speculator.learn(len(chunk.drafts), len(right))
+                sequence.speculator.learn(len(chunk.drafts), len(right), sequence.num_tokens + len(right))
             for position, sampled in enumerate(right):
                 if sequence.state is not State.RUNNING:
                     break

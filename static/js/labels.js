@@ -1,6 +1,6 @@
 // Texts for the states of an answer and of the engine, in one place for consistency. Pure.
 
-/** @import { CacheNote, Interval, Message, Status } from "./types.js" */
+/** @import { CacheNote, Drafts, Interval, Message, Status } from "./types.js" */
 
 /** Reasons for a wait, worded as in `carousel explain` (app/cli/explain.py). */
 export const CAUSE_TEXTS = /** @type {Record<string, string>} */ ({
@@ -150,6 +150,18 @@ export function cacheLine(cached, prompt, { continues, reason, by, ...note }) {
   if (!continues) return `${text}; the prompt differs from that of an earlier request after ${position}`;
   const [before, after] = [note.before, note.after].map((part) => JSON.stringify(part));
   return `${text}; the prompt differs from that of request ${continues} at ${position}: ${before} became ${after}`;
+}
+
+/**
+ * Returns how many tokens the steps of a choice yielded, and which drafts became tokens, as `carousel explain` does.
+ * @param {Drafts} drafts
+ */
+export function draftsLine({ tokens, steps, accepted }) {
+  const right = Object.entries(accepted)
+    .filter(([, number]) => number)
+    .map(([source, number]) => `${source} ${count(number)}`);
+  const mean = steps ? `${(tokens / steps).toFixed(1)} a step; ` : "";
+  return `decode: ${count(tokens)} tokens in ${count(steps)} steps (${mean}${right.join(", ") || "no draft was right"})`;
 }
 
 /** Returns the duration of an answer's reasoning, running or finished. @param {Message} message @param {number} now */

@@ -1,6 +1,6 @@
 // Timeline under a finished answer: a bar of its phases and, on demand, each interval with its reason.
 import { html, nothing } from "../vendor/lit/lit-html.js";
-import { cacheLine, intervalReason, phaseDuration } from "./labels.js";
+import { cacheLine, draftsLine, intervalReason, phaseDuration } from "./labels.js";
 import { icon } from "./templates.js";
 
 /** @import { Message, Timeline } from "./types.js" */
@@ -49,6 +49,7 @@ export class TimelineView {
       this.#lines = choices[0].intervals
         .filter(({ ms, left_engine }) => ms >= MIN_PHASE_MS || left_engine !== undefined)
         .map((interval) => line(interval.phase, interval.ms, intervalReason(interval)));
+      if (choices[0].drafts) this.#lines.push(html`<li>${draftsLine(choices[0].drafts)}</li>`);
       if (cache) {
         const text = cacheLine(tokens.cached_tokens, tokens.prompt_tokens, cache);
         this.#lines.unshift(html`<li>${text}</li>`);

@@ -153,13 +153,21 @@ export interface CacheNote {
   after: string;
 }
 
+/** Tokens of a choice, the steps that yielded them, and its drafts by source. */
+export interface Drafts {
+  tokens: number;
+  steps: number;
+  drafted: Record<string, number>;
+  accepted: Record<string, number>;
+}
+
 export interface Timeline {
   prompt_tokens: number;
   cached_tokens: number;
   cache: CacheNote | null;
   /** While it is queued: the time in which it probably starts. */
   wait_ms?: number;
-  choices: { index: number; intervals: Interval[] }[];
+  choices: { index: number; drafts: Drafts | null; intervals: Interval[] }[];
 }
 
 /** Ended request, of which the cache of an engine may have a part (/v1/page/warm). */
@@ -192,6 +200,8 @@ export interface Snapshot {
   prefix_hit_rate: number;
   batch: { decode: number; prefill_tokens: number };
   requests_finished: number;
+  /** Of sequences in steps, since the engine started. */
+  drafts: { steps: number; drafted: number; accepted: number };
   latency: Record<ClassName, Latency>;
 }
 
@@ -209,6 +219,8 @@ export interface Slot {
   context: number;
   generated: number;
   pages: number;
+  /** Tokens that its last step yielded. */
+  step_tokens: number;
 }
 
 export interface PausedRequest {

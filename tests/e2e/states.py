@@ -331,11 +331,13 @@ def _timeline(chat: Chat) -> None:
         "before": "is 10:21\n",
         "after": "is 10:22\n",
     }
+    drafts = {"tokens": 60, "steps": 24, "drafted": {"lookup": 58}, "accepted": {"lookup": 36}}
+    intervals = [{"phase": phase, "ms": ms} for phase, ms in phases.items()]
     timeline = {
         "prompt_tokens": 9110,
         "cached_tokens": 112,
         "cache": {"kept_seconds": 41.7, "expected_tokens": 112, "reason": None, "by": None} | changed,
-        "choices": [{"index": 0, "intervals": [{"phase": phase, "ms": ms} for phase, ms in phases.items()]}],
+        "choices": [{"index": 0, "drafts": drafts, "intervals": intervals}],
     }
     chat.page.route("**/v1/requests/s", lambda route: route.fulfill(json=timeline))
     usage = {"choices": [], "usage": {"prompt_tokens": 9110, "completion_tokens": 60, "time_ms": phases}}
@@ -518,11 +520,22 @@ CHAT: dict[str, Callable[[Chat], None]] = {
 }
 
 
+STEP_TOKENS = (1, 4, 1, 1, 8, 1, 2, 3)  # of the last step of each slot
+
+
 def _slot(i: int) -> dict[str, Any]:
     label = ("interactive", "standard", "batch")[i % 3]
     state = "prefill" if i == 2 else "decode"
     counts = {"context": 90 * i + 40, "generated": 9 * i, "pages": i}
-    return {"request": f"{i:06x}", "class": label, "state": state, **counts}
+    return {"request": f"{i:06x}", "class": label, "state": state, **counts, "step_tokens": STEP_TOKENS[i % 8]}
+
+
+NO_DRAFTS = {"steps": 0, "drafted": 0, "accepted": 0}
+
+
+def _idle(view: dict[str, Any]) -> None:
+    """Remove the totals of earlier requests to the server."""
+    view["drafts"] = NO_DRAFTS
 
 
 def _busy(view: dict[str, Any]) -> None:
@@ -538,6 +551,7 @@ def _busy(view: dict[str, Any]) -> None:
     ]
     view["batch"] = {"decode": len(view["slots"]) - 2, "prefill_tokens": 128}
     view |= {
+        "drafts": {"steps": 500, "drafted": 1900, "accepted": 1330},
         "tokens_per_s": 1234.5,
         "prefill_tokens_per_s": 4321.0,
         "busy": 0.93,
@@ -565,7 +579,7 @@ def _crowded(view: dict[str, Any]) -> None:
 
 
 ENGINE: dict[str, Callable[[dict[str, Any]], None]] = {
-    "idle": lambda view: None,
+    "idle": _idle,
     "busy": _busy,
     "paused": _paused,
     "crowded": _crowded,
@@ -577,7 +591,7 @@ def open_engine(page: Page, url: str, state: str) -> None:
     with httpx.stream("GET", f"{url}/v1/engine/events", timeout=HANG_SECONDS) as answer:
         view = next(json.loads(line[6:]) for line in answer.iter_lines() if line.startswith('data: {"t"'))
     ENGINE[state](view)
-    before = {**view, "paused": []}
+    before = {**view, "paused": [], "t": view["t"] - 1, "drafts": NO_DRAFTS}
     body = "".join(f"data: {json.dumps(each)}\n\n" for each in (before, view))
     headers = {"content-type": "text/event-stream"}
     page.route("**/v1/engine/events", lambda route: route.fulfill(status=200, body=body, headers=headers))

@@ -74,7 +74,7 @@ def test_two_servers_share_the_requests_and_are_compared(server: Server, tmp_pat
     assert 0 < of_b < 24
     assert summary["b"]["all"]["requests"] == of_b
     assert summary["a"]["all"]["requests"] + of_b == summary["all"]["requests"] == 24
-    assert set(summary["b_over_a"]["all"]) == {"ttft", "itl", "e2e"}
+    assert set(summary["b_over_a"]["all"]) == {"ttft", "between_events", "between_tokens", "e2e"}
     ratio = summary["b_over_a"]["all"]["e2e"]["p50"]
     assert ratio["low"] <= ratio["ratio"] <= ratio["high"]
     assert "B over A" in done.stdout

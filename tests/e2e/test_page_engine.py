@@ -172,6 +172,30 @@ def test_the_hub_shows_the_step_of_a_busy_engine_only(server: Any, browser: Brow
     assert ("step" in shown) == ("step" in text)
 
 
+def test_tokens_of_a_step_are_dots_above_their_slot(server: Any, browser: Browser) -> None:
+    """One for each token, if there are several; the figures are those of the last seconds."""
+    page = browser.new_page()
+    states.open_engine(page, server.url, "busy")
+    marks = page.locator(".step-tokens").evaluate_all(
+        """(all) => all.map((mark) => mark.getAttribute("visibility") === "hidden" ? 1
+            : mark.getAttribute("stroke-dasharray").split(" ").length / 2)"""
+    )
+    assert marks == list(states.STEP_TOKENS)
+    texts = [page.locator(f"#{name}").text_content() for name in ("step-tokens", "right-drafts", "count-several")]
+    assert texts == ["3.7", "70 %", "4"]
+    assert "several tokens in the last step of 4" in (page.locator("#ring-label").text_content() or "")
+    page.close()
+
+
+def test_an_engine_without_drafts_has_no_figures_of_them(server: Any, browser: Browser) -> None:
+    """They would say nothing on a device that has none."""
+    page = browser.new_page()
+    states.open_engine(page, server.url, "idle")
+    expect(page.locator(".of-drafts")).to_have_count(3)
+    assert not any(each.is_visible() for each in page.locator(".of-drafts").all())
+    page.close()
+
+
 @pytest.mark.parametrize("height", [720, 800, 900, 1080])
 @pytest.mark.parametrize("width", [1280, 900, 390])
 def test_rows_of_the_waiting_list_are_not_cut(server: Any, browser: Browser, width: int, height: int) -> None:

@@ -9,7 +9,7 @@ import pytest
 from app.cli import explain
 from engine.cache_note import CacheMiss
 from engine.types import PreemptionMode, WaitReason
-from tests.app.cli.test_explain import CACHE_LINES, NOTE
+from tests.app.cli.test_explain import CACHE_LINES, DRAFT_LINES, NOTE
 from tests.e2e.conftest import Run
 
 pytestmark = pytest.mark.browser
@@ -164,6 +164,12 @@ def test_page_and_explain_word_the_cache_alike(run: Run) -> None:
     assert lines == [line for _, _, line in CACHE_LINES]
 
 
+def test_page_and_explain_word_drafts_alike(run: Run) -> None:
+    """Both have the same line for every choice."""
+    lines = run("labels.js", f"return {json.dumps([drafts for drafts, _ in DRAFT_LINES])}.map(m.draftsLine);")
+    assert lines == [line for _, line in DRAFT_LINES]
+
+
 def test_only_chosen_settings_are_sent(run: Run) -> None:
     """The request has the conversation's own settings, leaves the rest to the server, and omits empty answers."""
     body = run(
@@ -215,6 +221,19 @@ def test_pauses_are_derived_from_snapshots(run: Run) -> None:
     assert events[0] == []
     assert "paused batch 4f2a for interactive, pages kept in host memory" in events[1]
     assert events[2] == ["resumed batch 4f2a after 1.5\u00a0s", "2 pauses were too short to be listed"]
+
+
+def test_the_gain_of_drafts_is_that_of_the_last_seconds(run: Run) -> None:
+    """It is unknown without earlier totals, without drafts, and after a restart."""
+    gains = run(
+        "engine/drafts.js",
+        """
+        const drafts = new m.Drafts();
+        const look = (t, steps, drafted, accepted) => drafts.read({ t, drafts: { steps, drafted, accepted } });
+        return [look(1, 100, 700, 0), look(3, 110, 740, 25), look(7, 110, 740, 25), look(9, 110, 740, 25),
+                look(10, 2, 4, 1), look(11, 4, 12, 5)];""",
+    )
+    assert gains == [None, {"tokensAStep": 3.5, "right": 0.625}, None, None, None, {"tokensAStep": 3, "right": 0.5}]
 
 
 def test_a_chart_without_tokens_has_a_note(run: Run) -> None:

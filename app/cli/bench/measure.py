@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +16,18 @@ Values = NDArray[np.float64]
 PERCENTILES = {"p50": 50, "p90": 90, "p99": 99}
 COMPARED_PERCENTILES = {"p50": 50, "p99": 99}
 RESAMPLES = 1000
+# Texts closer together than both arrive as one event: a server may send the tokens of a step in several pieces.
+MAX_EVENT_SECONDS = 0.001
+MAX_EVENT_SHARE = 0.25  # of the mean time between the texts of the answer
 CONNECTION_ERROR = "connection"  # error code of an answer that did not arrive or was incomplete
 TIERS = ("priority", "default", "flex")
+
+
+class Event(NamedTuple):
+    """Texts of an answer that arrived together. at: arrival of the first, in seconds. texts: their number."""
+
+    at: float
+    texts: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +65,34 @@ class Record:
         return self.tokens[0] - self.sent if self.tokens else None
 
     @property
-    def gaps(self) -> list[float]:
-        """Return the seconds between consecutive pieces of text."""
-        return [after - before for before, after in zip(self.tokens, self.tokens[1:], strict=False)]
+    def events(self) -> list[Event]:
+        """Return the events of the answer: texts that arrived together."""
+        if not self.tokens:
+            return []
+        mean = (self.tokens[-1] - self.tokens[0]) / max(1, len(self.tokens) - 1)
+        within = min(MAX_EVENT_SECONDS, MAX_EVENT_SHARE * mean)
+        starts = [0, *(at for at in range(1, len(self.tokens)) if self.tokens[at] - self.tokens[at - 1] > within)]
+        bounds = zip(starts, [*starts[1:], len(self.tokens)], strict=True)
+        return [Event(self.tokens[start], end - start) for start, end in bounds]
+
+    @property
+    def between_events(self) -> list[float]:
+        """Return the seconds between consecutive events."""
+        return [after.at - before.at for before, after in pairwise(self.events)]
+
+    @property
+    def between_tokens(self) -> list[float]:
+        """Return the seconds between two tokens, of each text after the first event: those from the event before,
+        divided by the tokens of its own.
+        """
+        # The usage counts the tokens of the answer; each text has the same share of them.
+        is_counted = self.is_done and self.tokens and self.completion_tokens
+        tokens = self.completion_tokens / len(self.tokens) if is_counted else 1.0
+        return [
+            (after.at - before.at) / (after.texts * tokens)
+            for before, after in pairwise(self.events)
+            for _ in range(after.texts)
+        ]
 
     @property
     def latency(self) -> float:
@@ -82,7 +118,8 @@ class Slo:
 # Values of each metric in one record: none, one or many.
 METRICS: dict[str, Callable[[Record], list[float]]] = {
     "ttft": lambda record: [] if record.ttft is None else [record.ttft],
-    "itl": lambda record: record.gaps,
+    "between_events": lambda record: record.between_events,
+    "between_tokens": lambda record: record.between_tokens,
     "e2e": lambda record: [record.latency] if record.is_done else [],
 }
 

@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from app.cli.bench import plots
-from app.cli.bench.measure import Record, groups, timeline
+from app.cli.bench.measure import METRICS, groups, timeline
 from app.cli.bench.plots import Series, number, seconds
 from app.cli.bench.report import METRIC_NAMES, Run, format_percentile, report_rows, textless_warning
 from app.resources import static_dir
@@ -37,7 +37,8 @@ def page(run: Run, summary: Mapping[str, Any]) -> str:
         *([_section("B against A", _compared(summary))] if "b_over_a" in summary else []),
         '<div class="pair">',
         _section("Time to first token", _distribution(run, "ttft")),
-        _section("Between tokens", _distribution(run, "itl")),
+        _section("Between events", _distribution(run, "between_events")),
+        _section("Between tokens", _distribution(run, "between_tokens")),
         _section("Output tokens per second", _timeline(run, "tokens_per_s")),
         _section("Requests in flight", _timeline(run, "in_flight")),
         "</div>",
@@ -74,7 +75,7 @@ def _tiles(summary: Mapping[str, Any]) -> str:
         (number(every["output_tokens_per_s"]), "output tokens/s"),
         (number(every["requests_per_s"]), "requests/s answered"),
         (format_percentile(every["ttft"], "p50"), "median first token"),
-        (format_percentile(every["itl"], "p50"), "median between tokens"),
+        (format_percentile(every["between_tokens"], "p50"), "median between tokens"),
         (f"{100 * every['goodput']['share']:.0f}%", f"good: {number(every['goodput']['requests_per_s'])} requests/s"),
         (f"{100 * cached:.0f}%", "of prompt tokens cached"),
         (number(every["refused"]), "refused"),
@@ -114,7 +115,9 @@ def _notes(summary: Mapping[str, Any]) -> str:
     options, late = summary["options"], summary["all"]["late"]
     notes = [
         f"Good: the first token within {options['slo_ttft']:g} s and, on average over the answer, at most "
-        f"{options['slo_itl']:g} s between tokens. Shares are of all requests that were sent."
+        f"{options['slo_itl']:g} s between tokens. Shares are of all requests that were sent.",
+        "Between events: from one arrival of text to the next; an event has the tokens of a step. Between tokens: the "
+        "same time, divided by the tokens of the event.",
     ]
     if any(
         row[metric] and row[metric]["n"] < MIN_P99_VALUES for _, row in report_rows(summary) for metric in METRIC_NAMES
@@ -172,14 +175,10 @@ def _series(run: Run, metric: str) -> list[Series]:
     for server in run.servers:
         tiers, _ = groups([record for record in run.records if record.server == server])
         for tier, members in tiers.items():
-            values = [value for record in members for value in _values(record, metric)]
+            values = [value for record in members for value in METRICS[metric](record)]
             name = tier if len(run.servers) == 1 else f"{tier}, {server.upper()}"
             found.append(Series(name, f"tier-{tier}", values, dashed=server == "b"))
     return found
-
-
-def _values(record: Record, metric: str) -> list[float]:
-    return record.gaps if metric == "itl" else [] if record.ttft is None else [record.ttft]
 
 
 def _distribution(run: Run, metric: str) -> str:

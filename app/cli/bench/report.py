@@ -9,8 +9,14 @@ from typing import Any
 from app.cli.bench.measure import Record, Slo, comparison, duration, summary
 from app.cli.bench.plots import number, seconds
 
-METRIC_NAMES = {"ttft": "first token", "itl": "between tokens", "e2e": "whole answer"}
-# share of tokens without text of their own from which gaps between texts are not gaps between tokens
+METRIC_NAMES = {
+    "ttft": "first token",
+    "between_events": "between events",
+    "between_tokens": "between tokens",
+    "e2e": "whole answer",
+}
+METRIC_WIDTH, P99_WIDTH = 16, 9  # characters of the columns
+# share of tokens without text of their own from which the report has a warning
 SILENT_SHARE = 0.05
 
 
@@ -56,13 +62,14 @@ def text(report: Mapping[str, Any]) -> str:
         *([f"not answered: {_reasons(every)}"] if every["not_done"] else []),
         *([warning] if (warning := textless_warning(every)) else []),
         "",
-        f"{'':18}{'requests':>9}{'first token':>14}{'p99':>10}{'between':>11}{'p99':>10}{'whole':>10}{'p99':>10}",
+        f"{'':18}{'requests':>9}"
+        + "".join(f"{name:>{METRIC_WIDTH}}{'p99':>{P99_WIDTH}}" for name in METRIC_NAMES.values()),
     ]
     for name, row in report_rows(report):
         times = "".join(
             f"{format_percentile(row[metric], percentile):>{width}}"
-            for metric, first in (("ttft", 14), ("itl", 11), ("e2e", 10))
-            for percentile, width in (("p50", first), ("p99", 10))
+            for metric in METRIC_NAMES
+            for percentile, width in (("p50", METRIC_WIDTH), ("p99", P99_WIDTH))
         )
         lines.append(f"{name[:17]:18}{row['requests']:>9}{times}")
     for metric, ratio in report.get("b_over_a", {}).get("all", {}).items():
@@ -89,7 +96,7 @@ def textless_warning(row: Mapping[str, Any]) -> str:
         return ""
     return (
         f"{100 * share:.0f}% of the tokens had no text of their own (special tokens, parts of characters) and came "
-        "with the next text: measured times to the first token and between tokens are too long. --ban-eos may help."
+        "with the next text: measured times to the first token and between events are too long. --ban-eos may help."
     )
 
 

@@ -246,6 +246,13 @@ ANSWERS: dict[str, Schema] = {
         before=STRING,
         after=STRING,
     ),
+    "Drafts": fields(
+        "Tokens of a choice, the steps that yielded them, and its drafts by source.",
+        tokens=INTEGER,
+        steps=INTEGER,
+        drafted=OBJECT,
+        accepted=OBJECT,
+    ),
     "Timeline": fields(
         "Intervals of a request, each with the reason for a wait.",
         {"totals_ms": OBJECT, "wall_ms": NUMBER, "position": INTEGER, "wait_ms": INTEGER},
@@ -256,7 +263,14 @@ ANSWERS: dict[str, Schema] = {
         cached_tokens=INTEGER,
         cache=nullable(ref("CacheNote")),
         completion_tokens=INTEGER,
-        choices=array(OBJECT),
+        choices=array(
+            fields(
+                "Intervals of a choice. `drafts` is null while it runs, and if it had none.",
+                index=INTEGER,
+                drafts=nullable(ref("Drafts")),
+                intervals=array(OBJECT),
+            )
+        ),
     ),
     "Status": fields("State of the server.", {"in_flight": INTEGER}, status=STRING),
 }

@@ -40,6 +40,7 @@ FIELD_TEXTS: Mapping[str, str] = MappingProxyType(
         "stop_token_ids": "Token ids that end the answer.",
         "ignore_eos": "Continue after an end-of-sequence token. Default: false.",
         "prediction": "Text that the answer is expected to repeat, which can make it faster and never changes it.",
+        "speculation": "`false` generates a token a step, to compare times. The text is the same. Default: true.",
         "truncation": "`auto` drops the oldest turns of an input that does not fit. Default: `disabled`.",
         # Sampling
         "temperature": "Randomness; 0 takes the most likely token. Default: that of the model, or 1.",

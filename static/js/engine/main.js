@@ -2,7 +2,17 @@
 import { setUpTheme } from "../appearance.js";
 import { byId } from "../dom.js";
 import { askKey, setUpKey } from "../key_dialog.js";
-import { showLatency, showFigures, showQueue, showPages, showPauses, showTable, summary } from "./panels.js";
+import { Drafts } from "./drafts.js";
+import {
+  showDrafts,
+  showLatency,
+  showFigures,
+  showQueue,
+  showPages,
+  showPauses,
+  showTable,
+  summary,
+} from "./panels.js";
 import { Engines } from "./engines.js";
 import { Pauses } from "./pauses.js";
 import { Ring } from "./ring.js";
@@ -28,11 +38,13 @@ const ring = new Ring();
 const spark = new Spark(byId("spark", SVGSVGElement), byId("spark-note"));
 let pauses = new Pauses();
 let smooth = new RateSmoother();
+let drafts = new Drafts();
 const table = byId("slots-table", HTMLDetailsElement);
 let textAt = 0;
 const engines = new Engines(byId("engines"), () => {
   pauses = new Pauses();
   smooth = new RateSmoother();
+  drafts = new Drafts();
   spark.clear();
   byId("events").replaceChildren();
   textAt = 0;
@@ -51,6 +63,7 @@ const source = watch(
     ring.show(snapshot);
     spark.show(snapshot);
     showFigures(snapshot);
+    showDrafts(snapshot, drafts.read(snapshot));
     showQueue(snapshot);
     showPages(snapshot);
     showPauses(pauses.read(snapshot), snapshot.preemptions);

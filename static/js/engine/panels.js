@@ -46,6 +46,20 @@ export function showFigures(snapshot) {
   set("count-empty", slots.length - busy.length);
 }
 
+/**
+ * Shows the gain of drafts, once the engine has had some.
+ * @param {Snapshot} snapshot @param {ReturnType<import("./drafts.js").Drafts["read"]>} gain
+ */
+export function showDrafts({ slots, drafts }, gain) {
+  for (const node of document.querySelectorAll(".of-drafts")) node.toggleAttribute("hidden", !drafts.steps);
+  set("step-tokens", gain ? gain.tokensAStep.toFixed(1) : "–");
+  set("right-drafts", gain ? `${Math.round(gain.right * 100)} %` : "–");
+  set("count-several", severalTokens(slots));
+}
+
+/** Returns the number of slots whose last step yielded several tokens. @param {Snapshot["slots"]} slots */
+const severalTokens = (slots) => slots.filter((slot) => slot && slot.step_tokens > 1).length;
+
 const TOKEN_PLACES = { swap: "swapped", partial: "in cache", recompute: "dropped" };
 
 /** @param {Snapshot} snapshot */
@@ -200,9 +214,17 @@ export function showTable({ slots }) {
   byId("slots-body").replaceChildren(
     ...slots.map((slot, i) => {
       const cells = slot
-        ? [slot.request, slot.class, slot.state, number(slot.context), number(slot.generated), number(slot.pages)]
-        : ["free", "", "", "", "", ""];
-      return h("tr", {}, h("th", { scope: "row" }, String(i)), ...cells.map((text) => h("td", {}, text)));
+        ? [
+            slot.request,
+            slot.class,
+            slot.state,
+            number(slot.context),
+            number(slot.generated),
+            number(slot.pages),
+            slot.step_tokens,
+          ]
+        : ["free", "", "", "", "", "", ""];
+      return h("tr", {}, h("th", { scope: "row" }, String(i)), ...cells.map((text) => h("td", {}, String(text))));
     }),
   );
 }
@@ -211,5 +233,7 @@ export function showTable({ slots }) {
 export function summary({ slots, waiting, paused, tokens_per_s: tokens }) {
   const busy = slots.filter(Boolean).length;
   const queue = CLASSES.reduce((sum, name) => sum + waiting[name], 0);
-  return `${busy} of ${slots.length} slots occupied, ${queue} waiting, ${paused.length} paused, ${number(tokens)} tokens per second`;
+  const several = severalTokens(slots);
+  const drafts = several ? `, several tokens in the last step of ${several}` : "";
+  return `${busy} of ${slots.length} slots occupied${drafts}, ${queue} waiting, ${paused.length} paused, ${number(tokens)} tokens per second`;
 }

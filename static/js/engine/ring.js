@@ -1,6 +1,7 @@
 // Drawing of the carousel: slots that turn with the steps, requests in them, the queue outside, paused requests.
 import { byId, svg } from "../dom.js";
-import { layOutSlots, turnRate } from "./slot_layout.js";
+import { glowRadius, layOutSlots, turnRate } from "./slot_layout.js";
+import { StepMarks } from "./step_marks.js";
 
 /** @import { Slot, Snapshot } from "../types.js" */
 /** @import { SlotPlace } from "./slot_layout.js" */
@@ -10,7 +11,7 @@ const QUEUE_RADIUS = 262; // radius of the queue outside
 const QUEUE_STEP = 0.105; // radians between two waiting requests
 const reducedMotion = matchMedia("(prefers-reduced-motion: reduce)");
 
-/** @typedef {{ at: SlotPlace, node: SVGGElement, occupant: SVGGElement | null, request: string }} DrawnSlot */
+/** @typedef {{ at: SlotPlace, node: SVGGElement, marks: StepMarks, occupant: SVGGElement | null, request: string }} DrawnSlot */
 
 export class Ring {
   #slots = /** @type {DrawnSlot[]} */ ([]);
@@ -63,8 +64,10 @@ export class Ring {
         { class: "slot", "data-slot": i, "data-state": "empty" },
         svg("circle", { class: "slot-outline", r: at.size }),
       );
+      const marks = new StepMarks(at.size);
+      node.append(marks.node);
       this.node.append(node);
-      return { at, node, occupant: null, request: "" };
+      return { at, node, marks, occupant: null, request: "" };
     });
     this.#place();
   }
@@ -82,6 +85,7 @@ export class Ring {
       place.request = request;
     }
     place.node.dataset.state = slot?.state ?? "empty";
+    place.marks.show(slot?.step_tokens ?? 1);
     if (slot) place.node.dataset.class = slot.class;
     else delete place.node.dataset.class;
     const context = place.occupant?.querySelector(".context");
@@ -136,7 +140,7 @@ export class Ring {
 /** @param {Slot} slot @param {number} size */
 function occupant(slot, size) {
   const parts = /** @type {SVGElement[]} */ ([
-    svg("circle", { class: "glow", r: size + Math.min(6, size * 0.35) }),
+    svg("circle", { class: "glow", r: glowRadius(size) }),
     svg("circle", { class: "slot-fill", r: size - 1 }),
   ]);
   if (size >= 19)

@@ -26,6 +26,9 @@ export function layOutSlots(n) {
   return { slots, rings };
 }
 
+/** Returns the radius of the light around an occupied slot. @param {number} size radius of the slot */
+export const glowRadius = (size) => size + Math.min(6, size * 0.35);
+
 /**
  * Returns radians per second: grows with the steps per second, up to a comfortable limit.
  * @param {number} stepsPerSecond

@@ -574,8 +574,36 @@ def test_figures_count_every_request_once():
     assert (figures["output_tokens_per_s"], figures["requests_per_s"]) == (2.0, 1.0)
     assert figures["goodput"] == {"requests_per_s": 0.5, "share": 0.2}
     assert (figures["refusal"]["p50"], figures["retry_after"]["max"]) == (0.25, 4.0)
-    assert (figures["ttft"]["n"], figures["itl"]["n"], figures["e2e"]["n"]) == (3, 2, 2)
+    assert [figures[name]["n"] for name in ("ttft", "between_events", "between_tokens", "e2e")] == [3, 2, 2, 2]
     assert figures["phases_ms"] == pytest.approx({"queued": 200, "decode": 150, "outside": 2000 - 350})
+
+
+def test_texts_that_arrive_together_are_one_event():
+    """The time between tokens is that between events, divided by the tokens of the second one."""
+    answer = record(tokens=(1.0, 1.0003, 1.02, 1.0203, 1.0206, 1.0209, 1.03), completion_tokens=7)
+    assert answer.events == [(1.0, 2), (1.02, 4), (1.03, 1)]
+    assert answer.between_events == pytest.approx([0.02, 0.01])
+    assert answer.between_tokens == pytest.approx([*[0.005] * 4, 0.01])
+
+
+def test_texts_of_a_fast_server_are_events_of_their_own():
+    """Texts less than a millisecond apart, all alike."""
+    answer = record(tokens=tuple(1 + 0.0004 * n for n in range(9)), completion_tokens=9)
+    assert [event.texts for event in answer.events] == [1] * 9
+    assert answer.between_tokens == pytest.approx([0.0004] * 8)
+
+
+def test_a_long_pause_joins_no_texts():
+    """It makes their mean distance longer."""
+    answer = record(tokens=(0.0, 0.005, 0.010, 9.0, 9.005), completion_tokens=5)
+    assert [event.texts for event in answer.events] == [1] * 5
+
+
+def test_each_text_has_its_share_of_the_tokens():
+    """The usage counts them, except of an answer that was not complete."""
+    assert record(tokens=(1.0, 1.3, 1.9), completion_tokens=9).between_tokens == pytest.approx([0.1, 0.2])
+    stopped = record(tokens=(1.0, 1.3), outcome="stopped")
+    assert stopped.between_tokens == pytest.approx([0.3])
 
 
 def test_an_answer_is_good_by_its_first_token_and_its_mean_gap():

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import io
 import sys
+from typing import Any
 
 import pytest
 
 from app.__main__ import main, print_text
 from app.cli.bench.client import ServerUnreachable
-from app.cli.explain import CACHE_TEXTS, cache_line, explain, timeline_lines
+from app.cli.explain import CACHE_TEXTS, cache_line, drafts_line, explain, timeline_lines
 from app.streams.timeline import IntakeTimeline, RequestTimeline
 from engine.cache_note import CacheMiss
+from engine.drafting.note import DraftNote
 from engine.types import Phase, StatusEvent, WaitReason
 from tests.app.cli.test_bench import responding_with, serving
 
@@ -137,3 +139,34 @@ def test_the_cache_is_explained(cached: int, note: dict[str, object], line: str)
 def test_every_reason_of_the_engine_has_a_text():
     """No code is printed."""
     assert set(CACHE_TEXTS) == set(CacheMiss)
+
+
+DRAFT_LINES = [
+    (
+        {"tokens": 1412, "steps": 1160, "accepted": {"lookup": 212, "grammar": 40}},
+        "decode: 1,412 tokens in 1,160 steps (1.2 a step; lookup 212, grammar 40)",
+    ),
+    (
+        {"tokens": 9, "steps": 9, "accepted": {"lookup": 0}},
+        "decode: 9 tokens in 9 steps (1.0 a step; no draft was right)",
+    ),
+    ({"tokens": 0, "steps": 0, "accepted": {}}, "decode: 0 tokens in 0 steps (no draft was right)"),
+]
+
+
+@pytest.mark.parametrize(("drafts", "line"), DRAFT_LINES)
+def test_drafts_are_explained(drafts: dict[str, Any], line: str):
+    """The line has the tokens of a step, and the accepted ones by source."""
+    assert drafts_line(drafts) == line
+
+
+def test_only_a_choice_with_drafts_has_a_line_of_them():
+    """Its line is the first under its name."""
+    timeline = RequestTimeline(2, IntakeTimeline(0.0), 0.0)
+    timeline.add(StatusEvent("r", 1, Phase.DECODE, monotonic_time=1.0))
+    note = DraftNote(2, {"lookup": 7}, {"lookup": 4})
+    timeline.add(StatusEvent("r", 1, Phase.ENDED, monotonic_time=2.0, draft_note=note))
+    account = {"id": "r", "class": "batch", "state": "ended", "prompt_tokens": 1, "cached_tokens": 0, "cache": None}
+    lines = timeline_lines(account | {"completion_tokens": 6} | timeline.view(3.0))
+    assert [line for line in lines if "tokens in" in line] == ["decode: 6 tokens in 2 steps (3.0 a step; lookup 4)"]
+    assert lines.index("\nChoice 1") + 1 == lines.index("decode: 6 tokens in 2 steps (3.0 a step; lookup 4)")

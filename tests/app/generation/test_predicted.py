@@ -86,6 +86,25 @@ def test_without_a_prediction_the_usage_does_not_wait():
     assert isinstance(last(generation), Usage)
 
 
+def test_the_timeline_has_the_note_of_an_answer_that_a_stop_string_has_ended():
+    """It comes after the usage, and changes no interval."""
+    generation = make(counts_prediction=False)
+    generation.log.readers = 1
+    generation.handle_event(StatusEvent("r", 0, Phase.DECODE))
+    generation.handle_event(TokenEvent("r", 0, STOP))
+    intervals = [*generation.timeline.choices[0]]
+    assert generation.timeline.view(0.0)["choices"][0]["drafts"] is None
+    end(generation, 0, note(7, 3))
+    drafts = {
+        "tokens": 13,
+        "steps": 9,
+        "drafted": {PREDICTION: 7, LOOKUP: 5},
+        "accepted": {PREDICTION: 3, LOOKUP: 1},
+    }
+    assert generation.timeline.view(0.0)["choices"][0]["drafts"] == drafts
+    assert generation.timeline.choices[0] == intervals and intervals[-1].ended is None
+
+
 def test_a_cancelled_answer_has_the_counts_of_its_end_in_the_engine():
     """They come with the end that the cancellation brings."""
     generation = make()

@@ -11,6 +11,8 @@ from app.engine_client.member import EngineState
 from app.observe import live_feed
 from app.observe.live_feed import LiveFeed
 from app.observe.rolling_latency import RollingLatency
+from engine.load import Counters, EngineLoad, PageCounts, SlotView, Snapshot
+from engine.types import ServiceClass
 from tests.limits import HANG_SECONDS
 
 
@@ -115,3 +117,28 @@ async def test_watchers_that_leave_an_idle_server_are_forgotten():
     await asyncio.gather(*events[1:], return_exceptions=True)
     assert len(feed._waiting) == 1
     events[0].cancel()
+
+
+async def test_the_feed_has_the_tokens_of_a_step_and_the_totals_of_drafts():
+    """The page draws the former, and derives the gain from the latter."""
+    client = FakeClient()
+    watcher = LiveFeed(client, RollingLatency(time.monotonic), lambda: False).watch(lambda: True)
+    event = asyncio.ensure_future(anext(watcher))
+    await asyncio.sleep(0)
+    slot = SlotView(
+        slot=1,
+        request_id="r",
+        service_class=ServiceClass.BATCH,
+        state="decode",
+        context=9,
+        generated=5,
+        pages=1,
+        step_tokens=4,
+    )
+    counters = Counters(drafts=5, drafted_tokens=20, accepted_by_position=(5, 4, 3))
+    load = EngineLoad((0, 0, 1), (0, 0, 0), (0, 0, 0), PageCounts(8, 1, 0, 7, 0, 0), counters)
+    client.watchers[0](0, Snapshot(slots=(slot,), waiting=(), total_slots=2, page_size=4), load)
+    view = json.loads((await asyncio.wait_for(event, HANG_SECONDS)).removeprefix(b"data: "))
+    assert view["slots"][0] is None and view["slots"][1]["step_tokens"] == 4
+    assert view["drafts"] == {"steps": 5, "drafted": 20, "accepted": 12}
+    await watcher.aclose()

@@ -1,4 +1,4 @@
-"""Field `prediction` of chat completions and completions, and its counts in the usage."""
+"""Fields `prediction` and `speculation`, and the counts of a prediction in the usage."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from app.protocols.answers import usage
 from app.protocols.chat import ChatRequest
 from app.protocols.common import SamplingFields
 from app.protocols.completions import CompletionRequest
+from app.protocols.responses import ResponsesRequest
 from app.protocols.schema import parse
 from app.streams.stream_log import PredictionTokens, Usage
 
@@ -67,6 +68,14 @@ def test_a_wrong_prediction_is_refused_by_name(schema: type[SamplingFields], bod
         read(schema, body, prediction)
     assert str(refused.value).startswith(message)
     assert (refused.value.status, refused.value.param) == (400, "prediction")
+
+
+@pytest.mark.parametrize(("schema", "body"), [*BODIES, (ResponsesRequest, {"input": "Hello"})])
+def test_a_request_has_drafts_unless_it_turns_speculation_off(schema: type[SamplingFields], body: dict):
+    """Null counts as left out."""
+    for given, expected in (({}, True), ({"speculation": None}, True), ({"speculation": False}, False)):
+        request = parse(schema, json.dumps(body | given).encode()).generation_request()
+        assert request.speculation is expected
 
 
 def test_a_prediction_needs_a_single_prompt():

@@ -87,20 +87,19 @@ def test_the_counts_of_all_choices_are_summed(monkeypatch: pytest.MonkeyPatch):
     """Each choice has drafts of its own; one that begins later in the prediction is found by two tokens."""
     same = text_alone(PROMPT, 1, TOKENS)
     monkeypatch.setitem(IDS, "second", [*same[:3], *[1] * TOKENS])
-    with make(monkeypatch) as client:
-        ready(client)
-        for name in ("partly right", "second"):
-            assert details(client, name, n=3) == counted(2, 1)
-        monkeypatch.setitem(IDS, "both", [*RIGHT[:3], *[1] * TOKENS, 9, *same[:3], *[1] * TOKENS])
-        assert details(client, "both", n=3) == counted(3, 2)
+    monkeypatch.setitem(IDS, "both", [*RIGHT[:3], *[1] * TOKENS, 9, *same[:3], *[1] * TOKENS])
+    for name, counts in (("partly right", (2, 1)), ("second", (2, 1)), ("both", (3, 2))):
+        with make(monkeypatch) as client:  # without earlier answers, whose drafts replace short matches
+            ready(client)
+            assert details(client, name, n=3) == counted(*counts)
 
 
-@pytest.mark.parametrize("fields", [{"min_tokens": TOKENS}, {"logprobs": 0}, {"presence_penalty": 0.1}])
-def test_a_request_whose_rows_have_no_drafts_has_zeros(monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]):
+def test_a_request_without_speculation_has_zeros(monkeypatch: pytest.MonkeyPatch):
     """Its prediction is accepted without effect."""
     with make(monkeypatch) as client:
         ready(client)
-        assert details(client, "right", **fields) == counted(0, 0)
+        assert details(client, "right", speculation=False) == counted(0, 0)
+        assert details(client, "right", speculation=True) != counted(0, 0)
 
 
 def test_without_speculation_the_usage_has_zeros(monkeypatch: pytest.MonkeyPatch):
@@ -124,3 +123,17 @@ def test_a_prediction_has_no_other_effect(monkeypatch: pytest.MonkeyPatch):
     assert predicted["choices"] == without["choices"]
     for count in ("prompt_tokens", "completion_tokens", "prompt_tokens_details"):
         assert predicted["usage"][count] == without["usage"][count]
+
+
+def test_the_timeline_has_the_drafts_of_each_choice(monkeypatch: pytest.MonkeyPatch):
+    """Each step yields one token and its accepted drafts."""
+    with make(monkeypatch) as client:
+        ready(client)
+        prediction = {"type": "content", "content": "partly right"}
+        body = {"prompt": PROMPT, "max_tokens": TOKENS, "ignore_eos": True, "n": 2, "prediction": prediction}
+        answer = client.post("/v1/completions", json=body)
+        first, second = client.get(f"/v1/requests/{answer.headers['x-request-id']}").json()["choices"]
+    assert first["drafts"]["drafted"]["prediction"] == 3 and first["drafts"]["accepted"]["prediction"] == 2
+    assert first["drafts"]["tokens"] == TOKENS
+    assert first["drafts"]["steps"] == TOKENS - sum(first["drafts"]["accepted"].values())
+    assert second["drafts"] is None or second["drafts"]["tokens"] == TOKENS

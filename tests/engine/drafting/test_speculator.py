@@ -28,7 +28,7 @@ def worths(speculator: Speculator, match: int, source: str = LOOKUP) -> list[flo
 
 def learn(speculator: Speculator, draft: Draft, drafts: int, right: int) -> None:
     speculator.draft = draft
-    speculator.learn(drafts, right)
+    speculator.learn(drafts, right, 0)
 
 
 @given(st.lists(outcomes, max_size=200))

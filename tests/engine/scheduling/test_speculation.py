@@ -10,10 +10,12 @@ from typing import NamedTuple
 import pytest
 
 from engine.drafting.lookup import NO_DRAFT, Draft, Lookup
+from engine.drafting.note import DraftNote
 from engine.drafting.speculator import MAX_DRAFTS, Speculator
 from engine.scheduling.batch import Batch, StepOutcome
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.speculation import MAX_SLOWDOWN, MIN_ROW_SHARE, Drafter, Speculation
+from engine.snapshot import snapshot
 from engine.types import FinishReason, Phase, PreemptionMode, ServiceClass
 from tests.engine.scheduling.history import PAGE_SIZE, History
 from tests.fakes import next_token
@@ -99,6 +101,45 @@ def test_right_drafts_save_steps() -> None:
         history.end()
         steps.append(history.engine.load().counters.steps)
     assert steps[1] <= steps[0] - 10
+
+
+@pytest.mark.parametrize("grammar", [None, "start: /x/"])
+def test_a_request_without_speculation_has_no_drafts(grammar: str | None) -> None:
+    """Beside another one that has, and with the same text (`History.end`)."""
+    drafted = []
+    for speculation in (False, True):
+        history = History(slots=2, pages=48, max_len=64)
+        use(history, Oracle(random.Random(1), 1.0))
+        names = [history.arrive([1, 2, 3, 4], 24, grammar=grammar, speculation=each) for each in (True, speculation)]
+        history.end()
+        drafted.append([notes(history, name) for name in names])
+    [[with_drafts, without], both] = drafted
+    assert with_drafts and both[1] and without == []
+
+
+def test_the_live_view_has_the_tokens_of_the_last_step() -> None:
+    """Of a sequence with right, wrong and no drafts."""
+    history = History(slots=2, pages=48, max_len=64)
+    use(history, Oracle(random.Random(1), 0.6))
+    for speculation in (True, False):
+        history.arrive([1, 2, 3, 4], 30, speculation=speculation)
+    seen = set()
+    for _ in range(20):
+        before = {sequence: len(sequence.tokens) for sequence in history.scheduler.running}
+        history.step()
+        shown = {view.slot: view.step_tokens for view in snapshot(history.scheduler, 0.0).slots}
+        for sequence in set(before).intersection(history.scheduler.running):
+            assert sequence.slot is not None
+            yielded = len(sequence.tokens) - before[sequence]
+            assert shown[sequence.slot] == yielded or not yielded
+            seen.add((sequence.request.speculation, yielded))
+    assert {(True, 1), (True, 3), (False, 1)} <= seen
+    assert (False, 2) not in seen
+
+
+def notes(history: History, name: str) -> list[DraftNote]:
+    """Return the notes of the choices of a request that had drafts."""
+    return [status.draft_note for status in history.statuses[name] if status.draft_note is not None]
 
 
 def test_a_deadline_that_drafts_can_meet_is_not_given_up() -> None:
