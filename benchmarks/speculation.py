@@ -17,6 +17,7 @@ import json
 import random
 import statistics
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +27,7 @@ from benchmarks.results import origin, save, spread
 from benchmarks.speculation_texts import Case, cases
 from engine.build import build_engine
 from engine.config import EngineConfig
-from engine.constraints import constraint
+from engine.constraints import forced
 from engine.drafting.lookup import MAX_MATCH, NO_DRAFT, Draft
 from engine.drafting.speculator import Speculator
 from engine.engine import Engine
@@ -37,7 +38,8 @@ from engine.types import Request, SamplingParams, TokenEvent
 STREAMS = (1, 4, 16)
 MAX_TOKENS = 1600
 OWN_TOKENS = 200  # of an answer that is not given
-MODES: tuple[Literal["off", "auto"], ...] = ("off", "auto")
+Mode = Literal["off", "auto"]
+MODES: tuple[Mode, ...] = ("off", "auto")
 
 
 def requests(text: TextModel, some: list[Case], streams: int) -> list[Request]:
@@ -78,26 +80,23 @@ def guess(sequence: Sequence, speculator: Speculator, limit: int) -> Draft:
     return draft if speculator.may_use(draft, sequence.num_tokens) else NO_DRAFT
 
 
-def build(model: str, text: TextModel, mode: Literal["off", "auto"], *, is_random: bool) -> Engine:
-    """Return an engine."""
-    engine = build_engine(EngineConfig(model=model, speculation=mode, num_pages=3000))
-    engine.use_vocabulary(text.vocabulary())
-    scheduler = engine.scheduler
-    if is_random and scheduler.speculation is not None:
-        scheduler.speculation = Speculation(
-            scheduler.policy, scheduler.counters, engine.config.tokens_per_page, draft=guess
-        )
-    return engine
+def forget_answers(engine: Engine, *, is_random: bool) -> None:
+    """Let an engine draft anew. Requests are repeated here, and earlier answers would be the best drafts of all."""
+    scheduler, page_size = engine.scheduler, engine.config.tokens_per_page
+    if scheduler.speculation is not None:
+        drafter = guess if is_random else None
+        scheduler.speculation = Speculation(scheduler.policy, scheduler.counters, page_size, drafter)
 
 
 def measure(
-    engines: dict[str, Engine], text: TextModel, some: list[Case], streams: int, rounds: int
+    engines: Mapping[Mode, Engine], text: TextModel, some: list[Case], streams: int, rounds: int, *, is_random: bool
 ) -> list[dict[str, Any]]:
     """Return a row for each round and mode. The first round, which fills the prefix cache, is left out."""
     rows: list[dict[str, Any]] = []
     for number in range(-1, rounds):
         found = {}
         for mode in MODES if number % 2 else reversed(MODES):
+            forget_answers(engines[mode], is_random=is_random)
             before = engines[mode].load().counters
             texts, speed = answers(engines[mode], requests(text, some, streams))
             after = engines[mode].load().counters
@@ -121,9 +120,13 @@ def main() -> None:
     parser.add_argument("--only", help="kinds of answers that contain this text")
     parser.add_argument("--random", action="store_true", help="guess at random")
     options = parser.parse_args()
-    constraint.forced_token = lambda mask, tokens: None
+    forced.MAX_ALLOWED = 0
     text = TextModel.load(Path(options.model))
-    engines: dict[str, Engine] = {mode: build(options.model, text, mode, is_random=options.random) for mode in MODES}
+    engines = {
+        mode: build_engine(EngineConfig(model=options.model, speculation=mode, num_pages=3000)) for mode in MODES
+    }
+    for engine in engines.values():
+        engine.use_vocabulary(text.vocabulary())
     rows: list[dict[str, Any]] = []
     summary: dict[str, Any] = {}
     print(origin()["processor"])
@@ -131,7 +134,7 @@ def main() -> None:
         for name, some in cases().items():
             if options.only and options.only not in name:
                 continue
-            own = measure(engines, text, some, streams, options.rounds)
+            own = measure(engines, text, some, streams, options.rounds, is_random=options.random)
             rows += [{"text": name, "streams": streams} | row for row in own]
             case = f"{name}, {streams} streams"
             summary[case] = summarise(own, streams)
