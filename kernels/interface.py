@@ -19,7 +19,16 @@ from kernels.decoder import DecoderShape, DecoderWeights, Embedding, ForwardPass
 from kernels.paging import PagedKV
 from kernels.plans import DecodePlan, RopeInputs, RopePlan
 from kernels.quantization import LinearWeight
-from kernels.slots import PromptRows, SamplingTensors, SeenTokens, SlotMasks, SlotTensors, StepRows, StepState
+from kernels.slots import (
+    DraftRows,
+    PromptRows,
+    SamplingTensors,
+    SeenTokens,
+    SlotMasks,
+    SlotTensors,
+    StepRows,
+    StepState,
+)
 
 BackendChoice = Literal["auto", "torch"]
 
@@ -209,12 +218,12 @@ class Kernels(Protocol):
         """
 
     def gather_slots(
-        self, slots: SlotTensors, slot_ids: Tensor, prompts: PromptRows | None, width: int, page_size: int
+        self, slots: SlotTensors, slot_ids: Tensor, given: PromptRows | DraftRows | None, width: int, page_size: int
     ) -> StepRows:
         """Return the model inputs of a step with one row for each of the batch slots slot_ids[B] int64.
 
-        width: pages per row of the returned page table, enough for every context. prompts: rows that are prompt tokens
-        instead of their slots' last tokens.
+        width: pages per row of the returned page table, enough for every context. given: rows that read prompt tokens
+        or drafts instead of their slots' last tokens.
         """
 
     def mask_slots(self, logits: Tensor, masks: SlotMasks, slot_ids: Tensor) -> None:
@@ -222,11 +231,20 @@ class Kernels(Protocol):
         slots, slot_ids[B] int64, are masked.
         """
 
-    def sample_slots(self, logits: Tensor, slots: SlotTensors, slot_ids: Tensor, ids: Tensor, filtered: bool) -> None:
+    def sample_slots(
+        self,
+        logits: Tensor,
+        slots: SlotTensors,
+        slot_ids: Tensor,
+        ids: Tensor,
+        filtered: bool,
+        drafts: DraftRows | None = None,
+    ) -> None:
         """`sample` logits[B, V] with the parameters of the batch slots slot_ids[B] int64, using lengths as positions.
 
         Writes ids[B] int64 and each slot's last token and length, except for padding rows. The slot of a row with a
         NaN gets token 0, which is a valid embedding index. filtered: False guarantees that no slot has a filter.
+        drafts: of slots with several rows; a slot advances by the tokens that `kernels.reference.accept` counts.
         """
 
     def log_probs(self, logits: Tensor, chosen: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:

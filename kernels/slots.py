@@ -99,6 +99,11 @@ class SlotTensors:
         """Return the sampling parameters of every slot's next token."""
         return SamplingTensors(self.records, self.lengths)
 
+    def sampling_of(self, slot_ids: Tensor, drafts: DraftRows) -> SamplingTensors:
+        """Return the sampling parameters of each of B rows of the slots slot_ids[B] int64."""
+        sampling = self.sampling.select(slot_ids)
+        return SamplingTensors(sampling.records, sampling.positions + drafts.offsets)
+
     @property
     def padding_slot(self) -> int:
         """Return the index of the padding row."""
@@ -136,6 +141,18 @@ class PromptRows:
     """
 
     positions: Tensor
+    token_ids: Tensor
+
+
+@dataclass(frozen=True)
+class DraftRows:
+    """Rows of a step in which a slot may have several, one after another, that read guesses of its next tokens.
+
+    offsets: [B] int64, the number of drafts of its slot before each row; 0 for a row that reads the slot's last token.
+    token_ids: [B] int64, the draft that each other row reads, which is the last of these.
+    """
+
+    offsets: Tensor
     token_ids: Tensor
 
 

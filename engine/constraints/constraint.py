@@ -99,7 +99,7 @@ class GrammarConstraint:
 
     @property
     def drafts(self) -> Drafts:
-        """Return the drafts whose masks are computed too."""
+        """Return the drafts with computed masks."""
         return self._drafts if self._state is _Mask.READY else NO_DRAFTS
 
     def consume(self, token_id: int) -> None:

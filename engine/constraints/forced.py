@@ -1,4 +1,4 @@
-"""Tokens that a mask forces: those of a text in whose place no other is allowed."""
+"""Tokens that a mask forces: those of the only text that it allows."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class RecentAnswers:
         self._max_keys = max_keys
         self._num_tokens = 0
         self._texts: OrderedDict[bytes, _Answers] = OrderedDict()  # least recently used first
-        self._waiting: dict[bytes, None] = {}  # keys whose text is not indexed yet, the longest waiting first
+        self._waiting: dict[bytes, None] = {}  # keys with text that is not indexed yet, the longest waiting first
 
     def add(self, key: bytes, tokens: Sequence[int]) -> None:
         """Store an answer, which drafts when it is indexed. Drops the least recently used keys for it if needed."""

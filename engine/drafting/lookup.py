@@ -46,7 +46,7 @@ class PairIndex:
     """
 
     def __init__(self, tokens: Sequence[int]) -> None:
-        """tokens: of the text, whose owner appends to them. Nothing is indexed yet.
+        """tokens: of the text; its owner appends to them. Nothing is indexed yet.
 
         The table has room for the present tokens and some more; beyond it, chains contain other pairs too.
         """

@@ -16,7 +16,7 @@ START = (0.3, 0.6)  # probability that a draft is right after a short and after 
 START_FORCED = 0.9  # that one is right which a constraint forces: the model may divide the text otherwise
 FIRST_RATE, RATE = 0.5, 0.2  # of learning, from the first step with drafts on and after some
 FIRST_PAUSE, MAX_PAUSE = 16, 256  # tokens without drafts that are not worth their time, doubled by each failed trial
-FIRST_MASKED = 3  # drafts whose masks are computed for a first step
+FIRST_MASKED = 3  # drafts that get masks for a first step
 
 
 class Odds:
@@ -63,7 +63,7 @@ class Speculator:
         self.prediction = Prediction(predicted, tokens, start) if predicted else None
         self.answers_key = answers_key
         self.draft = NO_DRAFT  # of the current step, or in preparation
-        self.max_masked = FIRST_MASKED  # drafts whose masks are computed before it is known which are in a step
+        self.max_masked = FIRST_MASKED  # drafts that get masks before it is known which are in a step
         self.drafted: Counter[str] = Counter()  # tokens that were in a step, by source
         self.accepted: Counter[str] = Counter()  # of these, the ones in the answer
         self.odds: dict[tuple[str, bool], Odds] = {}  # by source, and whether the match is long

@@ -15,7 +15,8 @@ from engine.execution.slots import SlotState
 from engine.execution.transfer import to_device
 from engine.scheduling.batch import Batch
 from kernels.interface import Kernels
-from kernels.slots import PromptRows, SlotTensors, as_bytes
+from kernels.reference.accept import CountedRows
+from kernels.slots import DraftRows, PromptRows, SlotTensors, as_bytes
 
 
 class DeviceSlots:
@@ -55,9 +56,10 @@ class DeviceSlots:
             for (tensor, _), value in zip(mirrored, values, strict=True):
                 tensor.index_copy_(0, slot_index, value)
 
-    def advance(self, slots: Tensor) -> None:
-        """Count a sampled token for each of slots[R] int64."""
-        self.tensors.lengths.index_add_(0, slots, torch.ones_like(slots))
+    def advance(self, slots: Tensor, counted: CountedRows | None = None) -> None:
+        """Count a sampled token for each of slots[R] int64, or those of `counted` rows."""
+        counts = torch.ones_like(slots) if counted is None else counted.is_counted.to(torch.int64)
+        self.tensors.lengths.index_add_(0, slots, counts)
 
     def inputs(
         self,
@@ -65,16 +67,17 @@ class DeviceSlots:
         slots: Tensor,
         width: int,
         page_size: int,
-        prompts: PromptRows | None = None,
+        given: PromptRows | DraftRows | None = None,
         tiles: Tensor | None = None,
     ) -> ModelInputs:
         """Return model inputs with a row for each of slots[T] int64, without waiting for the device.
 
-        A row reads its slot's last token or, with `prompts` and their tiles, a prompt token. Page tables are `width`
-        pages wide.
+        A row reads its slot's last token or a given one: a draft, or a prompt token in one of `tiles`. Page tables are
+        `width` pages wide.
         """
-        rows = kernels.gather_slots(self.tensors, slots, prompts, width, page_size)
-        decodes = min(len(slots), self.padding_slot)  # further rows are prompt tokens
+        rows = kernels.gather_slots(self.tensors, slots, given, width, page_size)
+        has_prompts = isinstance(given, PromptRows)
+        decodes = min(len(slots), self.padding_slot) if has_prompts else len(slots)  # further rows are prompt tokens
         return ModelInputs(
             token_ids=rows.token_ids,
             positions=rows.positions,
@@ -82,7 +85,7 @@ class DeviceSlots:
             num_decodes=decodes,
             decode_page_table=rows.page_table[:decodes],
             decode_context_lens=rows.context_lens[:decodes],
-            prefill_page_table=rows.page_table if prompts else rows.page_table[:0],
+            prefill_page_table=rows.page_table if has_prompts else rows.page_table[:0],
             prefill_query_starts=(0,),
             prefill_context_lens=(),
             logit_rows=None,

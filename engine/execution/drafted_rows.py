@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,32 +13,39 @@ from engine.scheduling.batch import Batch, Chunk, Sampled
 FIRST = -1  # in place of a draft, for the first row of a slot
 
 
+@dataclass(frozen=True, slots=True)
 class SampledRows:
-    """Sampled rows of a step in which some slots have drafts.
+    """R sampled rows of a step in which some slots have drafts; the rows of a slot follow one another.
 
-    slots[R], offsets[R]: slot of each row, and the number of drafts before it. reads: the draft that each row reads,
-    FIRST for the last known token; and FIRST once more.
+    slots, offsets: [R], slot of each row, and the number of drafts before it. reads: [R], the draft that each row
+    reads, FIRST for the last known token.
     """
 
-    def __init__(self, batch: Batch) -> None:
-        self.slots: Ints = np.array(batch.sampled_rows, np.int64)
+    slots: Ints
+    offsets: Ints
+    reads: Ints
+
+    @classmethod
+    def of(cls, batch: Batch) -> SampledRows:
+        """Return the rows of a batch, those of chunks with drafts last."""
+        slots = np.array(batch.sampled_rows, np.int64)
         drafted = batch.drafted
-        self._num_plain = len(self.slots) - sum([chunk.samples for chunk in drafted])
-        self.reads = [FIRST] * self._num_plain
-        offsets = [0] * self._num_plain
+        num_plain = len(slots) - sum([chunk.samples for chunk in drafted])
+        reads, offsets = [FIRST] * num_plain, [0] * num_plain
         for chunk in drafted:
-            self.reads += (FIRST, *chunk.drafts)
+            reads += (FIRST, *chunk.drafts)
             offsets += range(chunk.samples)
-        self.reads.append(FIRST)
-        self.offsets: Ints = np.array(offsets, np.int64)
+        return cls(slots, np.array(offsets, np.int64), np.array(reads, np.int64))
 
-    def has_drafts(self, row: int) -> bool:
-        """Return whether the slot of a row has drafts."""
-        return row >= self._num_plain
+    def select(self, rows: Ints | slice) -> SampledRows:
+        """Return some of the rows, all or none of each slot."""
+        return SampledRows(self.slots[rows], self.offsets[rows], self.reads[rows])
 
-    def is_right_after(self, row: int, token_id: int) -> bool:
-        """Return whether the next row reads `token_id`, which was sampled in `row`."""
-        return token_id >= 0 and self.reads[row + 1] == token_id
+    def drafts_before(self, rows: Ints) -> tuple[Ints, Ints]:
+        """Return the drafts before each of rows[N]: pairs of an index in `rows` and a token."""
+        index = np.repeat(np.arange(len(rows)), self.offsets[rows])
+        reading = [np.arange(row - offset, row) + 1 for row, offset in zip(rows, self.offsets[rows], strict=True)]
+        return index, self.reads[np.concatenate(reading)]
 
 
 def accepted(sampled: list[Sampled], drafted: Seq[Chunk]) -> tuple[list[Sampled], dict[int, tuple[Sampled, ...]]]:

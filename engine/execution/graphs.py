@@ -19,6 +19,7 @@ from torch import Tensor
 
 from engine.execution.cache import KVCache
 from engine.execution.device_slots import DeviceSlots
+from engine.execution.drafted_rows import SampledRows
 from engine.execution.models.interface import Model
 from engine.execution.sampler import SampledTokens
 from engine.execution.slots import Ints
@@ -26,7 +27,7 @@ from engine.execution.transfer import PinnedBuffer, to_device
 from kernels.decoder import RowMasks
 from kernels.interface import Kernels
 from kernels.query_tiles import MAX_TILE_QUERIES, TILE_COLUMNS, Tile
-from kernels.slots import PromptRows, SlotMasks
+from kernels.slots import DraftRows, PromptRows, SlotMasks
 
 # Runs and records a function that computes on fixed tensors; returns a function that replays it.
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
@@ -34,6 +35,7 @@ Capture = Callable[[Callable[[], None]], Callable[[], None]]
 MIN_WIDTH_TOKENS = 512  # of the smallest page-table width; further widths double
 MAX_PROMPT_ROWS = 512  # in addition to one per slot; with this many, a GPU multiplies for longer than it reads weights
 MIN_PROMPT_ROWS = 16  # a step with fewer is padded
+DRAFT_ROWS = (2, 4, 8, 16, 32, 64)  # of steps with drafts, which fewer sequences have as rows cost more
 MAX_SHORT_TILES = 32  # tiles with fewer than QUERIES queries; a step can have at least this many prompts
 
 
@@ -90,6 +92,7 @@ class Shape(NamedTuple):
     width: int  # of the page table
     filtered: bool  # whether the sampler applies filters, which takes seven kernels
     prompts: bool  # whether some rows are prompt tokens; such a recording always applies filters
+    drafts: bool = False  # whether slots may have several rows; such a recording always applies filters too
 
     @property
     def tiles(self) -> int:
@@ -115,18 +118,29 @@ class StepGraphs:
     """Recorded steps for up to all slots at any context length."""
 
     def __init__(
-        self, model: Model, cache: KVCache, kernels: Kernels, slots: DeviceSlots, max_len: int, capture: Capture
+        self,
+        model: Model,
+        cache: KVCache,
+        kernels: Kernels,
+        slots: DeviceSlots,
+        max_len: int,
+        capture: Capture,
+        *,
+        has_drafts: bool,
     ) -> None:
+        """has_drafts: steps with drafts are recorded too."""
         self.slots = slots
         self._model, self._cache, self._kernels, self._capture = model, cache, kernels, capture
         self.max_rows = slots.padding_slot + MAX_PROMPT_ROWS
-        self._rows = {
-            False: tuple(row_counts(1, slots.padding_slot)),
-            True: tuple(row_counts(MIN_PROMPT_ROWS, self.max_rows)),
+        self._rows = {  # by kind, the last two fields of a shape
+            (False, False): tuple(row_counts(1, slots.padding_slot)),
+            (True, False): tuple(row_counts(MIN_PROMPT_ROWS, self.max_rows)),
+            (False, True): DRAFT_ROWS if has_drafts else (),
         }
         self._widths = page_widths(max_len, cache.page_size)
         # Inputs of a replay: for each row the slot, and the position and ID of a prompt token; the slots to sample for,
-        # which come first if prompt rows follow; and the query tiles of prompts.
+        # which come first if prompt rows follow; the query tiles of prompts; and the offset and ID of a row's draft.
+        max_drafted = max(self._rows[False, True], default=0)
         largest = Shape(self.max_rows, 0, True, True)
         self._inputs = PinnedBuffer(
             model.device,
@@ -134,12 +148,14 @@ class StepGraphs:
             positions=((largest.rows,), np.int64),
             token_ids=((largest.rows,), np.int64),
             sample_slots=((slots.padding_slot,), np.int64),
+            offsets=((max_drafted,), np.int64),
+            drafts=((max_drafted,), np.int64),
             tiles=((largest.tiles, TILE_COLUMNS), np.int32),
         )
         self._inputs.host["slot_ids"][:] = self._inputs.host["sample_slots"][:] = slots.padding_slot
         self._inputs.host["positions"][:] = -1
         self._inputs.send()
-        self._ids = torch.zeros(slots.padding_slot, dtype=torch.int64, device=model.device)
+        self._ids = torch.zeros(max(slots.padding_slot, max_drafted), dtype=torch.int64, device=model.device)
         self._masks = SlotMasks(
             torch.zeros(slots.padding_slot + 1, dtype=torch.int32, device=model.device),
             torch.zeros((slots.padding_slot + 1, -(-model.vocab_size // 32)), dtype=torch.int32, device=model.device),
@@ -151,8 +167,10 @@ class StepGraphs:
     @torch.inference_mode()
     def record(self, progress: Callable[[int, int], None]) -> None:
         """Record all shapes, the largest first, because the others share its memory."""
-        kinds = ((True, True), (True, False), (False, False))  # filtered, prompts
-        shapes = [Shape(rows, width, *kind) for kind in kinds for rows in self._rows[kind[1]] for width in self._widths]
+        kinds = ((True, True, False), (True, False, True), (True, False, False), (False, False, False))
+        shapes = [
+            Shape(rows, width, *kind) for kind in kinds for rows in self._rows[kind[1:]] for width in self._widths
+        ]
         shapes.sort(reverse=True)
         for done, shape in enumerate(shapes):
             progress(done, len(shapes))
@@ -164,26 +182,33 @@ class StepGraphs:
         """Return whether a shape has been recorded."""
         return bool(self._replay)
 
-    def find(self, rows: int, longest: int, filtered: bool, tiles: int) -> Shape | None:
+    def find(self, rows: int, longest: int, filtered: bool, tiles: int, *, has_drafts: bool = False) -> Shape | None:
         """Return the smallest recording for `rows` rows with up to `longest` tokens and `tiles` query tiles of prompts.
 
-        Returns None if no recording is large enough.
+        Returns None if no recording is large enough. has_drafts: some rows read drafts, and none is a prompt token.
         """
         width = next(width for width in self._widths if width * self._cache.page_size >= longest)
         has_prompts = tiles > 0
-        counts = (most for most in self._rows[has_prompts] if most >= rows)
-        shapes = (Shape(most, width, filtered or has_prompts, has_prompts) for most in counts)
+        counts = (most for most in self._rows[has_prompts, has_drafts] if most >= rows)
+        filtered = filtered or has_prompts or has_drafts
+        shapes = (Shape(most, width, filtered, has_prompts, has_drafts) for most in counts)
         return next((shape for shape in shapes if shape.tiles >= tiles), None)
 
     def run(
-        self, shape: Shape, sampled: Ints, prompts: PromptTokens | None, masks: RowMasks | None
+        self,
+        shape: Shape,
+        sampled: Ints,
+        prompts: PromptTokens | None,
+        masks: RowMasks | None,
+        drafted: SampledRows | None = None,
     ) -> tuple[SampledTokens, Tensor, Tensor]:
-        """Sample one token for each slot in sampled[S] with filters and masks only, and compute prompt tokens without
-        sampling.
+        """Sample one token for each row of the slots sampled[S] with filters and masks only, and compute prompt tokens
+        without sampling.
 
-        masks: of some rows of `sampled`. The last token of each sampled slot is the only one not computed yet. Also
-        returns the hidden states [S, H] of the sampled rows, and whether each of the P prompt tokens has a NaN, [P]
-        bool. Both are overwritten by the next replay.
+        masks: of some rows of `sampled` in slots without drafts. drafted: the rows of `sampled`, if some have
+        drafts. The last token of each sampled slot is the only one not computed yet. Also returns the hidden states
+        [S, H] of the sampled rows, and whether each of the P prompt tokens has a NaN, [P] bool. Both are overwritten by
+        the next replay.
         """
         count = len(sampled)
         total = count + (len(prompts.slots) if prompts else 0)
@@ -192,8 +217,12 @@ class StepGraphs:
         if prompts:
             slots[count:total] = prompts.slots
             self._write(prompts, sampled)
+        if drafted is not None:
+            self._inputs.host["offsets"][:] = 0  # of padding rows
+            self._inputs.host["offsets"][:count] = drafted.offsets
+            self._inputs.host["drafts"][:count] = drafted.reads
         sent = self._inputs.host["slot_ids"][: shape.rows]
-        if prompts or not np.array_equal(slots, sent):
+        if prompts or drafted is not None or not np.array_equal(slots, sent):
             sent[:] = slots
             self._inputs.send()
         if masks is not None:
@@ -228,12 +257,13 @@ class StepGraphs:
         """
         read, size = self._inputs.device, self._cache.page_size
         row_slots = read["slot_ids"][: shape.rows]
+        drafts = DraftRows(read["offsets"][: shape.rows], read["drafts"][: shape.rows]) if shape.drafts else None
         if shape.prompts:
             prompts = PromptRows(read["positions"][: shape.rows], read["token_ids"][: shape.rows])
             tiles = read["tiles"][: shape.tiles]
             inputs = self.slots.inputs(self._kernels, row_slots, shape.width, size, prompts, tiles)
         else:
-            inputs = self.slots.inputs(self._kernels, row_slots, shape.width, size)
+            inputs = self.slots.inputs(self._kernels, row_slots, shape.width, size, drafts)
         hidden = self._hidden[shape] = self._model.forward(inputs, self._cache, self._kernels)
         if shape.prompts:
             row_slots = read["sample_slots"][: shape.rows]  # no longer than the number of slots
@@ -241,7 +271,8 @@ class StepGraphs:
             torch.ne(largest, largest, out=self._has_nan[: shape.rows])
         logits = self._model.compute_logits(hidden[: len(row_slots)])
         self._kernels.mask_slots(logits, self._masks, row_slots)
-        self._kernels.sample_slots(logits, self.slots.tensors, row_slots, self._ids[: len(row_slots)], shape.filtered)
+        ids = self._ids[: len(row_slots)]
+        self._kernels.sample_slots(logits, self.slots.tensors, row_slots, ids, shape.filtered, drafts)
 
 
 def row_counts(least: int, most: int) -> Iterator[int]:

@@ -17,7 +17,7 @@ class ModelInputs:
     token_ids: Tensor  # [T] int64
     positions: Tensor  # [T] int64, within the token's own sequence
     slot_mapping: Tensor  # [T] int64, page * page size + offset of the token's keys and values; -1: do not write
-    num_decodes: int  # B; rows 0 to B - 1 are decode rows
+    num_decodes: int  # B; rows 0 to B - 1 are decode rows, several of a slot with drafts
     decode_page_table: Tensor  # [B, P] int32
     decode_context_lens: Tensor  # [B] int32, own token included
     prefill_page_table: Tensor  # [C, P] int32

@@ -15,22 +15,28 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine.execution.drafted_rows import SampledRows
 from engine.execution.slots import Ints, SlotState
 from engine.execution.transfer import to_device
 from engine.scheduling.batch import Join
 from kernels.interface import Kernels
+from kernels.reference.accept import CountedRows
 from kernels.slots import SamplingTensors, SeenTokens
 
 
 @dataclass(frozen=True, slots=True)
 class LogitEditMask:
-    """Rows of a step with edited logits, their slots, and a mask for each kind of edit."""
+    """Rows of a step with edited logits, their slots, and a mask for each kind of edit.
+
+    drafts: those before penalised rows, as pairs of an index among these rows and a token. None: no row has drafts.
+    """
 
     rows: Ints
     slots: Ints
     too_short: NDArray[np.bool_]
     biased: NDArray[np.bool_]
     penalised: NDArray[np.bool_]
+    drafts: tuple[Ints, Ints] | None
 
 
 class LogitEdits:
@@ -80,14 +86,20 @@ class LogitEdits:
                 stops = self._tensor(np.array(sampling.stop_token_ids, np.int64))
                 self._stops[slot].fill_(False).index_fill_(0, stops, True)
 
-    def edits_for(self, slots: Ints) -> LogitEditMask | None:
-        """Return the edits for the next logits of slots[R]; None if there are none."""
+    def edits_for(self, slots: Ints, lengths: Ints, drafted: SampledRows | None = None) -> LogitEditMask | None:
+        """Return the edits for the next logits of slots[R] with texts of lengths[R]; None if there are none.
+
+        drafted: these rows, if some have drafts, which count as generated tokens.
+        """
         state = self._slots
         records = state.records[slots]
-        too_short = state.lengths[slots] - records["prompt_len"] < records["min_tokens"]
+        too_short = lengths - records["prompt_len"] < records["min_tokens"]
         biased, penalised = state.biased[slots], state.penalised[slots]
         rows = np.flatnonzero(too_short | biased | penalised)
-        return LogitEditMask(rows, slots[rows], too_short[rows], biased[rows], penalised[rows]) if len(rows) else None
+        if not len(rows):
+            return None
+        drafts = drafted.drafts_before(np.flatnonzero(penalised)) if drafted is not None and penalised.any() else None
+        return LogitEditMask(rows, slots[rows], too_short[rows], biased[rows], penalised[rows], drafts)
 
     def apply(self, logits: Tensor, edits: LogitEditMask, sampling: SamplingTensors) -> None:
         """Edit logits[R, V] float32, contiguous, in place. sampling: of all R rows."""
@@ -99,16 +111,29 @@ class LogitEdits:
             logits.index_add_(0, rows, self._bias[table_rows])
         if self._seen is not None and edits.penalised.any():
             rows, table_rows = self._indices(edits, edits.penalised)
-            self._kernels.penalize(logits, rows, table_rows, self._seen, sampling.select(rows))
+            seen = self._seen
+            if edits.drafts is not None:
+                seen, table_rows = self._with_drafts(seen, table_rows, edits.drafts)
+            self._kernels.penalize(logits, rows, table_rows, seen, sampling.select(rows))
 
-    def append(self, edits: LogitEditMask | None, token_ids: Tensor) -> None:
-        """Count the sampled token_ids[R] int64.
+    def _with_drafts(self, seen: SeenTokens, slots: Tensor, drafts: tuple[Ints, Ints]) -> tuple[SeenTokens, Tensor]:
+        """Return tables with a row for each of slots[N], in which drafts are generated tokens; and these rows, [N]."""
+        row, token = to_device(drafts, self._device)
+        counts = seen.counts[slots].index_put_((row, token), torch.ones((), device=self._device), accumulate=True)
+        return SeenTokens(counts, seen.in_prompt[slots]), torch.arange(len(slots), device=self._device)
+
+    def append(self, edits: LogitEditMask | None, token_ids: Tensor, counted: CountedRows | None = None) -> None:
+        """Count the sampled token_ids[R] int64, or those of `counted` rows.
 
         An ID of -1 (a row with NaN) counts for the last token of the vocabulary; its request ends.
         """
         if edits is not None and self._seen is not None and edits.penalised.any():
             rows, table_rows = self._indices(edits, edits.penalised)
-            self._seen.counts[table_rows, token_ids[rows]] += 1.0
+            if counted is None:
+                self._seen.counts[table_rows, token_ids[rows]] += 1.0
+            else:
+                added = counted.is_counted[rows].to(torch.float32)
+                self._seen.counts.index_put_((table_rows, token_ids[rows]), added, accumulate=True)
 
     def _indices(self, edits: LogitEditMask, chosen: NDArray[np.bool_]) -> tuple[Tensor, Tensor]:
         """Return the chosen ones of the edited rows, and their slots, on the device."""

@@ -46,10 +46,10 @@ def prompt_log_probs(
 ) -> list[PromptLogProbs]:
     """Return the log-probabilities of the prompt tokens after each position of the chunks that report them.
 
-    hidden: [T, H], the decode rows and then the chunks' rows.
+    hidden: [T, H], the decode rows, with those of drafts, and then the rows of other chunks.
     """
     parts: list[PromptLogProbs] = []
-    row = len(batch.decodes)
+    row = batch.rows
     for index, chunk in enumerate(batch.chunks):
         count = chunk.prompt_logprobs
         length = min(chunk.length, int(slots.records["prompt_len"][chunk.slot]) - 1 - chunk.start)

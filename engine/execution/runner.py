@@ -9,7 +9,7 @@ device (`engine.execution.transfer`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -17,16 +17,12 @@ from torch import Tensor
 
 from engine.execution.cache import KVCache
 from engine.execution.device_slots import DeviceSlots
-from engine.execution.drafted_rows import FIRST, SampledRows, accepted
+from engine.execution.drafted_rows import SampledRows, accepted
 from engine.execution.graphs import Capture, PromptTokens, Shape, StepGraphs
 from engine.execution.models.interface import Model
 from engine.execution.packing import pack, prompt_tokens
-from engine.execution.prompt_logprobs import (
-    PromptLogProbs,
-    has_prompt_logprobs,
-    prompt_log_probs,
-    read_prompt_tokens,
-)
+from engine.execution.pending_step import PendingStep
+from engine.execution.prompt_logprobs import PromptLogProbs, has_prompt_logprobs, prompt_log_probs
 from engine.execution.sampler import SampledTokens, Sampler, SamplerInputs
 from engine.execution.slots import Ints, SlotState
 from engine.execution.swap import PageSwapper
@@ -35,6 +31,7 @@ from engine.execution.transfer import HostCopy, mark_time, to_device
 from engine.scheduling.batch import Batch, Sampled, StepOutcome
 from kernels.decoder import RowMasks, StepPass
 from kernels.interface import Kernels
+from kernels.reference.accept import store_last
 from kernels.reference.sample import NAN_TOKEN
 from kernels.slots import StepState
 
@@ -71,7 +68,7 @@ class ModelRunner:
         self._was_idle = True
         if capture is not None:
             mirror = DeviceSlots(self._slots, self._last_tokens)
-            self._graphs = StepGraphs(model, cache, kernels, mirror, max_len, capture)
+            self._graphs = StepGraphs(model, cache, kernels, mirror, max_len, capture, has_drafts=self.accepts_drafts)
         else:
             state = StepState(self._slots, self._last_tokens, cache.layers)
             self._fused_step = model.prepare_step(state, kernels)
@@ -94,7 +91,10 @@ class ModelRunner:
     @property
     def accepts_drafts(self) -> bool:
         """See `engine.engine.Runner`."""
-        return self._fused_step is not None and not self.runs_ahead
+        if self.runs_ahead:  # its next step would be launched before the host knows the lengths of drafted slots
+            return False
+        # Elsewhere a row's bits may depend on the other rows: see `kernels.linear`, and `--batch-invariant`.
+        return self._fused_step is not None or (self._model.is_native and self._model.dtype == torch.float32)
 
     @property
     def recorded_tokens(self) -> int:
@@ -157,16 +157,16 @@ class ModelRunner:
         return StepOutcome(tuple(sampled), tuple(result.has_nan))
 
     def _run_with_drafts(self, fused_step: StepPass, batch: Batch) -> StepOutcome:
-        """Run a step with drafts. Slots whose first row has a NaN are computed again without them."""
+        """Run a step with drafts. Slots with a NaN in their first row are computed again without them."""
         self.fused_steps += 1
-        rows, drafted = SampledRows(batch), batch.drafted
+        rows, drafted = SampledRows.of(batch), batch.drafted
         masks = self._masks.collect(batch.constraints, {c.slot: len(c.drafts) for c in drafted})
         withheld, row_masks = self._full_sampler_rows(batch.sampled_rows, masks, rows.offsets)
         with torch.inference_mode():
             result = fused_step(batch.decodes, batch.chunks, withheld.tolist(), row_masks)
             sampled = list(map(Sampled, result.token_ids))
             if len(withheld):
-                self._sample_in_turn(rows, withheld, result.logits, masks, sampled)
+                self._sample_withheld(rows, withheld, result.logits, masks, sampled)
         first, further = accepted(sampled, drafted)
         begin = len(first) - len(drafted)
         if spoiled := [index for index in range(begin, len(first)) if first[index].token_id == NAN_TOKEN]:
@@ -177,46 +177,45 @@ class ModelRunner:
                 first[index] = token
         return StepOutcome(tuple(first), tuple(result.has_nan), further=further)
 
-    def _sample_in_turn(
+    def _sample_withheld(
         self, rows: SampledRows, withheld: Ints, logits: Tensor, masks: StepMasks | None, sampled: list[Sampled]
     ) -> None:
-        """Sample the withheld rows from logits[N, V] with the full sampler, as far as their drafts are right.
+        """Sample the withheld rows, all or none of a slot, from logits[N, V] with the full sampler.
 
-        First rows are sampled together, then those after a right draft, and so on: each has the length and the counts
-        of tokens that it would have without drafts. A slot with drafts does not advance by a row with a NaN, which may
-        be that of a draft.
+        A slot with a NaN in its first row, which may be that of a draft, gets no token and does not advance.
         """
-        turn = [i for i, row in enumerate(withheld.tolist()) if rows.reads[row] == FIRST]
-        while turn:
-            for i, has_nan in zip(list(turn), logits[turn].amax(dim=1).isnan().tolist(), strict=True):
-                if has_nan and rows.has_drafts(int(withheld[i])):
-                    sampled[withheld[i]] = Sampled(NAN_TOKEN)
-                    turn.remove(i)
-            if not turn:
-                return
-            chosen = withheld[turn]
-            slots = rows.slots[chosen]
-            tokens = self._sample(logits[turn], self._sampler.parameters(slots), slots, masks, rows.offsets[chosen])
-            self._slots.advance(slots)
-            following = []
-            for i, row, token in zip(turn, chosen.tolist(), tokens.read(tokens.tensors), strict=True):
-                sampled[row] = token
-                if rows.is_right_after(row, token.token_id):
-                    following.append(i + 1)
-            turn = following
+        offsets = rows.offsets[withheld]
+        has_drafts = np.append(rows.offsets[1:], 0)[withheld - offsets] > 0
+        is_spoiled = has_drafts & logits.amax(dim=1).isnan().numpy()[np.arange(len(withheld)) - offsets]
+        for row in withheld[is_spoiled]:
+            sampled[row] = Sampled(NAN_TOKEN)
+        chosen = withheld[~is_spoiled]
+        if not len(chosen):
+            return
+        rows = rows.select(chosen)
+        parameters = self._sampler.parameters(rows.slots, rows)
+        tokens = self._sample(logits[torch.from_numpy(~is_spoiled)], parameters, rows.slots, masks, rows.offsets)
+        assert tokens.counted is not None
+        self._slots.advance_by(rows.slots, tokens.counted.is_counted.numpy().astype(np.int64))
+        for row, token in zip(chosen.tolist(), tokens.read(tokens.tensors), strict=True):
+            sampled[row] = token
 
     def _full_sampler_rows(
         self, slots: list[int], masks: StepMasks | None, offsets: Ints | None = None
     ) -> tuple[Ints, RowMasks | None]:
         """Return the rows of slots[R] that need the full sampler, and the masks of other rows.
 
-        offsets[R]: drafts before each row, if there are any. The full sampler reports rows without an allowed token.
+        offsets[R]: drafts before each row, if there are any. The full sampler reports rows without an allowed token; it
+        then samples all rows of their slots.
         """
         rows = self._slots.needs_full_sampler(slots)
         if masks is None:
             return rows, None
         row_masks, empty = masks.row_masks(np.array(slots, np.int64), offsets)
         rows = np.union1d(rows, empty)
+        if len(empty) and offsets is not None:
+            slot_ids = np.array(slots, np.int64)
+            rows = np.flatnonzero(np.isin(slot_ids, slot_ids[rows]))
         if len(rows):
             keep = ~np.isin(row_masks.rows, rows)
             row_masks = RowMasks(row_masks.rows[keep], row_masks.words[keep])
@@ -236,8 +235,10 @@ class ModelRunner:
         """
         allowed = masks.allowed(slots, offsets) if masks is not None else None
         tokens = self._sampler.sample(logits, parameters, allowed)
-        # The token of a row that fails does not matter.
-        self._last_tokens.index_copy_(0, tokens.slots, tokens.token_ids.clamp(min=0))
+        if tokens.counted is not None:
+            store_last(self._last_tokens, tokens.slots, tokens.token_ids, tokens.counted)
+        else:  # the token of a row that fails does not matter
+            self._last_tokens.index_copy_(0, tokens.slots, tokens.token_ids.clamp(min=0))
         return tokens
 
     @torch.inference_mode()
@@ -246,12 +247,14 @@ class ModelRunner:
         sampled_parts: list[SampledTokens] = []
         prompt_parts: list[PromptLogProbs] = []
         has_nan: list[Tensor] = []  # for each row of the chunks, whether it has a NaN
-        masks = self._masks.collect(batch.constraints)
-        rows = [chunk.length for chunk in batch.chunks]
+        masks = self._masks.collect(batch.constraints, {chunk.slot: len(chunk.drafts) for chunk in batch.drafted})
+        rows = [0 if chunk.drafts else chunk.length for chunk in batch.chunks]
         rest = batch
         if self._graphs:
             self._graphs.slots.apply(batch)
-            apart = batch.chunks if has_prompt_logprobs(batch) else ()  # recordings do not return their hidden states
+            # Recordings do not return the hidden states of prompts.
+            is_apart = has_prompt_logprobs(batch) or not self._can_record_drafts(batch, masks)
+            apart = batch.chunks if is_apart else ()
             recordable = replace(batch, chunks=()) if apart else batch
             rest = self._replay(self._graphs, recordable, sampled_parts, has_nan, masks)
             if apart:
@@ -264,7 +267,8 @@ class ModelRunner:
         tensors += [tensor for part in prompt_parts for tensor in part.tensors]
         self._was_idle = self._last_results is None or self._last_results.is_complete
         self._last_results = HostCopy(tensors, self._model.device, began)
-        return _PendingStep(self._last_results, sampled_parts, tuple(rows) if has_nan else (), prompt_parts)
+        rows_checked = tuple(rows) if has_nan else ()
+        return PendingStep(self._last_results, sampled_parts, rows_checked, prompt_parts, batch.drafted, self._slots)
 
     def swapped_out(self) -> Callable[[], None]:
         """See `engine.engine.Runner`."""
@@ -288,83 +292,82 @@ class ModelRunner:
         has_nan: list[Tensor],
         masks: StepMasks | None,
     ) -> Batch:
-        """Replay the whole step or only its decode rows, if there is a recording; return the rest.
+        """Replay the whole step or only the rows of `Batch.decodes`, if there is a recording; return the rest.
 
         Rows that need more than the recording's sampler are sampled again from the same hidden states: those with
         edits or log-probabilities, and those without an allowed token, which the full sampler reports.
         """
-        slots, prompts, rest, shape = batch.sampled_slots, None, Batch(step=batch.step), None
-        sampled = np.array(slots, np.int64)
+        slots, prompts, rest, shape = batch.sampled_rows, None, Batch(step=batch.step), None
+        sampled, drafted = np.array(slots, np.int64), SampledRows.of(batch) if batch.drafted else None
         if batch.num_tokens <= graphs.max_rows:
             prompts = prompt_tokens(batch.chunks, len(slots), self._slots)
-            shape = self._find_recording(graphs, sampled, prompts)
+            shape = self._find_recording(graphs, sampled, prompts, drafted)
         if shape is None:
-            slots, prompts, rest = list(batch.decodes), None, replace(batch, decodes=())
+            slots, prompts, drafted, rest = list(batch.decodes), None, None, replace(batch, decodes=())
             sampled = np.array(slots, np.int64)
-            shape = self._find_recording(graphs, sampled, prompts)
+            shape = self._find_recording(graphs, sampled, prompts, drafted)
         if shape is None:
             return batch
         rows, row_masks = self._full_sampler_rows(slots, masks)
-        tokens, hidden, is_nan = graphs.run(shape, sampled, prompts, row_masks)
+        tokens, hidden, is_nan = graphs.run(shape, sampled, prompts, row_masks, drafted)
         if len(rows):
             (row_index,) = to_device((rows,), self._model.device)
             logits = self._model.compute_logits(hidden[row_index])
             resampled = self._sample(logits, self._sampler.parameters(sampled[rows]), sampled[rows], masks)
             tokens = tokens.with_rows(rows, row_index, resampled)
-        self._slots.advance(sampled)
+        self._slots.advance(sampled)  # once each, as a further row is counted when its token is known to be right
         sampled_parts.append(tokens)
         if prompts:
             has_nan.append(is_nan)
         return rest
 
-    def _find_recording(self, graphs: StepGraphs, sampled: Ints, prompts: PromptTokens | None) -> Shape | None:
+    def _can_record_drafts(self, batch: Batch, masks: StepMasks | None) -> bool:
+        """Return whether recordings support the drafts of a step: beside no prompt, of slots with filters only."""
+        slots = [chunk.slot for chunk in batch.drafted]
+        if not slots:
+            return True
+        if len(slots) < len(batch.chunks) or len(self._slots.needs_full_sampler(slots)):
+            return False
+        return masks is None or not bool((masks.index_of[slots] >= 0).any())
+
+    def _find_recording(
+        self, graphs: StepGraphs, sampled: Ints, prompts: PromptTokens | None, drafted: SampledRows | None
+    ) -> Shape | None:
         """Return a recording for these rows, if there is one."""
-        rows, longest, tiles = len(sampled), int(self._slots.lengths[sampled].max(initial=1)), 0
+        contexts = self._slots.lengths[sampled]
+        if drafted is not None:
+            contexts += drafted.offsets
+        rows, longest, tiles = len(sampled), int(contexts.max(initial=1)), 0
         if prompts:
             rows, longest = rows + len(prompts.slots), max(longest, 1 + int(prompts.positions.max()))
             tiles = len(prompts.tiles)
-        return graphs.find(rows, longest, self._slots.are_filtered(sampled), tiles) if rows else None
+        if not rows:
+            return None
+        filtered = self._slots.are_filtered(sampled)
+        return graphs.find(rows, longest, filtered, tiles, has_drafts=drafted is not None)
 
     def _compute(
         self, batch: Batch, sampled_parts: list[SampledTokens], has_nan: list[Tensor], masks: StepMasks | None
     ) -> list[PromptLogProbs]:
         """Launch a step operation by operation. Returns the requested log-probabilities of prompt tokens."""
-        inputs = pack(batch, self._slots, self._last_tokens, self._cache.page_size)
+        drafted = SampledRows.of(batch) if batch.drafted else None
+        inputs = pack(batch, self._slots, self._last_tokens, self._cache.page_size, drafted)
         sampled = np.array(batch.sampled_slots, np.int64)
+        sampled_rows = sampled if drafted is None else drafted.slots
         # Before the forward pass, which evicts the slots' parameters from the caches.
-        parameters = self._sampler.parameters(sampled) if len(sampled) else None
+        parameters = self._sampler.parameters(sampled_rows, drafted) if len(sampled) else None
         hidden = self._model.forward(inputs, self._cache, self._kernels)
         if batch.chunks:  # check all rows: after a NaN, rows beyond a sliding window are finite again
-            has_nan.append(hidden[len(batch.decodes) :].amax(dim=1).isnan())  # the maximum of a row with NaN is NaN
+            has_nan.append(hidden[inputs.num_decodes :].amax(dim=1).isnan())  # the maximum of a row with NaN is NaN
         prompt_parts = prompt_log_probs(batch, self._slots, hidden, self._model, self._kernels)
         if parameters is None:
             return prompt_parts
         if inputs.logit_rows is not None:
             hidden = hidden[inputs.logit_rows]
-        tokens = self._sample(self._model.compute_logits(hidden), parameters, sampled, masks)
+        offsets = drafted.offsets if drafted is not None else None
+        tokens = self._sample(self._model.compute_logits(hidden), parameters, sampled_rows, masks, offsets)
         self._slots.advance(sampled)
         if self._graphs:
-            self._graphs.slots.advance(tokens.slots)
+            self._graphs.slots.advance(tokens.slots, tokens.counted)
         sampled_parts.append(tokens)
         return prompt_parts
-
-
-@dataclass(frozen=True, slots=True)
-class _PendingStep:
-    """Step in flight; a call waits for its outcome."""
-
-    host_copy: HostCopy
-    sampled_parts: list[SampledTokens]
-    rows: tuple[int, ...]  # for each chunk, the number of rows that are checked for NaN
-    prompt_parts: list[PromptLogProbs]
-
-    def __call__(self) -> StepOutcome:
-        tensors = iter(self.host_copy.wait())
-        has_nan: tuple[bool, ...] = ()
-        if self.rows:
-            of_chunk = np.repeat(np.arange(len(self.rows)), self.rows)
-            counts = np.bincount(of_chunk, next(tensors).numpy(), minlength=len(self.rows))
-            has_nan = tuple((counts > 0).tolist())
-        sampled = [token for part in self.sampled_parts for token in part.read([next(tensors) for _ in part.tensors])]
-        prompt_tokens = read_prompt_tokens(self.prompt_parts, tensors)
-        return StepOutcome(tuple(sampled), has_nan, prompt_tokens, self.host_copy.seconds)

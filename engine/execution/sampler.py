@@ -7,12 +7,13 @@ own output (vLLM's `raw_logprobs`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from engine.execution.drafted_rows import SampledRows
 from engine.execution.logit_edits import LogitEditMask, LogitEdits
 from engine.execution.slots import Ints, SlotState
 from engine.execution.token_masks import AllowedTokens
@@ -20,7 +21,8 @@ from engine.execution.transfer import to_device
 from engine.scheduling.batch import Join, Sampled
 from engine.types import Alternative
 from kernels.interface import Kernels
-from kernels.slots import SamplingTensors, as_bytes
+from kernels.reference.accept import CountedRows, count_rows
+from kernels.slots import DraftRows, SamplingTensors, as_bytes
 
 # Number of alternatives computed, even if fewer are requested. The choice among equal ones depends on this number, and
 # must not depend on a neighbour's request.
@@ -42,16 +44,21 @@ class Sampler:
         """Fill the logit-edit tables for joining sequences."""
         self._edits.join(joins)
 
-    def parameters(self, slots: Ints) -> SamplerInputs:
-        """Return the sampling parameters for the next token of slots[R]."""
+    def parameters(self, slots: Ints, drafted: SampledRows | None = None) -> SamplerInputs:
+        """Return the sampling parameters for the next token of slots[R]. drafted: these rows, if some have drafts."""
+        lengths = self._slots.lengths[slots]
+        if drafted is not None:
+            lengths += drafted.offsets
         records = self._slots.records[slots]
         rows = np.flatnonzero(records["logprobs"] >= 0)
         slot_ids, record_bytes, positions, row_index = to_device(
-            (slots, as_bytes(records), self._slots.lengths[slots], rows), self._device
+            (slots, as_bytes(records), lengths, rows), self._device
         )
         counts = tuple(zip(rows.tolist(), records["logprobs"][rows].tolist(), strict=True))
         sampling = SamplingTensors(record_bytes, positions)
-        return SamplerInputs(slot_ids, sampling, self._edits.edits_for(slots), row_index, counts)
+        edits = self._edits.edits_for(slots, lengths, drafted)
+        drafts = DraftRows(*to_device((drafted.offsets, drafted.reads), self._device)) if drafted is not None else None
+        return SamplerInputs(slot_ids, sampling, edits, row_index, counts, drafts)
 
     def sample(self, logits: Tensor, parameters: SamplerInputs, allowed: AllowedTokens | None = None) -> SampledTokens:
         """Sample a new token for each of the R rows of logits[R, V] (any float dtype).
@@ -68,21 +75,22 @@ class Sampler:
         if allowed is not None:
             is_empty = allowed.apply(edited, self._kernels)
         chosen = self._kernels.sample(edited, parameters.sampling)
-        self._edits.append(parameters.edits, chosen)
-        sampled = self._with_log_probs(logits, chosen, parameters)
-        if allowed is None or is_empty is None:
-            return sampled
-        return replace(sampled, token_ids=allowed.mark_empty(chosen, is_empty))
+        token_ids = chosen if allowed is None or is_empty is None else allowed.mark_empty(chosen, is_empty)
+        counted = count_rows(token_ids, parameters.drafts) if parameters.drafts is not None else None
+        self._edits.append(parameters.edits, chosen, counted)
+        log_probs = self._log_probs(logits, chosen, parameters)
+        return SampledTokens(parameters.slots, token_ids, log_probs, parameters.logprob_rows, counted)
 
-    def _with_log_probs(self, logits: Tensor, chosen: Tensor, parameters: SamplerInputs) -> SampledTokens:
+    def _log_probs(
+        self, logits: Tensor, chosen: Tensor, parameters: SamplerInputs
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
         if not parameters.logprob_rows:
-            return SampledTokens(parameters.slots, chosen)
+            return None
         rows, num_alternatives = (
             parameters.rows,
             max(MAX_ALTERNATIVES, *(count for _, count in parameters.logprob_rows)),
         )
-        log_probs = self._kernels.log_probs(logits[rows], chosen[rows], min(num_alternatives, logits.shape[1]))
-        return SampledTokens(parameters.slots, chosen, log_probs, parameters.logprob_rows)
+        return self._kernels.log_probs(logits[rows], chosen[rows], min(num_alternatives, logits.shape[1]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +98,7 @@ class SamplerInputs:
     """Sampling parameters of R rows, on the device.
 
     slots[R] int64; sampling: the argument of `Kernels.sample`; rows[A] int64, which request log-probabilities.
-    logprob_rows: these rows, and the number of alternatives for each.
+    logprob_rows: these rows, and the number of alternatives for each. drafts: None if no slot has any.
     """
 
     slots: Tensor
@@ -98,6 +106,7 @@ class SamplerInputs:
     edits: LogitEditMask | None
     rows: Tensor
     logprob_rows: tuple[tuple[int, int], ...]
+    drafts: DraftRows | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +114,14 @@ class SampledTokens:
     """Sampled tokens, still on the device: token_ids[R] of slots[R], both int64.
 
     log_probs: for the A rows that request them (chosen[A], ids[A, k], values[A, k]). logprob_rows: these rows, and the
-    number of alternatives for each.
+    number of alternatives for each. counted: the rows with tokens that count, if some have drafts.
     """
 
     slots: Tensor
     token_ids: Tensor
     log_probs: tuple[Tensor, Tensor, Tensor] | None = None
     logprob_rows: tuple[tuple[int, int], ...] = ()
+    counted: CountedRows | None = None
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

@@ -78,5 +78,9 @@ class SlotState:
         return has_filters(self.records[slots])
 
     def advance(self, slots: Ints) -> None:
-        """Count a sampled token for each of `slots`."""
+        """Count a sampled token for each of `slots`, one even if a slot occurs several times."""
         self.lengths[slots] += 1
+
+    def advance_by(self, slots: Ints, counts: NDArray[np.int64]) -> None:
+        """Count counts[R] sampled tokens for slots[R], in which a slot may occur several times."""
+        np.add.at(self.lengths, slots, counts)

@@ -56,7 +56,7 @@ class Constraint(Protocol):
 
     @property
     def drafts(self) -> Drafts:
-        """Return the drafts whose masks were prepared too; none before it is ready."""
+        """Return the drafts with prepared masks; none before it is ready."""
 
     def consume(self, token_id: int) -> None:
         """Advance by a sampled token."""

@@ -41,7 +41,7 @@ class DiskRead:
         self._clock = clock
 
     def done(self) -> bool:
-        """Return whether the pages can be found, could not be read, or nobody should wait for them any longer."""
+        """Return whether the pages can be found, could not be read, or should not be waited for any longer."""
         self._pages.settle()
         while self._left and not self._pages.is_reading(self._left[-1]):
             self._left.pop()

@@ -18,7 +18,7 @@ from kernels.reference.rms_norm import rms_norm
 from kernels.reference.rope_and_cache import plan_rope, rope_and_cache, write_cache
 from kernels.reference.sample import sample
 from kernels.reference.silu_mul import silu_mul
-from kernels.slots import SlotTensors
+from kernels.slots import DraftRows, SlotTensors
 from kernels.unfused import UnfusedKernels
 
 
@@ -36,8 +36,16 @@ class ReferenceKernels(UnfusedKernels):
     sample = staticmethod(sample)
     log_probs = staticmethod(log_probs)
 
-    def sample_slots(self, logits: Tensor, slots: SlotTensors, slot_ids: Tensor, ids: Tensor, filtered: bool) -> None:
-        sample_slots(self.sample, logits, slots, slot_ids, ids)
+    def sample_slots(
+        self,
+        logits: Tensor,
+        slots: SlotTensors,
+        slot_ids: Tensor,
+        ids: Tensor,
+        filtered: bool,
+        drafts: DraftRows | None = None,
+    ) -> None:
+        sample_slots(self.sample, logits, slots, slot_ids, ids, drafts)
 
     def attend_tiles(
         self,

@@ -7,20 +7,24 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kernels.slots import PromptRows, SamplingTensors, SlotTensors, StepRows
+from kernels.reference.accept import count_rows, store_last
+from kernels.slots import DraftRows, PromptRows, SamplingTensors, SlotTensors, StepRows
 
 
 def gather_slots(
-    slots: SlotTensors, slot_ids: Tensor, prompts: PromptRows | None, width: int, page_size: int
+    slots: SlotTensors, slot_ids: Tensor, given: PromptRows | DraftRows | None, width: int, page_size: int
 ) -> StepRows:
     """Return the model inputs of the slots slot_ids[B] int64; see `kernels.interface.Kernels.gather_slots`."""
     lengths = slots.lengths.index_select(0, slot_ids)
     token_ids, positions = slots.last_tokens.index_select(0, slot_ids), lengths - 1
-    if prompts is not None:
-        are_prompts = prompts.positions >= 0
-        token_ids = torch.where(are_prompts, prompts.token_ids, token_ids)
-        positions = torch.where(are_prompts, prompts.positions, positions)
+    if isinstance(given, PromptRows):
+        are_prompts = given.positions >= 0
+        token_ids = torch.where(are_prompts, given.token_ids, token_ids)
+        positions = torch.where(are_prompts, given.positions, positions)
         lengths = lengths.masked_fill(are_prompts, 0)
+    elif given is not None:
+        token_ids = torch.where(given.offsets > 0, given.token_ids, token_ids)
+        positions, lengths = positions + given.offsets, lengths + given.offsets
     table = slots.page_table[:, :width].index_select(0, slot_ids)
     pages = table.gather(1, (positions // page_size).unsqueeze(1)).squeeze(1).to(torch.int64)
     slot_mapping = pages * page_size + positions % page_size
@@ -39,10 +43,17 @@ def sample_slots(
     slots: SlotTensors,
     slot_ids: Tensor,
     ids: Tensor,
+    drafts: DraftRows | None,
 ) -> None:
     """Sample with a back end's `sample` and advance the slots; see `kernels.interface.Kernels.sample_slots`."""
-    ids.copy_(sample(logits, slots.sampling.select(slot_ids)))
     is_sequence = slot_ids != slots.padding_slot
+    if drafts is not None:
+        ids.copy_(sample(logits, slots.sampling_of(slot_ids, drafts)))
+        counted = count_rows(ids, drafts)
+        store_last(slots.last_tokens, slot_ids, ids, counted)
+        slots.lengths.index_add_(0, slot_ids, (is_sequence & counted.is_counted).to(torch.int64))
+        return
+    ids.copy_(sample(logits, slots.sampling.select(slot_ids)))
     slots.last_tokens.index_copy_(
         0, slot_ids, torch.where(is_sequence, ids.clamp(min=0), slots.last_tokens[slots.padding_slot])
     )

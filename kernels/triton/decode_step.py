@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.slots import PromptRows, SlotTensors, StepRows
+from kernels.slots import DraftRows, PromptRows, SlotTensors, StepRows
 
 BLOCK = 256  # pages copied at a time
 NUM_WARPS = 1
@@ -23,8 +23,8 @@ def _gather_slots_kernel(
     last_tokens,  # [slots + 1] int64
     lengths,  # [slots + 1] int64
     page_table,  # [slots + 1, P] int32
-    prompt_positions,  # [B] int64, read when HAS_PROMPTS
-    prompt_ids,  # [B] int64, read when HAS_PROMPTS
+    given_positions,  # [B] int64, positions with HAS_PROMPTS, offsets with HAS_DRAFTS
+    given_ids,  # [B] int64
     token_ids,  # [B] int64
     positions,  # [B] int64
     slot_mapping,  # [B] int64
@@ -34,6 +34,7 @@ def _gather_slots_kernel(
     width,
     padding_slot,
     HAS_PROMPTS: tl.constexpr,
+    HAS_DRAFTS: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -44,11 +45,17 @@ def _gather_slots_kernel(
     position = length - 1
     token_id = tl.load(last_tokens + slot)
     if HAS_PROMPTS:
-        prompt_position = tl.load(prompt_positions + row)
+        prompt_position = tl.load(given_positions + row)
         if prompt_position >= 0:
             position = prompt_position
-            token_id = tl.load(prompt_ids + row)
+            token_id = tl.load(given_ids + row)
             length = tl.zeros_like(length)
+    if HAS_DRAFTS:
+        offset = tl.load(given_positions + row)
+        position += offset
+        length += offset
+        if offset > 0:
+            token_id = tl.load(given_ids + row)
     page_table += slot * slots_stride
     page = tl.load(page_table + position // PAGE_SIZE).to(tl.int64)
     tl.store(token_ids + row, token_id)
@@ -62,10 +69,13 @@ def _gather_slots_kernel(
 
 
 def gather_slots(
-    slots: SlotTensors, slot_ids: Tensor, prompts: PromptRows | None, width: int, page_size: int
+    slots: SlotTensors, slot_ids: Tensor, given: PromptRows | DraftRows | None, width: int, page_size: int
 ) -> StepRows:
     """Return the model inputs of the slots slot_ids[B] int64; see `kernels.interface.Kernels.gather_slots`."""
     B = len(slot_ids)
+    has_prompts, places = isinstance(given, PromptRows), None
+    if given is not None:
+        places = given.positions if isinstance(given, PromptRows) else given.offsets
     token_ids, positions, slot_mapping = (torch.empty_like(slot_ids) for _ in range(3))
     table = torch.empty((B, width), dtype=torch.int32, device=slot_ids.device)
     context_lens = torch.empty(B, dtype=torch.int32, device=slot_ids.device)
@@ -74,8 +84,8 @@ def gather_slots(
         slots.last_tokens,
         slots.lengths,
         slots.page_table,
-        prompts.positions if prompts else None,
-        prompts.token_ids if prompts else None,
+        places,
+        given.token_ids if given else None,
         token_ids,
         positions,
         slot_mapping,
@@ -84,7 +94,8 @@ def gather_slots(
         slots.page_table.stride(0),
         width,
         slots.padding_slot,
-        HAS_PROMPTS=prompts is not None,
+        HAS_PROMPTS=has_prompts,
+        HAS_DRAFTS=given is not None and not has_prompts,
         PAGE_SIZE=page_size,
         BLOCK=BLOCK,
         num_warps=NUM_WARPS,

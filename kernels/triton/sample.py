@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.reference import sample as reference
-from kernels.slots import SamplingTensors, SlotTensors
+from kernels.slots import DraftRows, SamplingTensors, SlotTensors
 from kernels.triton.filters import (
     BLOCK,
     CHOICE,
@@ -201,6 +201,39 @@ def _sample_kernel(
             tl.store(lengths + slot, tl.load(lengths + slot) + 1)
 
 
+@triton.jit(do_not_specialize=["rows"])
+def _accept_kernel(
+    ids,  # [B] int64
+    slot_ids,  # [B] int64, slot of each row
+    offsets,  # [B] int64, drafts before each row
+    drafts,  # [B] int64, read by each row with an offset
+    last_tokens,  # [slots] int64
+    lengths,  # [slots] int64
+    rows,
+    padding_slot,
+    MAX_ROWS: tl.constexpr,  # a power of two
+    USE_PDL: tl.constexpr,
+):
+    """Advance the slot of a row without an offset by its tokens that count, see `kernels.reference.accept`."""
+    wait_for_previous(USE_PDL)
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slot_ids + row)
+    if (tl.load(offsets + row) == 0) & (slot != padding_slot):
+        ahead = tl.arange(0, MAX_ROWS)
+        at = row + ahead
+        is_own = (
+            tl.load(offsets + at, mask=at < rows, other=-1) == ahead
+        )  # another slot's row there has fewer before it
+        tokens = tl.load(ids + at, mask=is_own, other=NAN_TOKEN)
+        reads = is_own & (ahead > 0)
+        is_right = tl.load(drafts + at, mask=reads, other=0) == tl.load(ids + at - 1, mask=reads, other=0)
+        is_wrong = (ahead > 0) & ~(is_own & is_right & (tokens >= 0))
+        count = tl.min(tl.where(is_wrong, ahead, MAX_ROWS), axis=0)
+        last = tl.sum(tl.where(ahead == count - 1, tokens, 0), axis=0)
+        tl.store(last_tokens + slot, tl.maximum(last, 0))
+        tl.store(lengths + slot, tl.load(lengths + slot) + count)
+
+
 @dataclass(frozen=True, slots=True)
 class SamplerSearch:
     """Buffers of a launched search.
@@ -297,16 +330,43 @@ def _finish(
 
 def sample(logits: Tensor, sampling: SamplingTensors) -> Tensor:
     """Sample a token per row: logits[R, V] any float -> ids[R] int64. See `kernels.interface.Kernels.sample`."""
-    R, V = logits.shape
-    best = _best_parts(logits, sampling, torch.arange(R, device=logits.device), True)
-    ids = torch.empty(R, dtype=torch.int64, device=logits.device)
-    _finish(best, V, ids)
+    ids = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+    _sample_rows(logits, sampling, ids, True)
     return ids
 
 
-def sample_slots(logits: Tensor, slots: SlotTensors, slot_ids: Tensor, ids: Tensor, filtered: bool) -> None:
+def _sample_rows(logits: Tensor, sampling: SamplingTensors, ids: Tensor, filtered: bool) -> None:
+    """Sample logits[R, V] with the parameters of each row into ids[R] int64."""
+    R, V = logits.shape
+    _finish(_best_parts(logits, sampling, torch.arange(R, device=logits.device), filtered), V, ids)
+
+
+def sample_slots(
+    logits: Tensor,
+    slots: SlotTensors,
+    slot_ids: Tensor,
+    ids: Tensor,
+    filtered: bool,
+    drafts: DraftRows | None = None,
+) -> None:
     """Sample logits[B, V] any float with the parameters of the slots slot_ids[B] int64 into ids[B] int64.
 
     See `kernels.interface.Kernels.sample_slots`.
     """
+    if drafts is not None:
+        _sample_rows(logits, slots.sampling_of(slot_ids, drafts), ids, filtered)
+        _accept_kernel[(len(ids),)](
+            ids,
+            slot_ids,
+            drafts.offsets,
+            drafts.token_ids,
+            slots.last_tokens,
+            slots.lengths,
+            len(ids),
+            slots.padding_slot,
+            MAX_ROWS=triton.next_power_of_2(len(ids)),
+            num_warps=1,
+            **pdl_options(ids.device),
+        )
+        return
     _finish(_best_parts(logits, slots.sampling, slot_ids, filtered), logits.shape[1], ids, slot_ids, slots)

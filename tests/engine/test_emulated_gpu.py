@@ -22,6 +22,8 @@ SELECTED = {
             f"{ON_DEVICE}a_recorded_step_computes_what_single_operations_compute[more2-options0]",
             f"{ON_DEVICE}a_device_is_idle_if_no_work_is_queued_in_time",
             f"{ON_DEVICE}nothing_in_a_launch_waits_for_the_device",
+            f"{ON_DEVICE}a_step_with_drafts_does_not_wait_for_the_device[False]",
+            f"{ON_DEVICE}a_step_with_drafts_does_not_wait_for_the_device[True]",
         ],
     ),
     "at any time": (

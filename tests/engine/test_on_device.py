@@ -13,7 +13,7 @@ from app.text.text_model import TextModel
 from engine.engine import Engine
 from engine.execution import swap
 from engine.execution.runner import ModelRunner
-from engine.scheduling.batch import Batch, StepOutcome
+from engine.scheduling.batch import Batch, Chunk, Join, StepOutcome
 from engine.types import PreemptionMode, Request, SamplingParams, TokenEvent
 from tests.engine.same import make_engine, run
 
@@ -24,6 +24,17 @@ pytestmark = [
 
 TURNS = ("Hello!", "Tell me a story about a fox.", "What are pages?", "Write a table of three planets.")
 TOKENS = 48
+EVERYTHING = SamplingParams(
+    max_tokens=TOKENS,
+    temperature=0.8,
+    seed=7,
+    top_k=30,
+    repetition_penalty=1.3,
+    logit_bias={7: -1.0},
+    min_tokens=20,
+    stop_token_ids=(5,),
+    logprobs=2,
+)
 
 
 @pytest.fixture(scope="module")
@@ -170,18 +181,7 @@ def test_a_device_is_idle_if_no_work_is_queued_in_time(demo: Path, requests: lis
 def test_nothing_in_a_launch_waits_for_the_device(demo: Path, requests: list[Request], monkeypatch: pytest.MonkeyPatch):
     """Queuing work while the device computes never synchronises, for requests with every sampling feature, new or
     resumed (docs/decisions/0007)."""
-    sampling = SamplingParams(
-        max_tokens=TOKENS,
-        temperature=0.8,
-        seed=7,
-        top_k=30,
-        repetition_penalty=1.3,
-        logit_bias={7: -1.0},
-        min_tokens=20,
-        stop_token_ids=(5,),
-        logprobs=2,
-    )
-    some = [*requests, *(msgspec.structs.replace(r, id=f"{r.id} again", sampling=sampling) for r in requests)]
+    some = [*requests, *(msgspec.structs.replace(r, id=f"{r.id} again", sampling=EVERYTHING) for r in requests)]
     engine = on_device(demo, max_num_seqs=4)
     run(engine, some)  # compile kernels and create tables
     launch, steps = ModelRunner.launch, 0
@@ -203,3 +203,34 @@ def test_nothing_in_a_launch_waits_for_the_device(demo: Path, requests: list[Req
     monkeypatch.setattr(ModelRunner, "launch", watched)
     run(engine, some, preempt_one)
     assert steps > TOKENS
+
+
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_a_step_with_drafts_does_not_wait_for_the_device(
+    demo: Path, requests: list[Request], monkeypatch: pytest.MonkeyPatch, is_recorded: bool
+):
+    """Two slots have the same request. The drafts of one, two right and one wrong, are accepted as the other's tokens:
+    recorded with a filter, or with every sampling feature."""
+    monkeypatch.setattr(ModelRunner, "accepts_drafts", is_recorded)
+    everything = msgspec.structs.replace(EVERYTHING, min_tokens=2)
+    filtered = SamplingParams(max_tokens=TOKENS, temperature=0.8, seed=7, top_k=30)
+    sampling = filtered if is_recorded else everything
+    runner, prompt = on_device(demo)._runner, requests[0].prompt
+    assert isinstance(runner, ModelRunner) and runner._graphs is not None
+    joins = tuple(Join(slot, prompt, len(prompt), 0, sampling, (slot,)) for slot in (0, 1))
+    chunks = tuple(Chunk(slot, 0, len(prompt), 1) for slot in (0, 1))
+    [first, same] = runner.launch(Batch(step=0, joins=joins, chunks=chunks))().sampled
+    assert first == same
+    expected = [runner.launch(Batch(step=0, decodes=(0,)))().sampled[0] for _ in range(4)]
+    drafts = (expected[0].token_id, expected[1].token_id, expected[2].token_id + 1)
+    shapes, replay = [], runner._graphs.run
+    monkeypatch.setattr(runner._graphs, "run", lambda shape, *rest: shapes.append(shape) or replay(shape, *rest))
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        outcome = runner.launch(Batch(step=0, chunks=(Chunk(1, len(prompt), 4, 4, None, drafts),)))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert [shape.drafts for shape in shapes] == [True] * is_recorded
+    result = outcome()
+    tokens = [*result.sampled, *result.further.get(0, ()), *runner.launch(Batch(step=0, decodes=(1,)))().sampled]
+    assert [token.token_id for token in tokens] == [token.token_id for token in expected]

@@ -15,7 +15,7 @@ from kernels.paging import PagedKV
 from kernels.plans import DecodePlan, RopeInputs, RopePlan
 from kernels.quantization import LinearWeight, dense_weight
 from kernels.reference.backend import ReferenceKernels
-from kernels.slots import PromptRows, SamplingTensors, SlotMasks, SlotTensors, StepRows
+from kernels.slots import DraftRows, PromptRows, SamplingTensors, SlotMasks, SlotTensors, StepRows
 from tests.gpu.tensors import DeviceTensor, launch
 
 REFERENCE = ReferenceKernels()
@@ -100,7 +100,7 @@ class QueuedKernels(ReferenceKernels):
         return _queue(sampling.positions.new_empty(len(logits)), compute, logits, *_fields(sampling))
 
     def gather_slots(
-        self, slots: SlotTensors, slot_ids: Tensor, prompts: PromptRows | None, width: int, page_size: int
+        self, slots: SlotTensors, slot_ids: Tensor, given: PromptRows | DraftRows | None, width: int, page_size: int
     ) -> StepRows:
         rows = len(slot_ids)
         made = StepRows(
@@ -111,18 +111,18 @@ class QueuedKernels(ReferenceKernels):
             context_lens=slots.page_table.new_empty(rows),
         )
 
-        def gather(into: Tensors, slot_fields: Tensors, slot_ids: Tensor, prompt_fields: Tensors) -> None:
+        def gather(into: Tensors, slot_fields: Tensors, slot_ids: Tensor, given_fields: Tensors) -> None:
             rows = REFERENCE.gather_slots(
                 SlotTensors(*slot_fields),
                 slot_ids,
-                PromptRows(*prompt_fields) if prompt_fields else None,
+                type(given)(*given_fields) if given is not None else None,
                 width,
                 page_size,
             )
             for target, value in zip(into, _fields(rows), strict=True):
                 target.copy_(value)
 
-        _launch(gather, _fields(made), _fields(slots), slot_ids, _fields(prompts) if prompts else ())
+        _launch(gather, _fields(made), _fields(slots), slot_ids, _fields(given) if given else ())
         return made
 
     def mask_slots(self, logits: Tensor, masks: SlotMasks, slot_ids: Tensor) -> None:
@@ -131,11 +131,20 @@ class QueuedKernels(ReferenceKernels):
 
         _launch(mask, logits, _fields(masks), slot_ids)
 
-    def sample_slots(self, logits: Tensor, slots: SlotTensors, slot_ids: Tensor, ids: Tensor, filtered: bool) -> None:
-        def sample(logits: Tensor, slot_fields: Tensors, slot_ids: Tensor, ids: Tensor) -> None:
-            REFERENCE.sample_slots(logits, SlotTensors(*slot_fields), slot_ids, ids, filtered)
+    def sample_slots(
+        self,
+        logits: Tensor,
+        slots: SlotTensors,
+        slot_ids: Tensor,
+        ids: Tensor,
+        filtered: bool,
+        drafts: DraftRows | None = None,
+    ) -> None:
+        def sample(logits: Tensor, slot_fields: Tensors, slot_ids: Tensor, ids: Tensor, draft_fields: Tensors) -> None:
+            rows = DraftRows(*draft_fields) if draft_fields else None
+            REFERENCE.sample_slots(logits, SlotTensors(*slot_fields), slot_ids, ids, filtered, rows)
 
-        _launch(sample, logits, _fields(slots), slot_ids, ids)
+        _launch(sample, logits, _fields(slots), slot_ids, ids, _fields(drafts) if drafts else ())
 
     def log_probs(self, logits: Tensor, chosen: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
         rows = len(logits)

@@ -312,27 +312,50 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
             _launch_options(1),
         ),
         (
-            decode_step._gather_slots_kernel,
+            sample._accept_kernel,
             {
+                "ids": LONG,
                 "slot_ids": LONG,
+                "offsets": LONG,
+                "drafts": LONG,
                 "last_tokens": LONG,
                 "lengths": LONG,
-                "page_table": INT,
-                "prompt_positions": LONG,
-                "prompt_ids": LONG,
-                "token_ids": LONG,
-                "positions": LONG,
-            }
-            | {
-                "slot_mapping": LONG,
-                "table": INT,
-                "context_lens": INT,
-                "slots_stride": "i32",
-                "width": "i32",
+                "rows": "i32",
                 "padding_slot": "i32",
             },
-            {"HAS_PROMPTS": True, "PAGE_SIZE": page_size, "BLOCK": decode_step.BLOCK},
-            _launch_options(decode_step.NUM_WARPS),
+            {"MAX_ROWS": 64, "USE_PDL": True},
+            _launch_options(1),
+        ),
+        *(
+            (
+                decode_step._gather_slots_kernel,
+                {
+                    "slot_ids": LONG,
+                    "last_tokens": LONG,
+                    "lengths": LONG,
+                    "page_table": INT,
+                    "given_positions": LONG,
+                    "given_ids": LONG,
+                    "token_ids": LONG,
+                    "positions": LONG,
+                }
+                | {
+                    "slot_mapping": LONG,
+                    "table": INT,
+                    "context_lens": INT,
+                    "slots_stride": "i32",
+                    "width": "i32",
+                    "padding_slot": "i32",
+                },
+                {
+                    "HAS_PROMPTS": has_prompts,
+                    "HAS_DRAFTS": not has_prompts,
+                    "PAGE_SIZE": page_size,
+                    "BLOCK": decode_step.BLOCK,
+                },
+                _launch_options(decode_step.NUM_WARPS),
+            )
+            for has_prompts in (False, True)
         ),
     ]
 

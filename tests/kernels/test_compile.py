@@ -37,6 +37,7 @@ KERNELS = [
     "_weigh_kernel",
     "_kept_kernel",
     "_sample_kernel",
+    "_accept_kernel",
     "_gather_slots_kernel",
 ]
 
@@ -52,6 +53,7 @@ EARLY_LAUNCHED = {
     "_weigh_kernel",
     "_kept_kernel",
     "_sample_kernel",
+    "_accept_kernel",
 }
 
 # Values of a model or layer. Specialisation on any other argument would compile a kernel during serving when a new

@@ -10,7 +10,7 @@ import torch
 
 from kernels.interface import Kernels
 from kernels.reference.sample import NAN_TOKEN
-from kernels.slots import PromptRows, SlotRecord, SlotTensors, as_bytes
+from kernels.slots import DraftRows, PromptRows, SamplingTensors, SlotRecord, SlotTensors, as_bytes
 
 SLOTS, PAGES, PAGE_SIZE, V = 9, 700, 4, 2100
 
@@ -67,6 +67,21 @@ def test_a_row_of_a_prompt_has_its_given_token(kernels: Kernels, device: torch.d
         assert cache_position == (-1 if slot == SLOTS else page * PAGE_SIZE + position % PAGE_SIZE)
 
 
+def test_a_row_of_a_draft_follows_its_slots_last_token(kernels: Kernels, device: torch.device):
+    """Its position and context grow by the drafts before it. A row without drafts before it is the slot's."""
+    slots = make_slots(device)
+    which, offsets = [7, 7, 7, SLOTS, 2, 2, 5], [0, 1, 2, 0, 0, 1, 0]
+    drafts = DraftRows(*(torch.tensor(values, device=device) for values in (offsets, [-1, 11, 12, -1, -1, 13, -1])))
+    rows = kernels.gather_slots(slots, torch.tensor(which, device=device), drafts, 301, PAGE_SIZE)
+    assert rows.token_ids.tolist() == [49, 11, 12, 7 * SLOTS, 14, 13, 35]
+    assert rows.positions.tolist() == [1199, 1200, 1201, 0, 3, 4, 8]
+    assert rows.context_lens.tolist() == [1200, 1201, 1202, 1, 4, 5, 9]
+    assert torch.equal(rows.page_table, slots.page_table[which, :301])
+    for slot, position, cache_position in zip(which, rows.positions.tolist(), rows.slot_mapping.tolist(), strict=True):
+        page = int(slots.page_table[slot, position // PAGE_SIZE])
+        assert cache_position == (-1 if slot == SLOTS else page * PAGE_SIZE + position % PAGE_SIZE)
+
+
 # Triton's interpreter computes with numpy, which warns of NaN; a GPU does not.
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning", "ignore:All-NaN:RuntimeWarning")
 @pytest.mark.parametrize(
@@ -98,5 +113,36 @@ def test_a_slot_is_sampled_with_its_parameters_and_advances(
     assert torch.equal(
         slots.lengths, before.lengths.index_add(0, which[is_sequence], torch.ones_like(which[is_sequence]))
     )
+    for after, original in list(zip(astuple(slots), astuple(before), strict=True))[2:]:
+        assert torch.equal(after, original)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning", "ignore:All-NaN:RuntimeWarning")
+@pytest.mark.parametrize(("order", "filtered"), [((3, 5, 7), True), ((6, 0, 8), False)])
+def test_a_slot_advances_by_its_drafts_that_are_right(
+    kernels: Kernels, device: torch.device, order: tuple[int, int, int], filtered: bool
+):
+    """Each row is sampled at its own position. A draft that is wrong, and one whose row has a NaN, end the tokens that
+    count; those of a first row count in any case."""
+    slots = make_slots(device)
+    before = replace(slots, **{field.name: getattr(slots, field.name).clone() for field in fields(slots)})
+    wrong_third, nan_third, nan_first = order
+    slot_ids = torch.tensor([*[wrong_third] * 5, SLOTS, *[nan_third] * 4, *[nan_first] * 2, SLOTS], device=device)
+    offsets = torch.tensor([*range(5), 0, *range(4), *range(2), 0], device=device)
+    torch.manual_seed(1)
+    logits = torch.randn(len(slot_ids), V, device=device) * 3
+    logits[8, 7] = logits[10, 7] = torch.nan
+    sampling = before.sampling.select(slot_ids)
+    expected = kernels.sample(logits, SamplingTensors(sampling.records, sampling.positions + offsets))
+    right = expected.roll(1).clamp(min=0)
+    right[3] += 1
+    ids = torch.full_like(slot_ids, -5)
+    kernels.sample_slots(logits, slots, slot_ids, ids, filtered, DraftRows(offsets, right))
+    assert torch.equal(ids, expected) and ids[8] == ids[10] == NAN_TOKEN
+    advanced = torch.tensor([wrong_third, nan_third, nan_first], device=device)
+    counts = torch.tensor([3, 2, 1], device=device)
+    last = torch.stack([expected[2], expected[7], torch.zeros_like(ids[0])])
+    assert torch.equal(slots.lengths, before.lengths.index_add(0, advanced, counts))
+    assert torch.equal(slots.last_tokens, before.last_tokens.index_copy(0, advanced, last))
     for after, original in list(zip(astuple(slots), astuple(before), strict=True))[2:]:
         assert torch.equal(after, original)

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from engine.execution.drafted_rows import accepted
-from engine.scheduling.batch import Chunk, Sampled
+from engine.execution.drafted_rows import SampledRows, accepted
+from engine.scheduling.batch import Batch, Chunk, Sampled
+from kernels.reference.accept import count_rows, store_last
+from kernels.slots import DraftRows
+from tests.profiles import examples
 
 
 def rows(*tokens: int) -> list[Sampled]:
@@ -51,3 +57,32 @@ def test_each_chunk_has_its_own_rows():
 def test_a_step_without_drafts_has_no_further_tokens():
     """Its rows may have sampled anything."""
     assert accepted(rows(1, -1, 1), ()) == (rows(1, -1, 1), {})
+
+
+token = st.integers(-2, 1)  # few, so that drafts are often right; negative ones are none
+slot = st.tuples(token, st.lists(st.tuples(st.integers(0, 1), token), max_size=6))  # the first token; draft and token
+
+
+@given(slots=st.lists(slot, min_size=1, max_size=6))
+@settings(max_examples=examples(600))
+def test_tensors_accept_the_same_tokens(slots: list[tuple[int, list[tuple[int, int]]]]):
+    """Of a step with plain slots and others with drafts: the tokens that count, and the last one of each slot."""
+    slots.sort(key=lambda slot: bool(slot[1]))
+    plain = [index for index, (_, rows) in enumerate(slots) if not rows]
+    chunks = [chunk(index, *(draft for draft, _ in rows)) for index, (_, rows) in enumerate(slots) if rows]
+    sampled = [token for first, rows in slots for token in (first, *(token for _, token in rows))]
+    first, further = accepted(rows(*sampled), chunks)
+    expected = [[first[index], *further.get(index, ())] for index in range(len(slots))]
+
+    sampled_rows = SampledRows.of(Batch(step=0, decodes=tuple(plain), chunks=tuple(chunks)))
+    slot_ids, offsets, reads = map(torch.from_numpy, (sampled_rows.slots, sampled_rows.offsets, sampled_rows.reads))
+    counted_rows = count_rows(torch.tensor(sampled), DraftRows(offsets, reads))
+    counted = [[] for _ in slots]
+    for index, token, counts in zip(slot_ids, sampled, counted_rows.is_counted.tolist(), strict=True):
+        if counts:
+            counted[index].append(Sampled(token))
+    assert counted == expected
+    assert [sampled[row] for row in counted_rows.is_last.nonzero()] == [tokens[-1].token_id for tokens in expected]
+    last_tokens = torch.full((len(slots) + 1,), 9)
+    store_last(last_tokens, slot_ids, torch.tensor(sampled), counted_rows)
+    assert last_tokens.tolist() == [*(max(0, tokens[-1].token_id) for tokens in expected), 9]

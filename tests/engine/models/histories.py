@@ -20,7 +20,10 @@ from engine.execution.runner import ModelRunner
 from engine.scheduling.batch import Batch, Chunk, Join, StepOutcome
 from engine.scheduling.constraint import NO_DRAFTS, NO_TOKEN_ALLOWED
 from engine.types import SamplingParams
+from kernels.cpu.backend import CpuKernels
+from kernels.decoder import DecoderShape, DecoderWeights, StepPass
 from kernels.interface import Kernels
+from kernels.slots import StepState
 from tests.engine.models.checkpoints import VOCAB
 
 NAN_TOKEN = 7  # the token whose embedding is NaN
@@ -161,6 +164,13 @@ class Histories:
 
     def _pages_of(self, slot: int) -> list[int]:
         return self._pages[slot * PAGES : (slot + 1) * PAGES]
+
+
+class SingleOperations(CpuKernels):
+    """Kernels without a fused step."""
+
+    def prepare_step(self, shape: DecoderShape, weights: DecoderWeights, state: StepState) -> StepPass | None:
+        return None
 
 
 def make_runner(model: Model, kernels: Kernels, dtype: torch.dtype, capture: Capture | None = None) -> ModelRunner:

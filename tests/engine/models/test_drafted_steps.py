@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from engine.drafting.speculator import MAX_DRAFTS
+from engine.execution import graphs
 from engine.execution.models import Model, load_model
+from engine.execution.models.decoder import Decoder
 from engine.execution.runner import ModelRunner
 from engine.model_files.open_model import open_model
-from engine.scheduling.batch import Batch, Chunk, Join, Sampled
+from engine.scheduling.batch import Batch, Chunk, Join, Sampled, StepOutcome
+from engine.scheduling.constraint import NO_TOKEN_ALLOWED
 from engine.types import SamplingParams
 from kernels.cpu.backend import CpuKernels
 from kernels.decoder import EmbeddingTable
+from kernels.interface import Kernels
+from kernels.reference.backend import ReferenceKernels
 from tests import requirements
 from tests.engine.models.checkpoints import Checkpoint
 from tests.engine.models.histories import (
@@ -27,8 +34,10 @@ from tests.engine.models.histories import (
     NAN_TOKEN,
     PAGE_SIZE,
     PLAIN,
+    SLOTS,
     Histories,
     RandomMask,
+    SingleOperations,
     make_runner,
     to_bytes,
 )
@@ -39,17 +48,20 @@ pytestmark = requirements.a_compiler
 STEPS = examples(300)  # of a random history
 WRONG_TOKENS = range(20, 28)
 
-ARITHMETICS = pytest.mark.parametrize(
-    ("dtype", "allow_bf16", "bits"),
+# Kernels of fused steps, and of single operations.
+BACK_ENDS = pytest.mark.parametrize(
+    ("make_kernels", "dtype"),
     [
-        (torch.float32, False, None),
-        (torch.bfloat16, False, None),
-        (torch.bfloat16, True, None),
-        (torch.float32, False, 8),
-        (torch.bfloat16, True, 8),
-        (torch.bfloat16, True, 4),
+        pytest.param(CpuKernels, torch.float32, id="float32"),
+        pytest.param(CpuKernels, torch.bfloat16, id="bfloat16 weights"),
+        pytest.param(partial(CpuKernels, True), torch.bfloat16, id="bfloat16"),
+        pytest.param(partial(CpuKernels, False, 8), torch.float32, id="int8 of float32"),
+        pytest.param(partial(CpuKernels, True, 8), torch.bfloat16, id="int8"),
+        pytest.param(partial(CpuKernels, True, 4), torch.bfloat16, id="int4"),
+        pytest.param(SingleOperations, torch.float32, id="single operations"),
+        pytest.param(partial(SingleOperations, True), torch.bfloat16, id="single operations in bfloat16"),
+        pytest.param(ReferenceKernels, torch.float32, id="reference"),
     ],
-    ids=["float32", "bfloat16 weights", "bfloat16", "int8 of float32", "int8", "int4"],
 )
 
 
@@ -91,10 +103,10 @@ class DraftedHistories(Histories):
             yield [pages[at // PAGE_SIZE] for at in positions], [at % PAGE_SIZE for at in positions]
 
 
-def load(checkpoint: Checkpoint, kernels: CpuKernels, dtype: torch.dtype) -> Model:
+def load(checkpoint: Checkpoint, kernels: Kernels, dtype: torch.dtype) -> Model:
     """Load a model in which the embedding of one token is NaN, unless embeddings are quantised."""
     model = load_model(open_model(checkpoint.path), dtype, torch.device("cpu"), lambda *_: None, kernels=kernels)
-    if isinstance(model._weights.embedding, EmbeddingTable):
+    if isinstance(model, Decoder) and isinstance(model._weights.embedding, EmbeddingTable):
         with torch.inference_mode():
             model._weights.embedding.table[NAN_TOKEN] = math.nan
     return model
@@ -132,7 +144,14 @@ def guess(rng: random.Random, text: list[int], count: int) -> tuple[int, ...]:
     return tuple(rng.choice(WRONG_TOKENS) if wrong else token for token, wrong in zip(right, is_wrong, strict=True))
 
 
-@ARITHMETICS
+def failed(batch: Batch, outcome: StepOutcome) -> set[int]:
+    """Return the slots of a step that fail."""
+    chunks = zip(batch.chunks, outcome.has_nan, strict=bool(outcome.has_nan))
+    tokens = zip(batch.sampled_slots, outcome.sampled, strict=True)
+    return {chunk.slot for chunk, has_nan in chunks if has_nan} | {slot for slot, token in tokens if token.token_id < 0}
+
+
+@BACK_ENDS
 @pytest.mark.parametrize(
     ("sampling_choices", "is_constrained"),
     [(PLAIN, False), (PLAIN * 2 + FULL_SAMPLER, True)],
@@ -143,17 +162,25 @@ def test_drafts_change_no_bit(
     checkpoint: Checkpoint,
     sampling_choices: tuple[SamplingParams, ...],
     is_constrained: bool,
+    make_kernels: Callable[[], Kernels],
     dtype: torch.dtype,
-    allow_bf16: bool,
-    bits: int | None,
 ):
     """Right, wrong and mixed drafts of several slots, over the ends of pages, with and without masks and the full
     sampler, beside plain rows and prompts: each slot has the tokens, log-probabilities, length, last token, counts of
     tokens, keys and values of steps of one token.
     """
-    kernels = CpuKernels(allow_bf16, bits)
+    kernels = make_kernels()
     model = load(checkpoint, kernels, dtype)
-    drafted, plain = (make_runner(model, kernels, dtype) for _ in range(2))
+    compare_steps(
+        make_runner(model, kernels, dtype), make_runner(model, kernels, dtype), sampling_choices, is_constrained
+    )
+
+
+def compare_steps(
+    drafted: ModelRunner, plain: ModelRunner, sampling_choices: tuple[SamplingParams, ...], is_constrained: bool
+) -> None:
+    """Run the same random history with and without drafts."""
+    assert drafted.accepts_drafts
     rng = random.Random(len(sampling_choices))
     histories = DraftedHistories(rng, sampling_choices, is_constrained=is_constrained)
     counts = [0] * (MAX_DRAFTS + 1)  # of chunks by the number of their right drafts
@@ -189,7 +216,7 @@ def test_drafts_change_no_bit(
         assert repr({slots[index]: list(tokens) for index, tokens in outcome.further.items()}) == repr(
             {slot: further[slot] for slot in slots if further.get(slot)}
         )
-        assert list(outcome.has_nan) == [*(expected.has_nan or [False] * len(batch.chunks)), *[False] * len(chunks)]
+        assert failed(batch_with_drafts, outcome) == failed(batch, expected)
         assert np.array_equal(drafted._slots.lengths, plain._slots.lengths)
         assert torch.equal(drafted._last_tokens, plain._last_tokens)
         if (seen := plain._sampler._edits._seen) is not None:
@@ -205,35 +232,182 @@ def test_drafts_change_no_bit(
     assert counts[0] and sum(counts[1:-1]) and counts[-1], counts
 
 
+@pytest.mark.parametrize(
+    ("sampling_choices", "is_constrained"),
+    [(PLAIN, False), (PLAIN * 2 + FULL_SAMPLER, True)],
+    ids=["plain", "full sampler and masks"],
+)
+@pytest.mark.parametrize("checkpoint", ["llama", "mistral-window"], indirect=True)
+def test_drafts_in_recorded_steps_change_no_bit(
+    checkpoint: Checkpoint,
+    sampling_choices: tuple[SamplingParams, ...],
+    is_constrained: bool,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Steps with drafts are recorded unless they have prompts, too many rows, or drafts of slots that need more than
+    filters. Their slots on the device are those of the host."""
+    monkeypatch.setattr(graphs, "MAX_PROMPT_ROWS", 64)
+    kernels = ReferenceKernels()
+    model = load(checkpoint, kernels, torch.float32)
+    drafted, plain = (make_runner(model, kernels, torch.float32, capture) for capture in (lambda step: step, None))
+    drafted.record(lambda *_: None)
+    single: list[Batch] = []
+    compute = drafted._compute
+
+    def counted(batch: Batch, *rest: Any) -> Any:
+        single.append(batch)
+        return compute(batch, *rest)
+
+    drafted._compute = counted
+    replays = drafted._graphs.run
+    recorded = []
+    drafted._graphs.run = lambda shape, *rest: recorded.append(shape.drafts) or replays(shape, *rest)
+    compare_steps(drafted, plain, sampling_choices, is_constrained)
+    assert min(sum(recorded), sum(bool(batch.drafted) for batch in single)) > STEPS / 40
+    device, host = drafted._graphs.slots.tensors.lengths[:SLOTS], drafted._slots.lengths
+    assert device[host > 0].tolist() == host[host > 0].tolist()
+
+
+PATHS = pytest.mark.parametrize("make_kernels", [CpuKernels, SingleOperations, ReferenceKernels])
+PROMPT = tuple(range(30, 40))
+START = Batch(step=0, joins=(Join(0, PROMPT, 10, 0, PLAIN[1], (3, 1)),), chunks=(Chunk(0, 0, 10, 1),))
+
+
+def with_drafts(drafts: tuple[int, ...], **more: Any) -> Batch:
+    """Return the step after `START` with drafts."""
+    return Batch(step=0, chunks=(Chunk(0, 10, 1 + len(drafts), 1 + len(drafts), None, drafts),), **more)
+
+
+def text_of(runner: ModelRunner, count: int) -> list[int]:
+    """Run `START`, and return the slot's `count` + 1 tokens from then on. They are different ones."""
+    text = [runner.launch(START)().sampled[0].token_id, *look_ahead(runner, 0, count)]
+    assert len({*text[1:]}) == count and not {*text[1:]} & {*PROMPT, text[0]}
+    return text
+
+
+@PATHS
 @pytest.mark.parametrize("spoiled", range(4))
-def test_the_nan_of_a_draft_is_reported_when_its_token_is_reached(checkpoints, spoiled: int):
-    """It is in all rows of the chunk, whose slot is therefore computed without drafts."""
-    kernels = CpuKernels()
+def test_the_nan_of_a_draft_is_reported_when_its_token_is_reached(
+    checkpoints, make_kernels: Callable[[], Kernels], spoiled: int
+):
+    """In a fused step it is in all rows of the chunk, whose slot is therefore computed without drafts."""
+    kernels = make_kernels()
     model, count = load(checkpoints["llama"], kernels, torch.float32), 5
     assert isinstance(model._weights.embedding, EmbeddingTable)
-    prompt = tuple(range(30, 40))
-    start = Batch(step=0, joins=(Join(0, prompt, len(prompt), 0, PLAIN[1], (3, 1)),), chunks=(Chunk(0, 0, 10, 1),))
-    runner = make_runner(model, kernels, torch.float32)
-    text = [runner.launch(start)().sampled[0].token_id, *look_ahead(runner, 0, count)]
-    assert len({*text[1:]}) == count and not {*text[1:]} & {*prompt, text[0]}
+    text = text_of(make_runner(model, kernels, torch.float32), count)
     with torch.inference_mode():
         model._weights.embedding.table[text[1 + spoiled]] = math.nan
     runner = make_runner(model, kernels, torch.float32)
-    runner.launch(start)()
-    outcome = runner.launch(Batch(step=0, chunks=(Chunk(0, 10, count, count, None, tuple(text[1:count])),)))()
-    assert outcome.sampled == (Sampled(text[1]),) and outcome.has_nan == (False,)
-    assert not outcome.further
-    assert int(runner._slots.lengths[0]) == 12 and int(runner._last_tokens[0]) == text[1]
-    assert [decode(runner, 0).token_id for _ in range(1 + spoiled)] == [*text[2 : 2 + spoiled], -1]
+    runner.launch(START)()
+    outcome = runner.launch(with_drafts(tuple(text[1:count])))()
+    counting = 1 if runner._fused_step else 1 + spoiled
+    assert [outcome.sampled[0], *outcome.further.get(0, ())] == [Sampled(token) for token in text[1 : 1 + counting]]
+    assert outcome.has_nan == (False,)
+    assert int(runner._slots.lengths[0]) == 11 + counting and int(runner._last_tokens[0]) == text[counting]
+    assert [decode(runner, 0).token_id for _ in range(2 + spoiled - counting)] == [
+        *text[1 + counting : 2 + spoiled],
+        -1,
+    ]
 
 
-def test_a_wrong_draft_whose_row_has_nan_fails_no_sequence(checkpoints):
+@PATHS
+def test_a_wrong_draft_whose_row_has_nan_fails_no_sequence(checkpoints, make_kernels: Callable[[], Kernels]):
     """The row before it has read no NaN."""
-    kernels = CpuKernels()
-    model, prompt = load(checkpoints["llama"], kernels, torch.float32), tuple(range(30, 40))
-    start = Batch(step=0, joins=(Join(0, prompt, len(prompt), 0, PLAIN[1], (3, 1)),), chunks=(Chunk(0, 0, 10, 1),))
+    kernels = make_kernels()
+    model = load(checkpoints["llama"], kernels, torch.float32)
     runner = make_runner(model, kernels, torch.float32)
-    runner.launch(start)()
+    runner.launch(START)()
     [expected] = look_ahead(runner, 0, 1)
-    outcome = runner.launch(Batch(step=0, chunks=(Chunk(0, 10, 2, 2, None, (NAN_TOKEN,)),)))()
+    outcome = runner.launch(with_drafts((NAN_TOKEN,)))()
     assert outcome.sampled == (Sampled(expected),) and not outcome.further
+
+
+@PATHS
+def test_a_nan_of_the_sequence_fails_it(checkpoints, make_kernels: Callable[[], Kernels]):
+    """Its first token fails as without drafts, whatever the rows of drafts have sampled."""
+    kernels = make_kernels()
+    model = load(checkpoints["llama"], kernels, torch.float32)
+    runner = make_runner(model, kernels, torch.float32)
+    text = text_of(runner, 2)
+    runner._cache.data[3, ..., 5, :] = math.nan  # of a position in the prompt
+    outcome = runner.launch(with_drafts((text[1],)))()
+    assert outcome.sampled == (Sampled(-1),) and not outcome.further
+    assert int(runner._slots.lengths[0]) == 12 and int(runner._last_tokens[0]) == 0
+
+
+@PATHS
+def test_a_row_of_a_draft_without_an_allowed_token_does_not_count(checkpoints, make_kernels: Callable[[], Kernels]):
+    """The next step reports it."""
+    kernels = make_kernels()
+    model = load(checkpoints["llama"], kernels, torch.float32)
+    runner = make_runner(model, kernels, torch.float32)
+    text = text_of(runner, 2)
+    mask = RandomMask(random.Random(0))
+    mask._masks = [np.full_like(mask.words, -1), np.zeros_like(mask.words)]
+    outcome = runner.launch(with_drafts((text[1],), constraints=((0, mask),)))()
+    assert outcome.sampled == (Sampled(text[1]),) and not outcome.further
+    assert int(runner._slots.lengths[0]) == 12 and int(runner._last_tokens[0]) == text[1]
+    assert decode(runner, 0, mask, 1).token_id == NO_TOKEN_ALLOWED
+
+
+@PATHS
+def test_log_probabilities_of_a_prompt_are_its_own_beside_drafts(checkpoints, make_kernels: Callable[[], Kernels]):
+    """The prompt's rows follow those of drafts."""
+    kernels = make_kernels()
+    model = load(checkpoints["llama"], kernels, torch.float32)
+    runner = make_runner(model, kernels, torch.float32)
+    text = text_of(runner, 3)
+    join = Join(1, PROMPT[::-1], 10, 0, PLAIN[0], (4,))
+    chunk = Chunk(1, 0, 10, 1, 2)
+    [expected] = (
+        make_runner(model, kernels, torch.float32)
+        .launch(Batch(step=0, joins=(join,), chunks=(chunk,)))()
+        .prompt_tokens.values()
+    )
+    batch = with_drafts(tuple(text[1:3]), joins=(join,))
+    outcome = runner.launch(replace(batch, chunks=(chunk, *batch.chunks)))()
+    assert outcome.prompt_tokens == {0: expected}
+    assert outcome.further == {1: tuple(map(Sampled, text[2:4]))}
+
+
+def test_recorded_steps_with_drafts_advance_the_slots_on_the_device(checkpoints):
+    """Steps of four rows, of three and one for padding, and of the same slots with other drafts, one after another.
+    Padding has no draft, even if the row there had the token that would be right now."""
+    model = checkpoints["llama"].load()
+    text = text_of(make_runner(model, ReferenceKernels(), torch.float32), 9)
+    runner = make_runner(model, ReferenceKernels(), torch.float32, lambda step: step)
+    runner.record(lambda *_: None)
+    runner.launch(START)()
+    find, longest, start = runner._graphs.find, [], 1
+    runner._graphs.find = lambda *args, **options: longest.append(args[1]) or find(*args, **options)
+    for drafts, right in (((text[1], text[2], text[6]), 2), (text[4:6], 2), (text[7:9], 2)):
+        rows = 1 + len(drafts)
+        outcome = runner.launch(Batch(step=0, chunks=(Chunk(0, 9 + start, rows, rows, None, tuple(drafts)),)))()
+        tokens = [token.token_id for token in (*outcome.sampled, *outcome.further[0])]
+        assert tokens == text[start : start + 1 + right]
+        assert longest[-1] == 10 + start + len(drafts), "the page table is as wide as the last row needs"
+        start += len(tokens)
+        assert int(runner._graphs.slots.tensors.lengths[0]) == runner._slots.lengths[0] == 10 + start
+        assert int(runner._last_tokens[0]) == tokens[-1]
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "make_kernels", "dtype", "accepts"),
+    [
+        ("llama", CpuKernels, torch.bfloat16, True),
+        ("llama", SingleOperations, torch.bfloat16, True),
+        ("llama", ReferenceKernels, torch.float32, True),
+        ("llama", ReferenceKernels, torch.bfloat16, False),
+        ("olmo2", CpuKernels, torch.float32, False),
+    ],
+    indirect=["checkpoint"],
+)
+def test_drafts_are_accepted_where_a_row_has_its_bits_beside_any_other(
+    checkpoint: Checkpoint, make_kernels: Callable[[], Kernels], dtype: torch.dtype, accepts: bool
+):
+    """Compiled kernels compute in float32. Torch multiplies rows of bfloat16 in an order that may depend on their
+    number, and a model of transformers may multiply in any way.
+    """
+    kernels = make_kernels()
+    runner = make_runner(load(checkpoint, kernels, dtype), kernels, dtype)
+    assert runner.accepts_drafts == accepts

@@ -15,8 +15,6 @@ from engine.model_files.open_model import open_model
 from engine.scheduling.batch import Batch, Join
 from engine.types import SamplingParams
 from kernels.cpu.backend import CpuKernels
-from kernels.decoder import DecoderShape, DecoderWeights, StepPass
-from kernels.slots import StepState
 from tests import requirements
 from tests.engine.models.checkpoints import Checkpoint
 from tests.engine.models.histories import (
@@ -24,6 +22,7 @@ from tests.engine.models.histories import (
     NAN_TOKEN,
     PLAIN,
     Histories,
+    SingleOperations,
     make_runner,
     steps_with_masks,
     to_bytes,
@@ -33,13 +32,6 @@ from tests.profiles import examples
 pytestmark = requirements.a_compiler
 
 STEPS = examples(500)  # of a random history
-
-
-class SingleOperations(CpuKernels):
-    """Kernels without a fused step."""
-
-    def prepare_step(self, shape: DecoderShape, weights: DecoderWeights, state: StepState) -> StepPass | None:
-        return None
 
 
 @pytest.mark.parametrize(

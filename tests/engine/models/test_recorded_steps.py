@@ -125,7 +125,7 @@ def test_a_last_token_alone_is_computed_like_a_decode_row(checkpoints):
     recorded.launch(Batch(step=0, joins=(join,), chunks=(Chunk(0, 0, 3, False),)))()
     seen = []
     find = recorded._graphs.find
-    recorded._graphs.find = lambda *args: seen.append(find(*args)) or seen[-1]
+    recorded._graphs.find = lambda *args, **options: seen.append(find(*args, **options)) or seen[-1]
     outcome = recorded.launch(Batch(step=0, chunks=(Chunk(0, 3, 1, True),)))()
     assert [shape.prompts for shape in seen] == [False]
     assert len(outcome.sampled) == 1 and not any(outcome.has_nan)
