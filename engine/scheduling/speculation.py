@@ -152,7 +152,7 @@ class Speculation:
         """Return how many drafts of each sequence are worth their time. is_for_all: no peer is without a draft."""
         seconds, row_seconds = self._costs(decodes)
         worths = {s: s.speculator.worths(draft) for s, draft in drafts.items() if s.speculator is not None}
-        # No sequence waits longer for a token than without drafts, not even the one with the least to gain from its own.
+        # No sequence waits longer for a token than without drafts, not even the one with the least to gain from them.
         least = min(map(sum, worths.values())) if is_for_all else 0.0
         most = ((1.0 + MAX_SLOWDOWN) * (1.0 + least) - 1.0) * seconds
         for sequence, values in worths.items():
