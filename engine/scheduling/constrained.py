@@ -11,6 +11,7 @@ from engine.scheduling.speculation import Speculation
 from engine.types import Phase, WaitReason
 
 NO_TOKEN_MESSAGE = "the answer ends here, because its format or tools allow no further token"
+MAX_DRAFT_MASKS = 16  # after drafts, of all sequences in a step, which waits for masks a short time only
 
 
 class ConstrainedSequences:
@@ -64,10 +65,12 @@ class ConstrainedSequences:
         self._advanced[sequence] = None
 
     def prepare_masks(self, speculation: Speculation | None) -> None:
-        """Begin to compute the masks of the sequences that have advanced, and those after their drafts."""
+        """Begin to compute the masks of the sequences that have advanced, and some after drafts, divided among them."""
+        most = MAX_DRAFT_MASKS // len(self._advanced) if self._advanced and speculation is not None else 0
         for sequence in self._advanced:
             if sequence.constraint is not None:  # it has not ended
-                sequence.constraint.prepare_mask(*(speculation.propose(sequence) if speculation is not None else ()))
+                proposal = speculation.propose(sequence, most) if most and speculation is not None else ()
+                sequence.constraint.prepare_mask(*proposal)
         self._advanced.clear()
 
     def remove(self, sequence: Sequence) -> None:

@@ -52,15 +52,15 @@ class Speculation:
         self._left_to_index = 0
         self._pays = True  # drafts in the last step without prompts
 
-    def propose(self, sequence: Sequence) -> tuple[tuple[int, ...], int]:
-        """Return a draft of a sequence with a constraint, and how many drafts are worth their masks.
+    def propose(self, sequence: Sequence, most: int) -> tuple[tuple[int, ...], int]:
+        """Return a draft of a sequence with a constraint, and how many drafts are worth their masks, `most` at most.
 
         Called before the mask of its next token is computed.
         """
         if not self._pays or not sequence.can_have_drafts:
             return (), 0
         speculator = self._speculator(sequence)
-        limit = max(0, min(speculator.max_masked, self._room(sequence)))
+        limit = max(0, min(speculator.max_masked, self._room(sequence), most))
         speculator.draft = self._draft(sequence, speculator, limit) if limit else NO_DRAFT
         return speculator.draft.tokens, limit
 

@@ -248,11 +248,13 @@ def test_resumed_by_other_engines(demo: Path, submitted: list[Request], texts: T
     ],
     ids=lambda options: "-".join(options.values()),
 )
+@pytest.mark.parametrize("right", [0.7, LOOKUP], indirect=True, ids=["often right", "looked up"])
 def test_with_rounded_weights(demo: Path, submitted: list[Request], right: float | None, options: dict[str, str]):
     """Rounding does not depend on the rows beside, among them those of drafts."""
     check_arithmetic(demo, submitted, right, **options)
 
 
+@pytest.mark.parametrize("right", [0.7, LOOKUP], indirect=True, ids=["often right", "looked up"])
 @pytest.mark.parametrize("kind", ["Q8_0", *(pytest.param(kind, marks=nightly) for kind in ("K", "mixed"))])
 def test_with_a_gguf_file(demo: Path, tmp_path: Path, submitted: list[Request], right: float | None, kind: str):
     """Quantised matrices of a file are multiplied row by row too."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
+
 import pytest
 
+from engine.scheduling.constrained import MAX_DRAFT_MASKS
 from engine.scheduling.constraint import ConstraintFailure
 from engine.scheduling.sequence import Sequence
+from engine.scheduling.speculation import Speculation
 from engine.types import Phase, Request, WaitReason
-from tests.engine.scheduling.history import STEP_SECONDS, History
+from tests.engine.scheduling.history import PAGE_SIZE, STEP_SECONDS, History
 from tests.fakes import FakeConstraint
 
 
@@ -118,3 +122,32 @@ def test_the_failure_of_a_constraint_ends_its_request_with_its_code(history: Con
     assert name not in history.scheduler.requests and other in history.scheduler.requests
     assert history.errors[name] == ("grammar_too_expensive", "its tokens take too long")
     history.end()
+
+
+class NotingConstraint(FakeConstraint):
+    """A constraint that notes how many drafts it may have."""
+
+    def __init__(self, limits: list[int]) -> None:
+        super().__init__()
+        self._limits = limits
+
+    def prepare_mask(self, proposal: Seq[int] = (), limit: int = 0) -> None:
+        self._limits.append(limit)
+
+
+@pytest.mark.parametrize(("sequences", "each"), [(1, 3), (4, 3), (8, 2), (16, 1), (17, 0)])
+def test_masks_after_drafts_are_divided_among_sequences(sequences: int, each: int):
+    """A step waits for masks only a short time, so all of them together have a limit."""
+    history = Constrained(slots=sequences, pages=4 * sequences, prefill_chunk=1000)
+    scheduler, limits = history.scheduler, list[int]()
+    scheduler.speculation = Speculation(scheduler.policy, scheduler.counters, PAGE_SIZE)
+    for _ in range(sequences):
+        history.constraint = NotingConstraint(limits)
+        history.arrive([5, 6], 12)
+    most = 0
+    for _ in range(6):
+        limits.clear()
+        history.step()
+        assert sum(limits) <= MAX_DRAFT_MASKS
+        most = max(most, *limits)
+    assert most == each
