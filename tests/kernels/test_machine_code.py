@@ -68,6 +68,9 @@ SELECTED = {
             "a_row_of_a_prompt_has_its_given_token[triton]",
             "a_slot_is_sampled_with_its_parameters_and_advances[triton-order0-True]",
             "a_slot_is_sampled_with_its_parameters_and_advances[triton-order2-False]",
+            "a_row_of_a_draft_follows_its_slots_last_token[triton]",
+            "a_slot_advances_by_its_drafts_that_are_right[triton-order0-True]",
+            "a_slot_advances_by_its_drafts_that_are_right[triton-order1-False]",
         ],
         "kernels/test_sample.py": [
             "all_back_ends_sample_the_same_tokens[triton]",
