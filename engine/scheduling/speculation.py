@@ -4,10 +4,10 @@ The noise of a sample is a hash of its position, so a row that reads a draft sam
 step would, if all drafts before it are right. Tokens are therefore accepted while they equal the drafts; the first that
 differs is the answer's own. Drafts change no text, only the number of steps.
 
-A draft is worth the probability that it and all before it are right, learnt for each sequence by position and length of
-the match. Rows are added by falling worth, as long as they bring more tokens a second than the step would have without
-them. They vanish by themselves in full batches, on processors where rows are dear, and in prose. Drafts come last: none
-is in a step with prompts, or for a lower class beside a higher one; none takes a page.
+A draft is worth the probability that it and all before it are right, learnt for each sequence by source, position and
+length of the match. Rows are added by falling worth, as long as they bring more tokens a second than the step would
+have without them. They vanish by themselves in full batches, on processors where rows are dear, and in prose. Drafts
+come last: none is in a step with prompts, or for a lower class beside a higher one; none takes a page.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Speculation:
     def __init__(
         self, policy: Policy, counters: CumulativeCounters, page_size: int, draft: Drafter | None = None
     ) -> None:
-        """draft: of a sequence, in place of prediction and lookup, for tests."""
+        """draft: of a sequence, in place of the sources below, for tests."""
         self._policy = policy
         self._counters = counters
         self._model = policy.step_time_model
