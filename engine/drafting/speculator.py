@@ -16,6 +16,7 @@ START = (0.3, 0.6)  # probability that a draft is right after a short and after 
 START_FORCED = 0.9  # that one is right which a constraint forces: the model may divide the text otherwise
 FIRST_RATE, RATE = 0.5, 0.2  # of learning, from the first step with drafts on and after some
 FIRST_PAUSE, MAX_PAUSE = 16, 256  # tokens without drafts that are not worth their time, doubled by each failed trial
+GAIN_RATE = 0.125  # of learning what drafts gain; steps without any count too
 FIRST_MASKED = 3  # drafts that get masks for a first step
 
 
@@ -67,6 +68,7 @@ class Speculator:
         self.drafted: Counter[str] = Counter()  # tokens that were in a step, by source
         self.accepted: Counter[str] = Counter()  # of these, the ones in the answer
         self.odds: dict[tuple[str, bool], Odds] = {}  # by source, and whether the match is long
+        self._mean_gain = 0.0  # tokens that drafts bring in a step
         self._forced = START_FORCED
         self._last_step = (0, 1)  # with drafts: length of the sequence after it, and the tokens that it yielded
         self._has_been_right = False
@@ -120,6 +122,11 @@ class Speculator:
     def expect_masked(self, drafts: int) -> None:
         """Expect that the next step has not many more drafts than the current one."""
         self.max_masked = min(MAX_DRAFTS, 2 * drafts + 1)
+
+    def learn_gain(self, tokens: float) -> float:
+        """Learn how many tokens drafts are expected to bring in a step, and return the mean of the latest steps."""
+        self._mean_gain += GAIN_RATE * (tokens - self._mean_gain)
+        return self._mean_gain
 
     def count_drafted(self, tokens: int) -> None:
         """Count the first tokens of the draft, which are in a step."""

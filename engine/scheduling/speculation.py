@@ -75,12 +75,9 @@ class Speculation:
         highest = min([sequence.service_class for sequence in decodes])
         peers = [sequence for sequence in decodes if sequence.service_class is highest]
         drafts = {sequence: draft for sequence in peers if (draft := self._draft_of(sequence)).tokens}
-        if not drafts:
+        rows = self._rows(len(decodes), peers, drafts)
+        if not rows:
             return decodes, chunks
-        rows = self._rows(len(decodes), drafts, is_for_all=len(drafts) == len(peers))
-        for sequence in drafts:
-            if sequence.constraint is not None:
-                self._speculator(sequence).expect_masked(rows.get(sequence, 0))
         drafted = []
         for sequence, number in rows.items():
             assert sequence.slot is not None and sequence.speculator is not None
@@ -148,30 +145,54 @@ class Speculation:
             answer = sequence.tokens[max(0, sequence.prompt_len - FIRST_CONTEXT) :]
             self._answers.add(sequence.speculator.answers_key, answer)
 
-    def _rows(self, decodes: int, drafts: dict[Sequence, Draft], *, is_for_all: bool) -> dict[Sequence, int]:
-        """Return how many drafts of each sequence are worth their time. is_for_all: no peer is without a draft."""
+    def _rows(self, decodes: int, peers: list[Sequence], drafts: dict[Sequence, Draft]) -> dict[Sequence, int]:
+        """Return how many drafts of each sequence are worth their time. peers: sequences that may have drafts."""
         seconds, row_seconds = self._costs(decodes)
         worths = {s: s.speculator.worths(draft) for s, draft in drafts.items() if s.speculator is not None}
-        # No sequence waits longer for a token than without drafts, not even the one with the least to gain from them.
-        least = min(map(sum, worths.values())) if is_for_all else 0.0
-        most = ((1.0 + MAX_SLOWDOWN) * (1.0 + least) - 1.0) * seconds
         for sequence, values in worths.items():
             if values[0] * seconds <= MIN_GAIN * decodes * row_seconds and sequence.speculator is not None:
                 sequence.speculator.decline(sequence.num_tokens)
-        tokens, added, rows = float(decodes), 0.0, dict[Sequence, int]()
+        order, gains = self._worthwhile(decodes, worths)
+        # Waiting longer for a token than without drafts has to be worth it for each sequence, even without one now.
+        least = min([self._expected_gain(sequence, gains.get(sequence)) for sequence in peers])
+        most = ((1.0 + MAX_SLOWDOWN) * (1.0 + least) - 1.0) * seconds
+        rows: dict[Sequence, int] = {}
+        for sequence in order[: int(most / row_seconds)]:
+            rows[sequence] = rows.get(sequence, 0) + 1
+        for sequence in drafts:
+            if sequence.constraint is not None and sequence.speculator is not None:
+                sequence.speculator.expect_masked(rows.get(sequence, 0))
+        return rows
+
+    def _worthwhile(
+        self, decodes: int, worths: dict[Sequence, list[float]]
+    ) -> tuple[list[Sequence], dict[Sequence, float]]:
+        """Return the sequences whose next drafts are worth their time, in falling order, and what each gains in tokens."""
+        seconds, row_seconds = self._costs(decodes)
+        tokens, order, gains = float(decodes), list[Sequence](), dict[Sequence, float]()
+        rows = dict.fromkeys(worths, 0)
         heap = [(-values[0], at, sequence) for at, (sequence, values) in enumerate(worths.items())]
         heapq.heapify(heap)
         while heap:
             worth, at, sequence = heap[0]
-            if -worth * seconds <= MIN_GAIN * tokens * row_seconds or added + row_seconds > most:
+            if -worth * seconds <= MIN_GAIN * tokens * row_seconds:
                 break
-            tokens, seconds, added = tokens - worth, seconds + row_seconds, added + row_seconds
-            rows[sequence] = number = rows.get(sequence, 0) + 1
+            tokens, seconds = tokens - worth, seconds + row_seconds
+            order.append(sequence)
+            gains[sequence] = gains.get(sequence, 0.0) - worth
+            rows[sequence] = number = rows[sequence] + 1
             if number < len(worths[sequence]):
                 heapq.heapreplace(heap, (-worths[sequence][number], at, sequence))
             else:
                 heapq.heappop(heap)
-        return rows
+        return order, gains
+
+    def _expected_gain(self, sequence: Sequence, gain: float | None) -> float:
+        """Return the tokens that drafts of a sequence bring in this step, or have brought on average if it has none."""
+        if sequence.speculator is None:
+            return 0.0
+        mean_gain = sequence.speculator.learn_gain(gain or 0.0)
+        return mean_gain if gain is None else gain
 
     def further_tokens(
         self,

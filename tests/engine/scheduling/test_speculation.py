@@ -308,6 +308,24 @@ def test_drafts_hardly_slow_sequences_without_any(row_seconds: float) -> None:
     assert most[False] == PAGE_SIZE - 1 > most[True]
 
 
+@pytest.mark.parametrize("has_often", [False, True])
+def test_a_sequence_that_often_has_drafts_waits_for_those_of_others(has_often: bool) -> None:
+    """One that never has any does not wait for a draft that takes more than 5 % of the step."""
+    history, rng = Watched(slots=2, pages=200, max_len=200, row_seconds=0.0006), random.Random(1)
+    oracle = Oracle(random.Random(1), 1.0)
+
+    def sometimes(sequence: Sequence, speculator: Speculator, limit: int) -> Draft:
+        has_draft = sequence.request.id == "r1" or (has_often and rng.random() < 0.5)
+        return oracle(sequence, speculator, limit) if has_draft else NO_DRAFT
+
+    use(history, sometimes)
+    for start in (1, 4):
+        history.arrive([start, 2, 3], 150)
+    history.end()
+    beside = [batch for batch, _ in history.steps if batch.drafted and batch.decodes]
+    assert bool(beside) == has_often
+
+
 def test_a_page_with_a_wrong_draft_is_not_reused() -> None:
     """The last position of a page holds one while its token is known and not computed."""
     history = Watched(slots=1, pages=24)
