@@ -217,6 +217,18 @@ class Kernels(Protocol):
         `kernels.reference.sample.filter_threshold` and `kernels.reference.noise`.
         """
 
+    def draft_slots(
+        self, slots: SlotTensors, slot_ids: Tensor, limits: Tensor, drafts: Tensor, matches: Tensor
+    ) -> None:
+        """Look up drafts for the batch slots slot_ids[S] int64 in their own tokens, which must be kept.
+
+        The drafts of a slot are the up to limits[S] int64 tokens that followed the place with the longest match, of
+        several the latest. The match of a place before the last token is the number of equal tokens that end there and
+        at the last token, at most 16, at least 2. Beyond the end of the text the period goes on. Writes drafts[S, D]
+        int64, filled with `kernels.slots.NO_DRAFT_TOKEN`, and matches[S] int32, the length of the match, 0 without
+        drafts. Padding and slots with more than L tokens have none. The launches depend on shapes only.
+        """
+
     def gather_slots(
         self, slots: SlotTensors, slot_ids: Tensor, given: PromptRows | DraftRows | None, width: int, page_size: int
     ) -> StepRows:
@@ -242,9 +254,10 @@ class Kernels(Protocol):
     ) -> None:
         """`sample` logits[B, V] with the parameters of the batch slots slot_ids[B] int64, using lengths as positions.
 
-        Writes ids[B] int64 and each slot's last token and length, except for padding rows. The slot of a row with a
-        NaN gets token 0, which is a valid embedding index. filtered: False guarantees that no slot has a filter.
-        drafts: of slots with several rows; a slot advances by the tokens that `kernels.reference.accept` counts.
+        Writes ids[B] int64 and each slot's last token, length and, if these are kept, tokens, except for padding rows.
+        The slot of a row with a NaN gets token 0, which is a valid embedding index. filtered: False guarantees that no
+        slot has a filter. drafts: of slots with several rows; a slot advances by the tokens that
+        `kernels.reference.accept` counts.
         """
 
     def log_probs(self, logits: Tensor, chosen: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -36,6 +36,7 @@ SlotRecord = np.dtype(
     ],
     align=True,
 )
+NO_DRAFT_TOKEN = -3  # in place of a draft; differs from the negative IDs of samplers
 _TORCH_DTYPES = {"u8": torch.int64, "i8": torch.int64, "i4": torch.int32, "f4": torch.float32}
 
 
@@ -86,13 +87,15 @@ class SlotTensors:
     """State of all slots, one row each, followed by a constant row for padding.
 
     last_tokens, lengths: [slots + 1] int64; a length includes the last token. page_table: [slots + 1, P] int32.
-    records: [slots + 1, bytes of a record] uint8.
+    records: [slots + 1, bytes of a record] uint8. tokens: [slots + 1, L] int32, contiguous: the known tokens of each
+    slot, of which those from its length on are undefined; None if no drafts are looked up.
     """
 
     last_tokens: Tensor
     lengths: Tensor
     page_table: Tensor
     records: Tensor
+    tokens: Tensor | None = None
 
     @property
     def sampling(self) -> SamplingTensors:
@@ -108,6 +111,11 @@ class SlotTensors:
     def padding_slot(self) -> int:
         """Return the index of the padding row."""
         return len(self.lengths) - 1
+
+    @property
+    def max_text(self) -> int:
+        """Return the number of tokens that can be kept for each slot; 0 if none are kept."""
+        return 0 if self.tokens is None else self.tokens.shape[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +157,9 @@ class DraftRows:
     """Rows of a step in which a slot may have several, one after another, that read guesses of its next tokens.
 
     offsets: [B] int64, the number of drafts of its slot before each row; 0 for a row that reads the slot's last token.
-    token_ids: [B] int64, the draft that each other row reads, which is the last of these.
+    token_ids: [B] int64, the draft that each other row reads, which is the last of these. If it is negative there is no
+    draft: the row reads token 0 at the position of its slot's last token, writes no keys and values, and its token
+    never counts.
     """
 
     offsets: Tensor
@@ -161,8 +171,8 @@ class StepRows:
     """Model inputs of B rows, one token each.
 
     token_ids, positions: [B] int64. slot_mapping: [B] int64, the cache position to write keys and values to
-    (page * page size + offset), -1 for padding. page_table: [B, width] int32. context_lens: [B] int32, the context of
-    decode attention: 0 for prompt tokens, which prefill attention handles.
+    (page * page size + offset), -1 for padding and absent drafts. page_table: [B, width] int32. context_lens: [B]
+    int32, the context of decode attention: 0 for prompt tokens, which prefill attention handles.
     """
 
     token_ids: Tensor

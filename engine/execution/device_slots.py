@@ -15,15 +15,20 @@ from engine.execution.slots import SlotState
 from engine.execution.transfer import to_device
 from engine.scheduling.batch import Batch
 from kernels.interface import Kernels
-from kernels.reference.accept import CountedRows
+from kernels.reference.accept import CountedRows, append_tokens, store_tokens
 from kernels.slots import DraftRows, PromptRows, SlotTensors, as_bytes
+
+ROW_ALIGN_TOKENS = 16  # of a row of tokens, so that kernels load several at once
 
 
 class DeviceSlots:
     """Slot tensors with one extra padding row. Its results are never read and never written to a page."""
 
-    def __init__(self, slots: SlotState, last_tokens: Tensor) -> None:
-        """Use `last_tokens` ([slots + 1] int64), which the runner writes."""
+    def __init__(self, slots: SlotState, last_tokens: Tensor, *, has_tokens: bool = False) -> None:
+        """Use `last_tokens` ([slots + 1] int64), which the runner writes.
+
+        has_tokens: keep the known tokens of each slot, in which `Kernels.draft_slots` looks up drafts.
+        """
         self._slots = slots
         self._device = last_tokens.device
         self.tensors = SlotTensors(
@@ -31,6 +36,7 @@ class DeviceSlots:
             lengths=torch.ones_like(last_tokens),
             page_table=self._rows(slots.page_table),
             records=self._rows(as_bytes(slots.records)),
+            tokens=self._token_rows() if has_tokens else None,
         )
         self.padding_slot = self.tensors.padding_slot
 
@@ -38,6 +44,12 @@ class DeviceSlots:
         """Return zeros for all slots and the padding row."""
         dtype = torch.from_numpy(array[:0]).dtype
         return torch.zeros((len(array) + 1, *array.shape[1:]), dtype=dtype, device=self._device)
+
+    def _token_rows(self) -> Tensor:
+        """Return zeros for the tokens of all slots and the padding row."""
+        slots, length = self._slots.tokens.shape
+        length = -(-length // ROW_ALIGN_TOKENS) * ROW_ALIGN_TOKENS
+        return torch.zeros((slots + 1, length), dtype=torch.int32, device=self._device)
 
     def apply(self, batch: Batch) -> None:
         """Apply the batch's new pages and joins, after `SlotState.apply`."""
@@ -52,14 +64,28 @@ class DeviceSlots:
                 (device.page_table, host.page_table),
                 (device.records, as_bytes(host.records)),
             )
-            slot_index, *values = to_device((rows, *(array[rows] for _, array in mirrored)), self._device)
-            for (tensor, _), value in zip(mirrored, values, strict=True):
+            sent = [array[rows] for _, array in mirrored]
+            if device.tokens is not None:
+                sent += [host.tokens[join.slot, : len(join.tokens)].astype(np.int32) for join in batch.joins]
+            slot_index, *values = to_device((rows, *sent), self._device)
+            for (tensor, _), value in zip(mirrored, values, strict=False):
                 tensor.index_copy_(0, slot_index, value)
+            if device.tokens is not None:
+                for join, known in zip(batch.joins, values[len(mirrored) :], strict=True):
+                    device.tokens[join.slot, : len(known)].copy_(known)
 
-    def advance(self, slots: Tensor, counted: CountedRows | None = None) -> None:
-        """Count a sampled token for each of slots[R] int64, or those of `counted` rows."""
+    def advance(self, slots: Tensor, token_ids: Tensor, counted: CountedRows | None = None) -> None:
+        """Append sampled token_ids[R] int64 to each of slots[R] int64, or those of `counted` rows."""
+        append_tokens(self.tensors, slots, token_ids, counted)
         counts = torch.ones_like(slots) if counted is None else counted.is_counted.to(torch.int64)
         self.tensors.lengths.index_add_(0, slots, counts)
+
+    def replace_last(self, slots: Tensor, token_ids: Tensor) -> None:
+        """Replace the last token of slots[R] int64 by token_ids[R] int64, sampled again, where tokens are kept."""
+        if self.tensors.tokens is None:
+            return
+        positions = self.tensors.lengths.index_select(0, slots) - 1
+        store_tokens(self.tensors, slots, positions, token_ids, torch.ones_like(slots, dtype=torch.bool))
 
     def inputs(
         self,

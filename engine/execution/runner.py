@@ -368,6 +368,6 @@ class ModelRunner:
         tokens = self._sample(self._model.compute_logits(hidden), parameters, sampled_rows, masks, offsets)
         self._slots.advance(sampled)
         if self._graphs:
-            self._graphs.slots.advance(tokens.slots, tokens.counted)
+            self._graphs.slots.advance(tokens.slots, tokens.token_ids, tokens.counted)
         sampled_parts.append(tokens)
         return prompt_parts

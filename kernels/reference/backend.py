@@ -13,6 +13,7 @@ from kernels.quantization import LinearWeight, dense_weight
 from kernels.reference.decode_attention import decode_attention, plan_decode
 from kernels.reference.decode_step import gather_slots, sample_slots
 from kernels.reference.log_probs import log_probs
+from kernels.reference.lookup import draft_slots
 from kernels.reference.prefill_attention import prefill_attention
 from kernels.reference.rms_norm import rms_norm
 from kernels.reference.rope_and_cache import plan_rope, rope_and_cache, write_cache
@@ -32,6 +33,7 @@ class ReferenceKernels(UnfusedKernels):
     write_cache = staticmethod(write_cache)
     decode_attention = staticmethod(decode_attention)
     prefill_attention = staticmethod(prefill_attention)
+    draft_slots = staticmethod(draft_slots)
     gather_slots = staticmethod(gather_slots)
     sample = staticmethod(sample)
     log_probs = staticmethod(log_probs)

@@ -16,6 +16,7 @@ from kernels.triton.decode_step import gather_slots
 from kernels.triton.decode_tasks import plan_decode
 from kernels.triton.dequantize import Scratch
 from kernels.triton.device_limits import shared_bytes
+from kernels.triton.lookup import draft_slots
 from kernels.triton.mask import mask_slots
 from kernels.triton.packed_matrix import pack_parts
 from kernels.triton.pdl import PDL_SWITCH, uses_pdl
@@ -44,6 +45,7 @@ class TritonKernels(UnfusedKernels):
     decode_attention = staticmethod(decode_attention)
     prefill_attention = staticmethod(prefill_attention)
     attend_tiles = staticmethod(attend_tiles)
+    draft_slots = staticmethod(draft_slots)
     gather_slots = staticmethod(gather_slots)
     mask_slots = staticmethod(mask_slots)
     sample = staticmethod(sample)

@@ -44,6 +44,7 @@ def _gather_slots_kernel(
     length = tl.load(lengths + slot)
     position = length - 1
     token_id = tl.load(last_tokens + slot)
+    is_written = slot != padding_slot
     if HAS_PROMPTS:
         prompt_position = tl.load(given_positions + row)
         if prompt_position >= 0:
@@ -52,15 +53,18 @@ def _gather_slots_kernel(
             length = tl.zeros_like(length)
     if HAS_DRAFTS:
         offset = tl.load(given_positions + row)
+        if offset > 0:
+            draft = tl.load(given_ids + row)
+            token_id = tl.maximum(draft, 0)
+            is_written = is_written & (draft >= 0)
+            offset = tl.where(draft >= 0, offset, 0)
         position += offset
         length += offset
-        if offset > 0:
-            token_id = tl.load(given_ids + row)
     page_table += slot * slots_stride
     page = tl.load(page_table + position // PAGE_SIZE).to(tl.int64)
     tl.store(token_ids + row, token_id)
     tl.store(positions + row, position)
-    tl.store(slot_mapping + row, tl.where(slot == padding_slot, -1, page * PAGE_SIZE + position % PAGE_SIZE))
+    tl.store(slot_mapping + row, tl.where(is_written, page * PAGE_SIZE + position % PAGE_SIZE, -1))
     tl.store(context_lens + row, length.to(tl.int32))
     for start in range(0, width, BLOCK):
         columns = start + tl.arange(0, BLOCK)

@@ -172,12 +172,14 @@ def _sample_kernel(
     scores,  # [R, entries] float32: the best of each part
     columns,  # [R, entries] int32
     ids,  # [R] int64
-    slot_ids,  # [R] int64, slot of each row; used with ADVANCE, like the next two
+    slot_ids,  # [R] int64, slot of each row; used with ADVANCE, like the next three
     last_tokens,  # [slots] int64
     lengths,  # [slots] int64
+    text,  # [slots, MAX_TEXT] int32
     entries,
     padding_slot,
     ADVANCE: tl.constexpr,
+    MAX_TEXT: tl.constexpr,  # 0: there is no `text`
     MAX_ENTRIES: tl.constexpr,  # a power of two
     USE_PDL: tl.constexpr,
 ):
@@ -197,8 +199,12 @@ def _sample_kernel(
     if ADVANCE:
         slot = tl.load(slot_ids + row)
         if slot != padding_slot:
-            tl.store(last_tokens + slot, tl.maximum(column, 0))
-            tl.store(lengths + slot, tl.load(lengths + slot) + 1)
+            length = tl.load(lengths + slot)
+            token = tl.maximum(column, 0)
+            tl.store(last_tokens + slot, token)
+            tl.store(lengths + slot, length + 1)
+            if MAX_TEXT > 0:
+                tl.store(text + slot * MAX_TEXT + length, token.to(tl.int32), mask=length < MAX_TEXT)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -209,8 +215,10 @@ def _accept_kernel(
     drafts,  # [B] int64, read by each row with an offset
     last_tokens,  # [slots] int64
     lengths,  # [slots] int64
+    text,  # [slots, MAX_TEXT] int32
     rows,
     padding_slot,
+    MAX_TEXT: tl.constexpr,  # 0: there is no `text`
     MAX_ROWS: tl.constexpr,  # a power of two
     USE_PDL: tl.constexpr,
 ):
@@ -226,12 +234,17 @@ def _accept_kernel(
         )  # another slot's row there has fewer before it
         tokens = tl.load(ids + at, mask=is_own, other=NAN_TOKEN)
         reads = is_own & (ahead > 0)
-        is_right = tl.load(drafts + at, mask=reads, other=0) == tl.load(ids + at - 1, mask=reads, other=0)
+        read = tl.load(drafts + at, mask=reads, other=0)
+        is_right = (read >= 0) & (read == tl.load(ids + at - 1, mask=reads, other=0))
         is_wrong = (ahead > 0) & ~(is_own & is_right & (tokens >= 0))
         count = tl.min(tl.where(is_wrong, ahead, MAX_ROWS), axis=0)
         last = tl.sum(tl.where(ahead == count - 1, tokens, 0), axis=0)
+        length = tl.load(lengths + slot)
         tl.store(last_tokens + slot, tl.maximum(last, 0))
-        tl.store(lengths + slot, tl.load(lengths + slot) + count)
+        tl.store(lengths + slot, length + count)
+        if MAX_TEXT > 0:
+            stored = (ahead < count) & (length + ahead < MAX_TEXT)
+            tl.store(text + slot * MAX_TEXT + length + ahead, tl.maximum(tokens, 0).to(tl.int32), mask=stored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +326,7 @@ def _finish(
     """Write ids[R] and, with `slots`, advance the state of the slots slot_ids[R]."""
     entries = search.scores.shape[1]
     max_entries = triton.cdiv(V, SLICE.value) + triton.cdiv(V, BLOCK.value)  # for any number of rows
-    state = (slot_ids, slots.last_tokens, slots.lengths) if slots else (None, None, None)
+    state = (slot_ids, slots.last_tokens, slots.lengths, slots.tokens) if slots else (None, None, None, None)
     _sample_kernel[(len(ids),)](
         search.scores,
         search.columns,
@@ -322,6 +335,7 @@ def _finish(
         entries,
         slots.padding_slot if slots else -1,
         ADVANCE=slots is not None,
+        MAX_TEXT=slots.max_text if slots else 0,
         MAX_ENTRIES=triton.next_power_of_2(max_entries),
         num_warps=1,
         **pdl_options(ids.device),
@@ -362,8 +376,10 @@ def sample_slots(
             drafts.token_ids,
             slots.last_tokens,
             slots.lengths,
+            slots.tokens,
             len(ids),
             slots.padding_slot,
+            MAX_TEXT=slots.max_text,
             MAX_ROWS=triton.next_power_of_2(len(ids)),
             num_warps=1,
             **pdl_options(ids.device),

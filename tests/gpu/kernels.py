@@ -125,6 +125,14 @@ class QueuedKernels(ReferenceKernels):
         _launch(gather, _fields(made), _fields(slots), slot_ids, _fields(given) if given else ())
         return made
 
+    def draft_slots(
+        self, slots: SlotTensors, slot_ids: Tensor, limits: Tensor, drafts: Tensor, matches: Tensor
+    ) -> None:
+        def look_up(slot_fields: Tensors, *rest: Tensor) -> None:
+            REFERENCE.draft_slots(SlotTensors(*slot_fields), *rest)
+
+        _launch(look_up, _fields(slots), slot_ids, limits, drafts, matches)
+
     def mask_slots(self, logits: Tensor, masks: SlotMasks, slot_ids: Tensor) -> None:
         def mask(logits: Tensor, mask_fields: Tensors, slot_ids: Tensor) -> None:
             REFERENCE.mask_slots(logits, SlotMasks(*mask_fields), slot_ids)

@@ -33,6 +33,7 @@ from kernels.triton import (
     dequantize,
     filters,
     invariant,
+    lookup,
     mask,
     prefill_attention,
     rms_norm,
@@ -52,8 +53,10 @@ ROTATED = {"q": MODEL, "k": MODEL, "v": MODEL, "cos_sin": FLOAT, "positions": LO
 ROTATED |= {"q_norm": MODEL, "k_norm": MODEL, "q_out": MODEL, "eps": "fp32"} | STRIDES
 ROWS = {"logits": MODEL, "records": "*u8", "slot_ids": LONG, "scratch": LONG}
 BEST = {"scores": FLOAT, "columns": INT}
+TEXTS = {"slot_ids": LONG, "limits": LONG, "lengths": LONG, "text": INT, "keys": LONG, "padding_slot": "i32"}
 WRITES = ("st.global", "atom.global", "red.global")
 STAGES = 3  # Triton's default
+MAX_TEXT = 131_088  # tokens of a context of 131,072
 
 HEADS_AND_PAGES = ((64, 64), (128, 32), (64, 32), (128, 64))  # head size, and tokens of a page
 
@@ -189,6 +192,25 @@ def attention(dtype: str, dim: int, page_size: int, capability: int) -> list[Cas
     return [*decode, _prefill(dtype, dim, page_size, capability)]
 
 
+def _advancing(types: dict[str, str], constants: dict[str, Any]) -> list[Case]:
+    """Return the kernels that append sampled tokens to their slots, with and without their texts."""
+    types = types | {"ids": LONG, "slot_ids": LONG, "last_tokens": LONG, "lengths": LONG, "padding_slot": "i32"}
+    return [
+        (
+            sample._sample_kernel,
+            BEST | types | {"entries": "i32"},
+            constants | {"ADVANCE": True, "MAX_ENTRIES": 256, "USE_PDL": True},
+            _launch_options(1),
+        ),
+        (
+            sample._accept_kernel,
+            types | {"offsets": LONG, "drafts": LONG, "rows": "i32"},
+            constants | {"MAX_ROWS": 64, "USE_PDL": True},
+            _launch_options(1),
+        ),
+    ]
+
+
 def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
     """Return all cases for heads of `dim` numbers and pages of `page_size` positions."""
     pages = {"HEAD_DIM": dim, "PAGE_SIZE": page_size}
@@ -297,33 +319,18 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
             {"GROUPS": 512, "USE_PDL": True},
             _launch_options(filters.NUM_WARPS),
         ),
+        *_advancing({}, {"text": None, "MAX_TEXT": 0}),
+        *_advancing({"text": INT}, {"MAX_TEXT": MAX_TEXT}),
         (
-            sample._sample_kernel,
-            BEST
-            | {
-                "ids": LONG,
-                "slot_ids": LONG,
-                "last_tokens": LONG,
-                "lengths": LONG,
-                "entries": "i32",
-                "padding_slot": "i32",
-            },
-            {"ADVANCE": True, "MAX_ENTRIES": 256, "USE_PDL": True},
-            _launch_options(1),
+            lookup._search_kernel,
+            TEXTS,
+            {"MAX_TEXT": MAX_TEXT, "BLOCK": lookup.BLOCK},
+            _launch_options(lookup.NUM_WARPS),
         ),
         (
-            sample._accept_kernel,
-            {
-                "ids": LONG,
-                "slot_ids": LONG,
-                "offsets": LONG,
-                "drafts": LONG,
-                "last_tokens": LONG,
-                "lengths": LONG,
-                "rows": "i32",
-                "padding_slot": "i32",
-            },
-            {"MAX_ROWS": 64, "USE_PDL": True},
+            lookup._draft_kernel,
+            TEXTS | {"drafts": LONG, "matches": INT, "parts": "i32", "max_drafts": "i32"},
+            {"MAX_TEXT": MAX_TEXT, "MAX_PARTS": 256, "MAX_DRAFTS": 16, "BLOCK": lookup.BLOCK, "USE_PDL": True},
             _launch_options(1),
         ),
         *(

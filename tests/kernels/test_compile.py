@@ -39,6 +39,8 @@ KERNELS = [
     "_sample_kernel",
     "_accept_kernel",
     "_gather_slots_kernel",
+    "_search_kernel",
+    "_draft_kernel",
 ]
 
 
@@ -54,6 +56,7 @@ EARLY_LAUNCHED = {
     "_kept_kernel",
     "_sample_kernel",
     "_accept_kernel",
+    "_draft_kernel",
 }
 
 # Values of a model or layer. Specialisation on any other argument would compile a kernel during serving when a new

@@ -71,6 +71,19 @@ SELECTED = {
             "a_row_of_a_draft_follows_its_slots_last_token[triton]",
             "a_slot_advances_by_its_drafts_that_are_right[triton-order0-True]",
             "a_slot_advances_by_its_drafts_that_are_right[triton-order1-False]",
+            "a_row_without_a_draft_changes_nothing[triton]",
+        ],
+        "kernels/test_kept_tokens.py": [
+            "tokens_that_count_are_appended[triton-False]",
+            "tokens_that_count_are_appended[triton-True]",
+            "a_token_after_an_absent_draft_does_not_count[triton]",
+        ],
+        "kernels/test_draft_slots.py": [
+            "drafts_follow_the_longest_match[triton-2]",
+            "drafts_follow_the_longest_match[triton-20]",
+            "the_number_of_programs_changes_no_draft[1]",
+            "the_number_of_programs_changes_no_draft[1024]",
+            "a_slot_without_a_limit_has_no_drafts[triton]",
         ],
         "kernels/test_sample.py": [
             "all_back_ends_sample_the_same_tokens[triton]",

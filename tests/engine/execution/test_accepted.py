@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from engine.execution.drafted_rows import SampledRows, accepted
 from engine.scheduling.batch import Batch, Chunk, Sampled
+from engine.scheduling.constraint import NO_TOKEN_ALLOWED
 from kernels.reference.accept import count_rows, store_last
-from kernels.slots import DraftRows
+from kernels.reference.sample import NAN_TOKEN
+from kernels.slots import NO_DRAFT_TOKEN, DraftRows
 from tests.profiles import examples
 
 
@@ -86,3 +88,11 @@ def test_tensors_accept_the_same_tokens(slots: list[tuple[int, list[tuple[int, i
     last_tokens = torch.full((len(slots) + 1,), 9)
     store_last(last_tokens, slot_ids, torch.tensor(sampled), counted_rows)
     assert last_tokens.tolist() == [*(max(0, tokens[-1].token_id) for tokens in expected), 9]
+
+
+@pytest.mark.parametrize("absent", [NO_DRAFT_TOKEN, NAN_TOKEN, NO_TOKEN_ALLOWED])
+def test_a_token_after_an_absent_draft_does_not_count(absent: int):
+    """A row before it that has failed with the same ID makes no difference."""
+    ids, reads = torch.tensor([absent, 5, 6]), torch.tensor([-1, absent, 5])
+    assert count_rows(ids, DraftRows(torch.arange(3), reads)).is_counted.tolist() == [True, False, False]
+    assert len({NO_DRAFT_TOKEN, NAN_TOKEN, NO_TOKEN_ALLOWED}) == 3
