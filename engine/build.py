@@ -99,7 +99,8 @@ def build_engine(
     cache_dtype = _cache_dtype(config.kv_cache_dtype, model, kernels)
     num_pages, host_pages = _size_cache(config, model, cache_dtype, max_len)
     cache = KVCache.allocate(num_pages, config.tokens_per_page, model.cache_spec(), cache_dtype, device, host_pages)
-    runner = ModelRunner(model, cache, kernels, config.max_num_seqs, max_len, _capture(config, device))
+    slots, has_drafts = config.max_num_seqs, config.speculation == "auto"
+    runner = ModelRunner(model, cache, kernels, slots, max_len, _capture(config, device), has_drafts=has_drafts)
     progress("warm-up", 0, 1)
     _log_free_memory(device, "before steps are recorded")
     _record(runner, kernels, config.early_launch, lambda done, total: progress("graphs", done, total))

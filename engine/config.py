@@ -160,8 +160,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         Literal["auto", "off"],
         Option(
             COMPUTATION,
-            "auto guesses tokens that repeat the text so far and checks several in a step where that is faster, on "
-            "CPUs; the text is the same",
+            "auto guesses tokens that repeat the text so far and checks several in a step where that is faster; "
+            "the text is the same",
         ),
     ] = "auto"
     scheduling_policy: Annotated[

@@ -44,8 +44,11 @@ class Runner(Protocol):
         """
 
     @property
-    def accepts_drafts(self) -> bool:
-        """Return whether a step may have chunks with drafts."""
+    def max_draft_rows(self) -> int:
+        """Return the largest number of rows of a step with drafts; 0 if it may have none.
+
+        A runner that `runs_ahead` looks up drafts itself, for sequences whose last token the host does not know.
+        """
 
     @property
     def device_was_idle(self) -> bool:
@@ -116,8 +119,14 @@ class Engine:
         self._committed_at = 0.0
         self._launch_lead = LaunchLead()
         self._busy_seconds = 0.0
-        if config.speculation == "auto" and runner.accepts_drafts:
-            scheduler.speculation = Speculation(scheduler.policy, scheduler.counters, config.tokens_per_page)
+        if config.speculation == "auto" and runner.max_draft_rows:
+            scheduler.speculation = Speculation(
+                scheduler.policy,
+                scheduler.counters,
+                config.tokens_per_page,
+                max_rows=runner.max_draft_rows,
+                runs_ahead=runner.runs_ahead,
+            )
         self._announced_trial = ""  # that was current when `on_launch` was last called
 
     def prepare(self, request: Request, prepared: WaitReason | None = None) -> Preparation | None:

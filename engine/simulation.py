@@ -74,9 +74,9 @@ class SimulatedRunner:
         self._done_at = 0.0  # completion time of everything launched
 
     @property
-    def accepts_drafts(self) -> bool:
-        """Return False: every token is sampled alone."""
-        return False
+    def max_draft_rows(self) -> int:
+        """Return 0: every token is sampled alone."""
+        return 0
 
     def swapped_out(self) -> Callable[[], None]:
         """Return a function that does nothing: pages are moved at once."""

@@ -158,6 +158,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         """Return whether earlier tokens change the probabilities of the next one."""
         return self.frequency_penalty != 0.0 or self.presence_penalty != 0.0 or self.repetition_penalty != 1.0
 
+    @property
+    def needs_full_sampler(self) -> bool:
+        """Return whether every token needs more than filters and masks: edits of the logits, or log-probabilities."""
+        return bool(self.logit_bias) or self.has_penalties or self.logprobs is not None
+
 
 SAMPLING_BOUNDS = {
     name: bounds

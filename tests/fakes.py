@@ -18,6 +18,7 @@ from app.generation.request import GenerationRequest
 from app.streams.stream_log import ChoiceFinished, Failure, Record, StreamLog, Usage
 from app.streams.timeline import IntakeTimeline
 from engine.config import EngineConfig
+from engine.drafting.lookup import Draft, Lookup
 from engine.ipc import ChannelClosed, FromEngine, ToEngine
 from engine.prefixes import is_mark
 from engine.scheduling.batch import Batch, Chunk, Join, Sampled, StepOutcome
@@ -107,6 +108,7 @@ class MemoryRunner:
         nan_tokens: Collection[int] = (),
         device_was_idle: bool = True,  # a step takes no time
         crash_injector: CrashInjector | None = None,
+        look_up: Callable[[list[int], int, int], Draft] | None = None,  # by tokens, choice and limit
     ) -> None:
         self.runs_ahead = runs_ahead
         self.device_was_idle = device_was_idle
@@ -121,15 +123,16 @@ class MemoryRunner:
         self.swapping_in: list[tuple[int, list[int]]] = []
         self.most_tokens = 0
         self.crash_injector = crash_injector
+        self.look_up = look_up or look_up_own
 
     def swapped_out(self) -> Callable[[], None]:
         """Return a function that does nothing: pages are moved at once."""
         return lambda: None
 
     @property
-    def accepts_drafts(self) -> bool:
-        """Return whether a step may have drafts: not if the next one is launched before its outcome is known."""
-        return not self.runs_ahead
+    def max_draft_rows(self) -> int:
+        """Return the largest number of rows of a step with drafts."""
+        return 64
 
     def prefault_pages(self, pages: int) -> bool:
         """Return False: there is no memory to prefault."""
@@ -157,11 +160,15 @@ class MemoryRunner:
         self.most_tokens = max(self.most_tokens, batch.num_tokens)
         if self.crash_injector is not None:
             self.crash_injector.step(batch, self.tokens)
-        work = [(slot, len(self.tokens[slot]) - 1, 1) for slot in batch.decodes]
-        work += [(chunk.slot, chunk.start, chunk.length - len(chunk.drafts)) for chunk in batch.chunks]
-        for chunk in batch.chunks:  # the cache holds the request's own preceding tokens
-            read, own = self._read(chunk.slot, chunk.start), self.tokens[chunk.slot][: chunk.start]
-            assert read == own or not self.nan_tokens.isdisjoint(own), f"slot {chunk.slot} reads foreign tokens: {read}"
+        work = [(slot, len(self.tokens[slot]) - 1, 1) for slot in (*batch.decodes, *(c.slot for c in batch.drafted))]
+        work += [(chunk.slot, chunk.start, chunk.length) for chunk in batch.chunks if chunk.samples <= 1]
+        for slot, start, _ in work[len(batch.decodes) :]:  # the cache holds the request's own preceding tokens
+            read, own = self._read(slot, start), self.tokens[slot][:start]
+            assert read == own or not self.nan_tokens.isdisjoint(own), f"slot {slot} reads foreign tokens: {read}"
+        for chunk in batch.drafted:  # without drafts in flight, the scheduler knows the length
+            length = len(self.tokens[chunk.slot])
+            assert chunk.start + 1 <= length and (not chunk.drafts or chunk.start + 1 == length), (chunk, length)
+        drafts = [self._drafts(chunk) for chunk in batch.drafted]
         for slot, start, length in work:
             tokens = self.tokens[slot][start : start + length]
             if NAN_MARK in self._read(slot, start) or not self.nan_tokens.isdisjoint(tokens):
@@ -170,22 +177,33 @@ class MemoryRunner:
                 page = self.tables[slot][position // self.page_size]
                 self.pages[page][position % self.page_size] = token
         broken = tuple(
-            not chunk.drafts and NAN_MARK in self._read(chunk.slot, chunk.start + chunk.length)
+            chunk.samples <= 1 and NAN_MARK in self._read(chunk.slot, chunk.start + chunk.length)
             for chunk in batch.chunks
         )
         failed = {slot for slot, constraint in batch.constraints if constraint.failure is not None}
         sampled = (Sampled(NO_TOKEN_ALLOWED) if slot in failed else self._sample(slot) for slot in batch.sampled_slots)
         first = tuple(sampled)
-        drafted = {i: chunk for i, chunk in enumerate(batch.chunks[::-1], 1) if chunk.drafts}
-        further = {len(first) - i: self._follow(chunk) for i, chunk in sorted(drafted.items(), reverse=True)}
-        outcome = StepOutcome(first, broken, further={index: tokens for index, tokens in further.items() if tokens})
+        begin = len(first) - len(batch.drafted)
+        further, looked_up = dict[int, tuple[Sampled, ...]](), dict[int, Draft]()
+        for index, (chunk, draft) in enumerate(zip(batch.drafted, drafts, strict=True), begin):
+            if tokens := self._follow(chunk.slot, draft.tokens):
+                further[index] = tokens
+            if not chunk.drafts:
+                looked_up[index] = draft
+        outcome = StepOutcome(first, broken, further=further, looked_up=looked_up)
         return lambda: outcome
 
-    def _follow(self, chunk: Chunk) -> tuple[Sampled, ...]:
-        """Write the drafts of a chunk to its pages, and return the tokens that count beyond the first."""
-        slot, further = chunk.slot, list[Sampled]()
+    def _drafts(self, chunk: Chunk) -> Draft:
+        """Return the drafts of a chunk, or those that its rows look up."""
+        if chunk.drafts:
+            return Draft(chunk.drafts, 0)
+        return self.look_up(self.tokens[chunk.slot], self.joins[chunk.slot].choice, chunk.num_drafts)
+
+    def _follow(self, slot: int, drafts: Sequence[int]) -> tuple[Sampled, ...]:
+        """Write drafts to the pages of a slot, and return the tokens that count beyond the first."""
+        further = list[Sampled]()
         counts = True
-        for position, draft in enumerate(chunk.drafts, chunk.start + 1):
+        for position, draft in enumerate(drafts, len(self.tokens[slot]) - 1):
             page = self.tables[slot][position // self.page_size]
             is_broken = draft in self.nan_tokens or NAN_MARK in self._read(slot, position)
             self.pages[page][position % self.page_size] = NAN_MARK if is_broken else draft
@@ -206,6 +224,13 @@ class MemoryRunner:
         """Return the contents of the slot's pages at the first `length` positions."""
         size, table = self.page_size, self.tables[slot]
         return [self.pages[table[i // size]][i % size] for i in range(length)]
+
+
+def look_up_own(tokens: list[int], choice: int, limit: int) -> Draft:
+    """Return a draft from a text itself."""
+    lookup = Lookup(tokens)
+    lookup.index(len(tokens))
+    return lookup.draft(limit)
 
 
 class MemoryStore:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from engine.drafting.lookup import Draft
 from engine.execution.slots import Ints
 from engine.scheduling.batch import Batch, Chunk, Sampled
+from kernels.slots import NO_DRAFT_TOKEN
 
 FIRST = -1  # in place of a draft, for the first row of a slot
 
@@ -18,12 +20,14 @@ class SampledRows:
     """R sampled rows of a step in which some slots have drafts; the rows of a slot follow one another.
 
     slots, offsets: [R], slot of each row, and the number of drafts before it. reads: [R], the draft that each row
-    reads, FIRST for the last known token.
+    reads, FIRST for the last known token, NO_DRAFT_TOKEN if the step looks it up. lookups: [R], how many drafts are
+    looked up for the slot of a first row.
     """
 
     slots: Ints
     offsets: Ints
     reads: Ints
+    lookups: Ints
 
     @classmethod
     def of(cls, batch: Batch) -> SampledRows:
@@ -31,21 +35,42 @@ class SampledRows:
         slots = np.array(batch.sampled_rows, np.int64)
         drafted = batch.drafted
         num_plain = len(slots) - sum([chunk.samples for chunk in drafted])
-        reads, offsets = [FIRST] * num_plain, [0] * num_plain
+        reads, offsets, lookups = [FIRST] * num_plain, [0] * num_plain, [0] * num_plain
         for chunk in drafted:
-            reads += (FIRST, *chunk.drafts)
+            reads += (FIRST, *(chunk.drafts or (NO_DRAFT_TOKEN,) * chunk.num_drafts))
             offsets += range(chunk.samples)
-        return cls(slots, np.array(offsets, np.int64), np.array(reads, np.int64))
+            lookups += (0 if chunk.drafts else chunk.num_drafts, *(0,) * chunk.num_drafts)
+        return cls(slots, *(np.array(column, np.int64) for column in (offsets, reads, lookups)))
 
     def select(self, rows: Ints | slice) -> SampledRows:
         """Return some of the rows, all or none of each slot."""
-        return SampledRows(self.slots[rows], self.offsets[rows], self.reads[rows])
+        return SampledRows(self.slots[rows], self.offsets[rows], self.reads[rows], self.lookups[rows])
 
     def drafts_before(self, rows: Ints) -> tuple[Ints, Ints]:
         """Return the drafts before each of rows[N]: pairs of an index in `rows` and a token."""
         index = np.repeat(np.arange(len(rows)), self.offsets[rows])
         reading = [np.arange(row - offset, row) + 1 for row, offset in zip(rows, self.offsets[rows], strict=True)]
         return index, self.reads[np.concatenate(reading)]
+
+
+def with_lookups(
+    drafted: tuple[Chunk, ...], reads: Seq[int], matches: Seq[int]
+) -> tuple[tuple[Chunk, ...], dict[int, Draft]]:
+    """Return the chunks with the drafts that their rows have read, and those that were looked up by index.
+
+    reads, matches: of all rows; those of the chunks are the last ones.
+    """
+    chunks, looked_up = list[Chunk](), dict[int, Draft]()
+    row = len(reads) - sum([chunk.samples for chunk in drafted])
+    for index, chunk in enumerate(drafted):
+        if not chunk.drafts:
+            found = tuple(token_id for token_id in reads[row + 1 : row + chunk.samples] if token_id >= 0)
+            looked_up[index] = Draft(found, matches[row])
+            chunks.append(replace(chunk, drafts=found))
+        else:
+            chunks.append(chunk)
+        row += chunk.samples
+    return tuple(chunks), looked_up
 
 
 def accepted(sampled: list[Sampled], drafted: Seq[Chunk]) -> tuple[list[Sampled], dict[int, tuple[Sampled, ...]]]:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.drafting.speculator import MAX_DRAFTS
 from engine.execution.cache import KVCache
 from engine.execution.device_slots import DeviceSlots
 from engine.execution.drafted_rows import SampledRows
@@ -27,7 +28,7 @@ from engine.execution.transfer import PinnedBuffer, to_device
 from kernels.decoder import RowMasks
 from kernels.interface import Kernels
 from kernels.query_tiles import MAX_TILE_QUERIES, TILE_COLUMNS, Tile
-from kernels.slots import DraftRows, PromptRows, SlotMasks
+from kernels.slots import NO_DRAFT_TOKEN, DraftRows, PromptRows, SlotMasks
 
 # Runs and records a function that computes on fixed tensors; returns a function that replays it.
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
@@ -100,6 +101,20 @@ class Shape(NamedTuple):
         return -(-self.rows // MAX_TILE_QUERIES) + MAX_SHORT_TILES if self.prompts else 0
 
 
+class ReplayedStep(NamedTuple):
+    """Results of a replay for its S sampled rows, and whether each of P prompt tokens has a NaN, [P] bool.
+
+    hidden: [S, H], overwritten by the next replay, like has_nan. reads: [S] int64, the drafts that the rows have read.
+    matches: [S] int32, the match of the drafts that were looked up for the slot of each first row.
+    """
+
+    tokens: SampledTokens
+    hidden: Tensor
+    has_nan: Tensor
+    reads: Tensor
+    matches: Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class PromptTokens:
     """P prompt tokens in a step, after the sampled rows.
@@ -139,7 +154,8 @@ class StepGraphs:
         }
         self._widths = page_widths(max_len, cache.page_size)
         # Inputs of a replay: for each row the slot, and the position and ID of a prompt token; the slots to sample for,
-        # which come first if prompt rows follow; the query tiles of prompts; and the offset and ID of a row's draft.
+        # which come first if prompt rows follow; the query tiles of prompts; and with drafts, the offset and ID of each
+        # row's draft, and how many are looked up for its slot.
         max_drafted = max(self._rows[False, True], default=0)
         largest = Shape(self.max_rows, 0, True, True)
         self._inputs = PinnedBuffer(
@@ -150,19 +166,35 @@ class StepGraphs:
             sample_slots=((slots.padding_slot,), np.int64),
             offsets=((max_drafted,), np.int64),
             drafts=((max_drafted,), np.int64),
+            lookups=((max_drafted,), np.int64),
             tiles=((largest.tiles, TILE_COLUMNS), np.int32),
         )
         self._inputs.host["slot_ids"][:] = self._inputs.host["sample_slots"][:] = slots.padding_slot
         self._inputs.host["positions"][:] = -1
         self._inputs.send()
         self._ids = torch.zeros(max(slots.padding_slot, max_drafted), dtype=torch.int64, device=model.device)
-        self._masks = SlotMasks(
-            torch.zeros(slots.padding_slot + 1, dtype=torch.int32, device=model.device),
-            torch.zeros((slots.padding_slot + 1, -(-model.vocab_size // 32)), dtype=torch.int32, device=model.device),
-        )
+        self._masks = self._new_masks(slots.padding_slot + 1)
+        # Of steps with drafts, in which a slot may have several masks, by row.
+        self._row_masks = self._new_masks(max_drafted)
+        self._row_ids = torch.arange(max_drafted, device=model.device)
+        self._found = torch.zeros((max_drafted, MAX_DRAFTS), dtype=torch.int64, device=model.device)
+        self._matches = torch.zeros(max_drafted, dtype=torch.int32, device=model.device)
+        self._reads = torch.zeros(max_drafted, dtype=torch.int64, device=model.device)
         self._has_nan = torch.zeros(self.max_rows, dtype=torch.bool, device=model.device)
         self._replay: dict[Shape, Callable[[], None]] = {}
         self._hidden: dict[Shape, Tensor] = {}  # each recording's own output, overwritten by its replays
+
+    def _new_masks(self, rows: int) -> SlotMasks:
+        device, words = self._model.device, -(-self._model.vocab_size // 32)
+        return SlotMasks(
+            torch.zeros(rows, dtype=torch.int32, device=device),
+            torch.zeros((rows, words), dtype=torch.int32, device=device),
+        )
+
+    @property
+    def max_draft_rows(self) -> int:
+        """Return the largest number of rows of a step with drafts; 0 if none is recorded."""
+        return max(self._rows[False, True], default=0)
 
     @torch.inference_mode()
     def record(self, progress: Callable[[int, int], None]) -> None:
@@ -201,14 +233,12 @@ class StepGraphs:
         prompts: PromptTokens | None,
         masks: RowMasks | None,
         drafted: SampledRows | None = None,
-    ) -> tuple[SampledTokens, Tensor, Tensor]:
+    ) -> ReplayedStep:
         """Sample one token for each row of the slots sampled[S] with filters and masks only, and compute prompt tokens
         without sampling.
 
-        masks: of some rows of `sampled` in slots without drafts. drafted: the rows of `sampled`, if some have
-        drafts. The last token of each sampled slot is the only one not computed yet. Also returns the hidden states
-        [S, H] of the sampled rows, and whether each of the P prompt tokens has a NaN, [P] bool. Both are overwritten by
-        the next replay.
+        masks: of some rows of `sampled`. drafted: the rows of `sampled`, if some have drafts. The last token of each
+        sampled slot is the only one not computed yet.
         """
         count = len(sampled)
         total = count + (len(prompts.slots) if prompts else 0)
@@ -221,23 +251,25 @@ class StepGraphs:
             self._inputs.host["offsets"][:] = 0  # of padding rows
             self._inputs.host["offsets"][:count] = drafted.offsets
             self._inputs.host["drafts"][:count] = drafted.reads
+            self._inputs.host["lookups"][:] = 0
+            self._inputs.host["lookups"][:count] = drafted.lookups
         sent = self._inputs.host["slot_ids"][: shape.rows]
         if prompts or drafted is not None or not np.array_equal(slots, sent):
             sent[:] = slots
             self._inputs.send()
+        filled = self._row_masks if shape.drafts else self._masks
         if masks is not None:
-            masked, words = to_device((sampled[masks.rows], masks.words), self._ids.device)
-            self._masks.words.index_copy_(0, masked, words)
-            self._masks.is_masked.index_fill_(0, masked, 1)
+            rows = masks.rows if shape.drafts else sampled[masks.rows]
+            masked, words = to_device((rows, masks.words), self._ids.device)
+            filled.words.index_copy_(0, masked, words)
+            filled.is_masked.index_fill_(0, masked, 1)
         self._replay[shape]()
         if masks is not None:
-            self._masks.is_masked.zero_()
+            filled.is_masked.zero_()
         sample_slots = self._inputs.device["sample_slots" if shape.prompts else "slot_ids"]
-        return (
-            SampledTokens(sample_slots[:count], self._ids[:count]),
-            self._hidden[shape][:count],
-            self._has_nan[count:total],
-        )
+        tokens = SampledTokens(sample_slots[:count], self._ids[:count])
+        hidden, has_nan = self._hidden[shape][:count], self._has_nan[count:total]
+        return ReplayedStep(tokens, hidden, has_nan, self._reads[:count], self._matches[:count])
 
     def _write(self, prompts: PromptTokens, sampled: Ints) -> None:
         """Write the inputs that only recordings with prompts read. Token IDs of padding rows are not read."""
@@ -257,7 +289,7 @@ class StepGraphs:
         """
         read, size = self._inputs.device, self._cache.page_size
         row_slots = read["slot_ids"][: shape.rows]
-        drafts = DraftRows(read["offsets"][: shape.rows], read["drafts"][: shape.rows]) if shape.drafts else None
+        drafts = self._draft_rows(shape.rows) if shape.drafts else None
         if shape.prompts:
             prompts = PromptRows(read["positions"][: shape.rows], read["token_ids"][: shape.rows])
             tiles = read["tiles"][: shape.tiles]
@@ -270,9 +302,27 @@ class StepGraphs:
             largest = hidden.amax(dim=1)  # the maximum of a row with NaN is NaN, which does not equal itself
             torch.ne(largest, largest, out=self._has_nan[: shape.rows])
         logits = self._model.compute_logits(hidden[: len(row_slots)])
-        self._kernels.mask_slots(logits, self._masks, row_slots)
+        if drafts is not None:
+            self._kernels.mask_slots(logits, self._row_masks, self._row_ids[: shape.rows])
+        else:
+            self._kernels.mask_slots(logits, self._masks, row_slots)
         ids = self._ids[: len(row_slots)]
         self._kernels.sample_slots(logits, self.slots.tensors, row_slots, ids, shape.filtered, drafts)
+
+    def _draft_rows(self, rows: int) -> DraftRows:
+        """Return the drafts that the first rows read, sent or looked up. Writes `_found`, `_matches` and `_reads`."""
+        read, reads = self._inputs.device, self._reads[:rows]
+        offsets, sent = read["offsets"][:rows], read["drafts"][:rows]
+        if self.slots.tensors.tokens is None:
+            reads.copy_(sent)
+        else:
+            found = self._found[:rows]
+            limits = read["lookups"][:rows]
+            self._kernels.draft_slots(self.slots.tensors, read["slot_ids"][:rows], limits, found, self._matches[:rows])
+            is_looked_up = (offsets > 0) & (sent == NO_DRAFT_TOKEN)
+            own = found[self._row_ids[:rows] - offsets, (offsets - 1).clamp(min=0)]
+            reads.copy_(torch.where(is_looked_up, own, sent))
+        return DraftRows(offsets, reads)
 
 
 def row_counts(least: int, most: int) -> Iterator[int]:

@@ -18,10 +18,10 @@ from torch import Tensor
 from engine.execution.cache import KVCache
 from engine.execution.device_slots import DeviceSlots
 from engine.execution.drafted_rows import SampledRows, accepted
-from engine.execution.graphs import Capture, PromptTokens, Shape, StepGraphs
+from engine.execution.graphs import Capture, PromptTokens, ReplayedStep, Shape, StepGraphs
 from engine.execution.models.interface import Model
 from engine.execution.packing import pack, prompt_tokens
-from engine.execution.pending_step import PendingStep
+from engine.execution.pending_step import DraftsInFlight, PendingStep
 from engine.execution.prompt_logprobs import PromptLogProbs, has_prompt_logprobs, prompt_log_probs
 from engine.execution.sampler import SampledTokens, Sampler, SamplerInputs
 from engine.execution.slots import Ints, SlotState
@@ -35,6 +35,7 @@ from kernels.reference.accept import store_last
 from kernels.reference.sample import NAN_TOKEN
 from kernels.slots import StepState
 
+MAX_DRAFT_ROWS = 1 << 16  # of a step that is not recorded, more than any has
 PREFAULT_BYTES = 256 << 20  # of fresh pages kept ready for new sequences
 PREFAULT_STEP_BYTES = (
     2 << 20
@@ -45,11 +46,19 @@ class ModelRunner:
     """KV cache and slot state of one model on one device."""
 
     def __init__(
-        self, model: Model, cache: KVCache, kernels: Kernels, slots: int, max_len: int, capture: Capture | None = None
+        self,
+        model: Model,
+        cache: KVCache,
+        kernels: Kernels,
+        slots: int,
+        max_len: int,
+        capture: Capture | None = None,
+        *,
+        has_drafts: bool = True,
     ) -> None:
-        """Prepare a runner; `capture` records steps.
+        """Prepare a runner; `capture` records steps. has_drafts: False if no step will have drafts.
 
-        Without it no step is recorded: supported steps run as one fused call, others operation by operation.
+        Without `capture` no step is recorded: supported steps run as one fused call, others operation by operation.
         """
         self._model = model
         self._cache = cache
@@ -66,9 +75,12 @@ class ModelRunner:
         self.fused_steps = 0  # steps that ran as one call
         self._last_results: HostCopy | None = None  # results of the last launch
         self._was_idle = True
+        # On a CPU a row's bits may depend on the other rows: see `kernels.linear`, and `--batch-invariant`.
+        has_drafts = has_drafts and model.is_native and (self.runs_ahead or model.dtype == torch.float32)
         if capture is not None:
-            mirror = DeviceSlots(self._slots, self._last_tokens)
-            self._graphs = StepGraphs(model, cache, kernels, mirror, max_len, capture, has_drafts=self.accepts_drafts)
+            # Drafts on a device are looked up there, since its next step is launched before the host reads a token.
+            slots_on_device = DeviceSlots(self._slots, self._last_tokens, has_tokens=self.runs_ahead and has_drafts)
+            self._graphs = StepGraphs(model, cache, kernels, slots_on_device, max_len, capture, has_drafts=has_drafts)
         else:
             state = StepState(self._slots, self._last_tokens, cache.layers)
             self._fused_step = model.prepare_step(state, kernels)
@@ -89,12 +101,12 @@ class ModelRunner:
         return self._model.device.type == "cuda"
 
     @property
-    def accepts_drafts(self) -> bool:
-        """See `engine.engine.Runner`."""
-        if self.runs_ahead:  # its next step would be launched before the host knows the lengths of drafted slots
-            return False
-        # Elsewhere a row's bits may depend on the other rows: see `kernels.linear`, and `--batch-invariant`.
-        return self._fused_step is not None or (self._model.is_native and self._model.dtype == torch.float32)
+    def max_draft_rows(self) -> int:
+        """See `engine.engine.Runner`. The slots that a GPU has advanced are known in recorded steps only."""
+        if self.runs_ahead:
+            return self._graphs.max_draft_rows if self._graphs else 0
+        is_exact = self._fused_step is not None or (self._model.is_native and self._model.dtype == torch.float32)
+        return MAX_DRAFT_ROWS if is_exact else 0
 
     @property
     def recorded_tokens(self) -> int:
@@ -247,16 +259,16 @@ class ModelRunner:
         sampled_parts: list[SampledTokens] = []
         prompt_parts: list[PromptLogProbs] = []
         has_nan: list[Tensor] = []  # for each row of the chunks, whether it has a NaN
-        masks = self._masks.collect(batch.constraints, {chunk.slot: len(chunk.drafts) for chunk in batch.drafted})
-        rows = [0 if chunk.drafts else chunk.length for chunk in batch.chunks]
-        rest = batch
+        masks = self._masks.collect(batch.constraints, {chunk.slot: chunk.num_drafts for chunk in batch.drafted})
+        rows = [0 if chunk.samples > 1 else chunk.length for chunk in batch.chunks]
+        rest, replayed = batch, None
         if self._graphs:
             self._graphs.slots.apply(batch)
             # Recordings do not return the hidden states of prompts.
-            is_apart = has_prompt_logprobs(batch) or not self._can_record_drafts(batch, masks)
+            is_apart = has_prompt_logprobs(batch) or not self._can_record_drafts(batch)
             apart = batch.chunks if is_apart else ()
             recordable = replace(batch, chunks=()) if apart else batch
-            rest = self._replay(self._graphs, recordable, sampled_parts, has_nan, masks)
+            rest, replayed = self._replay(self._graphs, recordable, sampled_parts, has_nan, masks)
             if apart:
                 rest = replace(rest, chunks=apart)
             if not rest.chunks:
@@ -265,10 +277,12 @@ class ModelRunner:
             prompt_parts = self._compute(rest, sampled_parts, has_nan, masks)
         tensors = [*has_nan, *(tensor for part in sampled_parts for tensor in part.tensors)]
         tensors += [tensor for part in prompt_parts for tensor in part.tensors]
+        drafted = DraftsInFlight(batch.drafted, self._slots, replayed) if batch.drafted else None
+        tensors += drafted.tensors if drafted is not None else ()
         self._was_idle = self._last_results is None or self._last_results.is_complete
         self._last_results = HostCopy(tensors, self._model.device, began)
         rows_checked = tuple(rows) if has_nan else ()
-        return PendingStep(self._last_results, sampled_parts, rows_checked, prompt_parts, batch.drafted, self._slots)
+        return PendingStep(self._last_results, sampled_parts, rows_checked, prompt_parts, drafted)
 
     def swapped_out(self) -> Callable[[], None]:
         """See `engine.engine.Runner`."""
@@ -291,7 +305,7 @@ class ModelRunner:
         sampled_parts: list[SampledTokens],
         has_nan: list[Tensor],
         masks: StepMasks | None,
-    ) -> Batch:
+    ) -> tuple[Batch, ReplayedStep | None]:
         """Replay the whole step or only the rows of `Batch.decodes`, if there is a recording; return the rest.
 
         Rows that need more than the recording's sampler are sampled again from the same hidden states: those with
@@ -307,34 +321,32 @@ class ModelRunner:
             sampled = np.array(slots, np.int64)
             shape = self._find_recording(graphs, sampled, prompts, drafted)
         if shape is None:
-            return batch
-        rows, row_masks = self._full_sampler_rows(slots, masks)
-        tokens, hidden, is_nan = graphs.run(shape, sampled, prompts, row_masks, drafted)
+            return batch, None
+        rows, row_masks = self._full_sampler_rows(slots, masks, drafted.offsets if drafted is not None else None)
+        replayed = graphs.run(shape, sampled, prompts, row_masks, drafted)
+        tokens = replayed.tokens
         if len(rows):
             (row_index,) = to_device((rows,), self._model.device)
-            logits = self._model.compute_logits(hidden[row_index])
+            logits = self._model.compute_logits(replayed.hidden[row_index])
             resampled = self._sample(logits, self._sampler.parameters(sampled[rows]), sampled[rows], masks)
             tokens = tokens.with_rows(rows, row_index, resampled)
+            graphs.slots.replace_last(resampled.slots, resampled.token_ids)
         self._slots.advance(sampled)  # once each, as a further row is counted when its token is known to be right
         sampled_parts.append(tokens)
         if prompts:
-            has_nan.append(is_nan)
-        return rest
+            has_nan.append(replayed.has_nan)
+        return rest, replayed
 
-    def _can_record_drafts(self, batch: Batch, masks: StepMasks | None) -> bool:
-        """Return whether recordings support the drafts of a step: beside no prompt, of slots with filters only."""
+    def _can_record_drafts(self, batch: Batch) -> bool:
+        """Return whether recordings support the drafts of a step: beside no prompt, none for the full sampler."""
         slots = [chunk.slot for chunk in batch.drafted]
-        if not slots:
-            return True
-        if len(slots) < len(batch.chunks) or len(self._slots.needs_full_sampler(slots)):
-            return False
-        return masks is None or not bool((masks.index_of[slots] >= 0).any())
+        return not slots or (len(slots) == len(batch.chunks) and not len(self._slots.needs_full_sampler(slots)))
 
     def _find_recording(
         self, graphs: StepGraphs, sampled: Ints, prompts: PromptTokens | None, drafted: SampledRows | None
     ) -> Shape | None:
         """Return a recording for these rows, if there is one."""
-        contexts = self._slots.lengths[sampled]
+        contexts = self._slots.lengths[sampled] + self._slots.drafts_in_flight[sampled]
         if drafted is not None:
             contexts += drafted.offsets
         rows, longest, tiles = len(sampled), int(contexts.max(initial=1)), 0

@@ -25,7 +25,8 @@ SAMPLING_FIELDS = tuple(name for name in SamplingParams.__struct_fields__ if nam
 class SlotState:
     """Tokens [slots, max_len], page tables [slots, pages] and parameter records [slots] of the running sequences.
 
-    Tokens are those known when a sequence joined; tokens sampled later stay on the device.
+    Tokens are those known when a sequence joined; tokens sampled later stay on the device. Each of `drafts_in_flight`
+    may make a sequence longer than `lengths`.
     """
 
     def __init__(self, slots: int, max_len: int, page_size: int) -> None:
@@ -33,6 +34,8 @@ class SlotState:
         self.tokens: Ints = np.zeros((slots, max_len + 1), np.int64)
         self.page_table = np.zeros((slots, -(-max_len // page_size)), np.int32)
         self.lengths: Ints = np.zeros(slots, np.int64)  # tokens, including sampled ones
+        self.drafts_in_flight: Ints = np.zeros(slots, np.int64)  # in steps whose outcome is not read
+        self.num_joins: Ints = np.zeros(slots, np.int64)  # sequences that have joined
         self.records = np.zeros(slots, SlotRecord)
         self.biased = np.zeros(slots, np.bool_)  # has a logit_bias
         self.penalised = np.zeros(slots, np.bool_)  # has a penalty
@@ -50,7 +53,8 @@ class SlotState:
         slot, sampling = join.slot, join.sampling
         self.tokens[slot, : len(join.tokens)] = join.tokens
         self.page_table[slot, : len(join.page_table)] = join.page_table
-        self.lengths[slot] = len(join.tokens)
+        self.lengths[slot], self.drafts_in_flight[slot] = len(join.tokens), 0
+        self.num_joins[slot] += 1
         record = self.records[slot]
         record["choice"], record["prompt_len"] = join.choice, join.prompt_len
         for name in SAMPLING_FIELDS:
@@ -58,8 +62,7 @@ class SlotState:
             record[name] = -1 if value is None else value
         self.biased[slot] = bool(sampling.logit_bias)
         self.penalised[slot] = sampling.has_penalties
-        always = sampling.logit_bias or sampling.has_penalties or sampling.logprobs is not None
-        until = ALWAYS if always else join.prompt_len + sampling.min_tokens
+        until = ALWAYS if sampling.needs_full_sampler else join.prompt_len + sampling.min_tokens
         self._full_sampler_until[slot] = until
         if until > len(join.tokens):
             self._full_sampler_slots.add(slot)

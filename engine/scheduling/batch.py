@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from engine.drafting.lookup import Draft
 from engine.scheduling.constraint import Constraint
 from engine.types import Alternative, PromptToken, SamplingParams
 
@@ -32,15 +33,20 @@ class Chunk:
     """Positions start..start+length-1 of a slot's tokens, which go through the model in this step.
 
     A chunk with drafts begins at the last known token, and drafts follow it: guesses of the next tokens. Each row is
-    sampled; a token counts if all drafts before it were right.
+    sampled; a token counts if all drafts before it were right. Without `drafts` its rows read what the runner looks up.
     """
 
     slot: int
     start: int
     length: int
-    samples: int  # rows at its end that are sampled: 1 if it ends at the last known token, 1 + len(drafts) with drafts
+    samples: int  # rows at its end that are sampled: 1 if it ends at the last known token, more with drafts
     prompt_logprobs: int | None = None  # see `SamplingParams`
     drafts: tuple[int, ...] = ()
+
+    @property
+    def num_drafts(self) -> int:
+        """Return the number of rows that read drafts."""
+        return max(0, self.samples - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,22 +70,22 @@ class Batch:
     @property
     def prompt_tokens(self) -> int:
         """Return the number of prompt tokens in the chunks."""
-        return sum([chunk.length for chunk in self.chunks if not chunk.drafts])
+        return sum([chunk.length for chunk in self.chunks if chunk.samples <= 1])
 
     @property
     def drafted(self) -> tuple[Chunk, ...]:
         """Return the chunks with drafts."""
-        return tuple([chunk for chunk in self.chunks if chunk.drafts])
+        return tuple([chunk for chunk in self.chunks if chunk.samples > 1])
 
     @property
     def num_drafts(self) -> int:
         """Return the number of drafts."""
-        return sum([len(chunk.drafts) for chunk in self.chunks])
+        return sum([chunk.num_drafts for chunk in self.chunks])
 
     @property
     def num_decoding(self) -> int:
         """Return the number of sequences that decode, with and without drafts."""
-        return len(self.decodes) + sum([1 for chunk in self.chunks if chunk.drafts])
+        return len(self.decodes) + sum([1 for chunk in self.chunks if chunk.samples > 1])
 
     @property
     def rows(self) -> int:
@@ -131,3 +137,5 @@ class StepOutcome:
     seconds: float | None = None  # for which a device computed; None: the caller waited for all of the step
     # By index in `sampled`: the tokens after that one which count too, because the drafts before them were right.
     further: Mapping[int, tuple[Sampled, ...]] = field(default_factory=dict)
+    # By index in `sampled`: the drafts that the runner has looked up.
+    looked_up: Mapping[int, Draft] = field(default_factory=dict)

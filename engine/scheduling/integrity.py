@@ -49,6 +49,7 @@ def check_integrity(scheduler: Scheduler) -> None:
     assert all((s.phase.state == "running") == (s.state is State.RUNNING) for s in alive)
     if not scheduler.steps_in_flight:
         assert all((s.phase is Phase.DECODE) == (s.num_uncomputed <= 1) for s in scheduler.running)
+        assert all(s.num_tokens == len(s.tokens) and s.drafts_in_flight == 0 for s in alive)
     short_of_page = {
         id(s) for s in scheduler.running if len(s.page_table) < s.pages_needed and s.num_tokens < s.max_len
     }

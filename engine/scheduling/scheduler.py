@@ -156,6 +156,8 @@ class Scheduler:
         running = [s for s in self.running if s.slot not in swapped_in] if swapped_in else self.running
         running = self.trials.computed(running, now, is_in_flight=bool(self.steps_in_flight))
         running = self._constrained.prepared(running, now)
+        if self.speculation is not None and self.steps_in_flight:
+            running = self.speculation.ready(running, self.steps_in_flight)
         decodes, chunks, passed_over = divide_step(running, self.config, self.policy, step, now)
         if self.speculation is not None and not self.trials.current:
             decodes, chunks = self.speculation.divide(decodes, chunks)
@@ -195,6 +197,7 @@ class Scheduler:
         self.policy.tokens_sampled(served)
         sampled_tokens: Iterable[tuple[Sequence, Sampled]] = zip(flight.sampled, outcome.sampled, strict=True)
         if flight.drafted and self.speculation is not None:
+            self.speculation.count_drafts(flight, outcome)
             publish = partial(self._publish, now=now)
             further = self.speculation.further_tokens(flight, outcome, publish, self.needing_page)
             sampled_tokens = chain(sampled_tokens, further)

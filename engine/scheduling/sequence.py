@@ -40,7 +40,8 @@ class Sequence:
     (swapped out); a sequence that was dropped for recomputation has neither and `num_computed == 0`.
 
     `num_computed` and `num_tokens` run ahead of `tokens`. Tokens of a step in flight count as computed, and the token
-    that it samples counts as present (`num_tokens`), although its ID is not known yet.
+    that it samples counts as present (`num_tokens`), although its ID is not known yet. Each of `drafts_in_flight` may
+    add a further token.
     """
 
     __slots__ = (
@@ -51,6 +52,7 @@ class Sequence:
         "cause",
         "choice",
         "constraint",
+        "drafts_in_flight",
         "generated_at_wait",
         "host_pages",
         "max_computed",
@@ -92,6 +94,7 @@ class Sequence:
         self.max_len = min(max_len, self.prompt_len + request.sampling.max_tokens)
         self.state = State.WAITING
         self.num_computed = 0
+        self.drafts_in_flight = 0  # in steps that are not committed
         self.num_published = 0  # full pages already offered to the prefix cache
         self.max_computed = 0  # highest number of tokens ever computed; anything below it is recomputation
         self.page_table: list[int] = []

@@ -8,12 +8,16 @@ A draft is worth the probability that it and all before it are right, learnt for
 length of the match. Rows are added by falling worth, as long as they bring more tokens a second than the step would
 have without them. They vanish by themselves in full batches, on processors where rows are dear, and in prose. Drafts
 come last: none is in a step with prompts, or for a lower class beside a higher one; none takes a page.
+
+If steps are launched before the outcome of the last one is known, the runner looks up drafts itself, in the text that
+the device has; the choice how many is made with the text that the host knows. Other drafts need the latest token, so
+their sequences leave out the step after each one that they are in.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from engine.drafting.answers import RecentAnswers, answers_key
 from engine.drafting.lookup import NO_DRAFT, Draft
@@ -21,7 +25,7 @@ from engine.drafting.note import ANSWERS, LOOKUP
 from engine.drafting.speculator import MAX_DRAFTS, Speculator
 from engine.scheduling.batch import Chunk, Sampled, StepOutcome
 from engine.scheduling.counters import CumulativeCounters
-from engine.scheduling.policy import Policy
+from engine.scheduling.policy import MAX_STEP_TOKENS, Policy
 from engine.scheduling.sequence import Sequence, State
 from engine.scheduling.step_in_flight import StepInFlight
 
@@ -31,6 +35,7 @@ MIN_GAIN = 1.1  # of tokens for a time, over those that the step brings in the s
 SURE_MATCH = 8  # tokens in a sequence's own text, from which earlier answers are not asked
 FIRST_CONTEXT = 2  # tokens of a prompt that are kept with its answer, so that the first one can be guessed
 MIN_ROW_SHARE = 0.02  # of a step, that a row takes at least
+MIN_GAIN_FOR_WAIT = 1.5  # tokens that a draft brings, for which a sequence leaves out a step that others are in
 
 
 Drafter = Callable[[Sequence, Speculator, int], Draft]
@@ -40,15 +45,28 @@ class Speculation:
     """Choice of the drafts of a step."""
 
     def __init__(
-        self, policy: Policy, counters: CumulativeCounters, page_size: int, draft: Drafter | None = None
+        self,
+        policy: Policy,
+        counters: CumulativeCounters,
+        page_size: int,
+        draft: Drafter | None = None,
+        *,
+        max_rows: int = MAX_STEP_TOKENS,
+        runs_ahead: bool = False,
     ) -> None:
-        """draft: of a sequence, in place of the sources below, for tests."""
+        """draft: of a sequence, in place of the sources below, for tests. max_rows: of a step with drafts.
+
+        runs_ahead: the runner looks up drafts for sequences whose last token is not known.
+        """
         self._policy = policy
         self._counters = counters
         self._model = policy.step_time_model
         self._page_size = page_size
         self._draft = draft or self._look_up
         self._answers = RecentAnswers()
+        self._max_rows = max_rows
+        self._runs_ahead = runs_ahead
+        self._following: set[Sequence] = set()  # sequences that leave out steps, so that their last token is known
         self._left_to_index = 0
         self._pays = True  # drafts in the last step without prompts
 
@@ -57,7 +75,7 @@ class Speculation:
 
         Called before the mask of its next token is computed.
         """
-        if not self._pays or not sequence.can_have_drafts:
+        if not self._pays or not self._can_have_drafts(sequence):
             return (), 0
         speculator = self._speculator(sequence)
         limit = max(0, min(speculator.max_masked, self._room(sequence), most))
@@ -66,10 +84,11 @@ class Speculation:
 
     def divide(self, decodes: list[Sequence], chunks: list[Chunk]) -> tuple[list[Sequence], list[Chunk]]:
         """Return the sequences that decode without drafts, and the chunks with those that have drafts last."""
-        if chunks or not decodes:
-            return decodes, chunks
-        self._pays = self._can_pay(len(decodes))
-        if not self._pays:
+        if not chunks and decodes:
+            self._pays = self._can_pay(len(decodes))
+        if chunks or not decodes or not self._pays:
+            if chunks or not self._pays:
+                self._following.clear()
             return decodes, chunks
         self._left_to_index = INDEXED_TOKENS
         highest = min([sequence.service_class for sequence in decodes])
@@ -81,15 +100,14 @@ class Speculation:
         drafted = []
         for sequence, number in rows.items():
             assert sequence.slot is not None and sequence.speculator is not None
-            sequence.speculator.count_drafted(number)
-            tokens = drafts[sequence].tokens[:number]
+            tokens = () if self._is_looked_up(sequence) else drafts[sequence].tokens[:number]
             drafted.append(Chunk(sequence.slot, sequence.num_computed, 1 + number, 1 + number, None, tokens))
         return [sequence for sequence in decodes if sequence not in rows], drafted
 
     def _can_pay(self, decodes: int) -> bool:
         """Return whether a draft that is surely right brings more than it costs; if not, none is looked for."""
         seconds, row_seconds = self._costs(decodes)
-        return seconds > MIN_GAIN * decodes * row_seconds
+        return decodes < self._max_rows and seconds > MIN_GAIN * decodes * row_seconds
 
     def _costs(self, decodes: int) -> tuple[float, float]:
         """Return the time of a step without drafts, and that of each draft."""
@@ -98,11 +116,13 @@ class Speculation:
 
     def _draft_of(self, sequence: Sequence) -> Draft:
         """Return a draft of a sequence, which may be empty."""
-        if not sequence.can_have_drafts or (limit := self._room(sequence)) < 1:
+        if not self._can_have_drafts(sequence) or (limit := self._room(sequence)) < 1:
             return NO_DRAFT
         speculator = self._speculator(sequence)
         if sequence.constraint is None:
             speculator.draft = self._draft(sequence, speculator, limit)
+            if self._runs_ahead:
+                speculator.draft = self._draft_ahead(sequence, speculator.draft)
         else:
             (tokens, is_forced), proposed = sequence.constraint.drafts, speculator.draft
             speculator.draft = Draft(tokens[:limit], proposed.match, proposed.source, is_forced[:limit])
@@ -115,10 +135,51 @@ class Speculation:
             sequence.speculator = Speculator(sequence.tokens, request.prediction, sequence.prompt_len, key)
         return sequence.speculator
 
+    def _can_have_drafts(self, sequence: Sequence) -> bool:
+        """Return whether a step may have drafts of a sequence. Recorded ones have none for the full sampler."""
+        if not sequence.can_have_drafts:
+            return False
+        sampling, generated = sequence.request.sampling, sequence.num_tokens - sequence.prompt_len
+        return not self._runs_ahead or not (sampling.needs_full_sampler or generated < sampling.min_tokens)
+
+    def _is_looked_up(self, sequence: Sequence) -> bool:
+        """Return whether the runner looks up the drafts of a sequence."""
+        return self._runs_ahead and sequence.constraint is None and sequence not in self._following
+
+    def _draft_ahead(self, sequence: Sequence, draft: Draft) -> Draft:
+        """Return a draft that may be in the next step. draft: after the tokens that are known.
+
+        The runner finds one from the sequence's own text by itself. For others the sequence leaves out a step.
+        """
+        if draft.source == LOOKUP or not draft.tokens:
+            self._following.discard(sequence)
+            return draft
+        assert sequence.speculator is not None
+        if sum(sequence.speculator.worths(draft)) < MIN_GAIN_FOR_WAIT:
+            self._following.discard(sequence)
+            return NO_DRAFT
+        self._following.add(sequence)
+        return NO_DRAFT if sequence.has_token_in_flight else draft
+
+    def ready(self, running: list[Sequence], steps: Iterable[StepInFlight]) -> list[Sequence]:
+        """Return the sequences that can be in a step beside the `steps` in flight.
+
+        The others wait for their last token, or for a page for all tokens that drafts may add.
+        """
+        self._following = {sequence for sequence in self._following if sequence.state is State.RUNNING}
+        left_out = {sequence for sequence in self._following if sequence.has_token_in_flight}
+        for step in steps:
+            left_out.update([sequence for _, sequence, _ in step.with_drafts if self._space(sequence) < 0])
+        return [sequence for sequence in running if sequence not in left_out] if left_out else running
+
+    def _space(self, sequence: Sequence) -> int:
+        """Return the free positions in the pages of a sequence, if the drafts in flight are right."""
+        return len(sequence.page_table) * self._page_size - sequence.num_tokens - sequence.drafts_in_flight
+
     def _room(self, sequence: Sequence) -> int:
         """Return how many drafts fit into the last page, and into what the sequence may still generate."""
-        length = sequence.num_tokens
-        return min(MAX_DRAFTS, len(sequence.page_table) * self._page_size - length, sequence.max_len - length - 1)
+        length = sequence.num_tokens + sequence.drafts_in_flight
+        return min(MAX_DRAFTS, self._space(sequence), sequence.max_len - length - 1)
 
     def _look_up(self, sequence: Sequence, speculator: Speculator, limit: int) -> Draft:
         """Return a draft of the client's prediction, of the sequence's own text or of earlier answers like this one."""
@@ -139,6 +200,20 @@ class Speculation:
                 draft = other
         return draft if draft.tokens and speculator.may_use(draft, length) else NO_DRAFT
 
+    def count_drafts(self, flight: StepInFlight, outcome: StepOutcome) -> None:
+        """Count the drafts of a step before its tokens are committed, which may end their sequences."""
+        for index, sequence, chunk in flight.with_drafts:
+            sequence.drafts_in_flight -= chunk.num_drafts
+            drafts, right = chunk.num_drafts, len(outcome.further.get(index, ()))
+            if (draft := outcome.looked_up.get(index)) is not None:
+                drafts = len(draft.tokens)
+            if (speculator := sequence.speculator) is not None:
+                if draft is not None and draft.tokens:
+                    speculator.draft = draft
+                speculator.count_drafted(drafts)
+            if drafts:
+                self._counters.count_draft(drafts, right)
+
     def remember(self, sequence: Sequence) -> None:
         """Keep the answer of a sequence that has ended, for the drafts of others like it."""
         if sequence.speculator is not None:
@@ -157,7 +232,9 @@ class Speculation:
         least = min([self._expected_gain(sequence, gains.get(sequence)) for sequence in peers])
         most = ((1.0 + MAX_SLOWDOWN) * (1.0 + least) - 1.0) * seconds
         rows: dict[Sequence, int] = {}
-        for sequence in order[: int(most / row_seconds)]:
+        for number, sequence in enumerate(order, 1):
+            if number * row_seconds > most:
+                break
             rows[sequence] = rows.get(sequence, 0) + 1
         for sequence in drafts:
             if sequence.constraint is not None and sequence.speculator is not None:
@@ -167,13 +244,13 @@ class Speculation:
     def _worthwhile(
         self, decodes: int, worths: dict[Sequence, list[float]]
     ) -> tuple[list[Sequence], dict[Sequence, float]]:
-        """Return the sequences whose next drafts are worth their time, in falling order, and what each gains in tokens."""
+        """Return the sequences whose next drafts are worth their time, in falling order, and the tokens each gains."""
         seconds, row_seconds = self._costs(decodes)
         tokens, order, gains = float(decodes), list[Sequence](), dict[Sequence, float]()
         rows = dict.fromkeys(worths, 0)
         heap = [(-values[0], at, sequence) for at, (sequence, values) in enumerate(worths.items())]
         heapq.heapify(heap)
-        while heap:
+        while heap and decodes + len(order) < self._max_rows:
             worth, at, sequence = heap[0]
             if -worth * seconds <= MIN_GAIN * tokens * row_seconds:
                 break
@@ -206,23 +283,26 @@ class Speculation:
         Iterated while the caller commits the tokens, those of the first rows before. publish: called when one more
         token of a sequence is computed. outgrown: gets the sequences that need a further page for their next token.
         """
-        for index, chunk in enumerate(flight.drafted, len(flight.sampled) - len(flight.drafted)):
-            sequence, right = flight.sampled[index], outcome.further.get(index, ())
-            self._counters.count_draft(len(chunk.drafts), len(right))
+        for index, sequence, chunk in flight.with_drafts:
+            right = outcome.further.get(index, ())
             if sequence.speculator is not None:
-                sequence.speculator.learn(len(chunk.drafts), len(right), sequence.num_tokens + len(right))
+                draft = outcome.looked_up.get(index)
+                drafts = chunk.num_drafts if draft is None else len(draft.tokens)
+                # The runner has found none where the host expected one: as if that had been wrong.
+                sequence.speculator.learn(max(1, drafts), len(right), len(sequence.tokens) + len(right))
             for position, sampled in enumerate(right):
-                if sequence.state is not State.RUNNING:
+                if sequence.state is State.FINISHED:
                     break
                 if sequence.speculator is not None:
                     sequence.speculator.count_accepted(position)
                 sequence.num_tokens += 1
-                sequence.num_computed += 1
-                sequence.max_computed = max(sequence.max_computed, sequence.num_computed)
                 self._policy.tokens_sampled((sequence,))
                 self._counters.add("generated_tokens")
                 self._counters.add("computed_tokens")
-                publish(sequence, sequence.page_table, sequence.num_computed)
+                if sequence.state is State.RUNNING:  # else it computes the token again
+                    sequence.num_computed += 1
+                    sequence.max_computed = max(sequence.max_computed, sequence.num_computed)
+                    publish(sequence, sequence.page_table, len(sequence.tokens))
                 yield sequence, sampled
             is_full = len(sequence.page_table) < sequence.pages_needed and sequence.num_tokens < sequence.max_len
             if right and is_full and sequence.state is State.RUNNING:

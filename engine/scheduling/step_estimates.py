@@ -54,4 +54,4 @@ class StepEstimates:
 
     def _prompt_work(self, batch: Batch) -> float:
         work = self._policy.step_time_model.work
-        return sum([work(chunk.start, chunk.length) for chunk in batch.chunks if not chunk.drafts])
+        return sum([work(chunk.start, chunk.length) for chunk in batch.chunks if chunk.samples <= 1])

@@ -23,6 +23,12 @@ class StepInFlight:
     num_tokens: int
     new_phases: list[Sequence]  # sequences that decode from then on, or have been swapped in
 
+    @property
+    def with_drafts(self) -> list[tuple[int, Sequence, Chunk]]:
+        """Return the sequences with drafts, with their index in `sampled`."""
+        first = len(self.sampled) - len(self.drafted)
+        return [(index, self.sampled[index], chunk) for index, chunk in enumerate(self.drafted, first)]
+
 
 def count_as_computed(
     decodes: list[Sequence],
@@ -58,7 +64,7 @@ def count_as_computed(
         chunk_starts.append(chunk.start)
         before = sequence.num_computed
         # Of tokens after drafts only the first is sure; the others are counted when they are known to be right.
-        length = 1 if chunk.drafts else chunk.length
+        length = 1 if chunk.samples > 1 else chunk.length
         sequence.num_computed = after = before + length
         num_tokens += length
         if before < sequence.max_computed:
@@ -68,10 +74,11 @@ def count_as_computed(
         if chunk.samples:
             sequence.num_tokens += 1
             sampled.append(sequence)
-            if chunk.drafts:
+            if chunk.samples > 1:
                 drafted.append(chunk)
+                sequence.drafts_in_flight += chunk.num_drafts
             if sequence.num_tokens > len(sequence.page_table) * page_size and sequence.num_tokens < sequence.max_len:
                 outgrown.append(sequence)
-        if sequence.num_uncomputed == 1 and not chunk.drafts:
+        if sequence.num_uncomputed == 1 and chunk.samples <= 1:
             new_phases.append(sequence)
     return StepInFlight(to_publish, sampled, chunked, chunk_starts, drafted, num_tokens, new_phases), outgrown

@@ -24,6 +24,7 @@ SELECTED = {
             f"{ON_DEVICE}nothing_in_a_launch_waits_for_the_device",
             f"{ON_DEVICE}a_step_with_drafts_does_not_wait_for_the_device[False]",
             f"{ON_DEVICE}a_step_with_drafts_does_not_wait_for_the_device[True]",
+            f"{ON_DEVICE}drafts_are_looked_up_without_waiting_for_the_device",
         ],
     ),
     "at any time": (
@@ -37,6 +38,8 @@ SELECTED = {
             f"{KERNELS}attention.py::test_prefill_attention_equals_naive[triton-three heads to one]",
             f"{KERNELS}attention.py::test_one_plan_serves_every_layer",
             f"{KERNELS}decode_step.py::test_a_row_is_its_slot[triton-301]",
+            f"{KERNELS}draft_slots.py::test_a_slot_without_a_limit_has_no_drafts[triton]",
+            f"{KERNELS}kept_tokens.py::test_tokens_that_count_are_appended[triton-True]",
             f"{KERNELS}sample.py::test_all_back_ends_sample_the_same_tokens[triton]",
             f"{KERNELS}skinny_gemm.py::test_products_of_few_rows_agree_with_float64[24-40-8-dtype1]",
         ],

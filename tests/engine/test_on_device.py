@@ -10,11 +10,15 @@ import pytest
 import torch
 
 from app.text.text_model import TextModel
+from engine import build
 from engine.engine import Engine
 from engine.execution import swap
+from engine.execution.device_slots import DeviceSlots
 from engine.execution.runner import ModelRunner
+from engine.execution.slots import SlotState
 from engine.scheduling.batch import Batch, Chunk, Join, StepOutcome
 from engine.types import PreemptionMode, Request, SamplingParams, TokenEvent
+from kernels.slots import NO_DRAFT_TOKEN, DraftRows
 from tests.engine.same import make_engine, run
 
 pytestmark = [
@@ -211,7 +215,6 @@ def test_a_step_with_drafts_does_not_wait_for_the_device(
 ):
     """Two slots have the same request. The drafts of one, two right and one wrong, are accepted as the other's tokens:
     recorded with a filter, or with every sampling feature."""
-    monkeypatch.setattr(ModelRunner, "accepts_drafts", is_recorded)
     everything = msgspec.structs.replace(EVERYTHING, min_tokens=2)
     filtered = SamplingParams(max_tokens=TOKENS, temperature=0.8, seed=7, top_k=30)
     sampling = filtered if is_recorded else everything
@@ -234,3 +237,39 @@ def test_a_step_with_drafts_does_not_wait_for_the_device(
     result = outcome()
     tokens = [*result.sampled, *result.further.get(0, ()), *runner.launch(Batch(step=0, decodes=(1,)))().sampled]
     assert [token.token_id for token in tokens] == [token.token_id for token in expected]
+
+
+def test_drafts_are_looked_up_without_waiting_for_the_device():
+    """After joins, a step of single operations, then one with drafts that are right, wrong and absent."""
+    kernels, device = build.load_kernels(torch.device("cuda")), torch.device("cuda")
+    state = SlotState(3, 100, 8)
+    kept = DeviceSlots(state, torch.zeros(4, dtype=torch.int64, device=device), has_tokens=True)
+    texts, sampling = {0: (5, 6, 7, 8, 9, 5), 2: (1, 2, 1, 2, 1)}, SamplingParams(max_tokens=90, temperature=0.0)
+    batch = Batch(step=0, joins=tuple(Join(slot, text, 1, 0, sampling, (0,)) for slot, text in texts.items()))
+    state.apply(batch)
+
+    def on_gpu(*numbers: int) -> torch.Tensor:
+        return torch.tensor(numbers, device=device)
+
+    slot_ids, first, limits = on_gpu(0, 2), on_gpu(6, 2), on_gpu(1, 2)
+    row_slots, offsets, reads = on_gpu(0, 0, 0, 2, 2, 2, 3), on_gpu(0, 1, 2, 0, 1, 2, 0), on_gpu(0, 0, 1, 2, 2, 3, 0)
+    logits = torch.nn.functional.one_hot(on_gpu(7, 8, 9, 1, 3, 4, 0), 20).to(torch.float32)
+    drafts, matches = on_gpu(0, 0, 0, 0).view(2, 2), on_gpu(0, 0).to(torch.int32)
+    ids = torch.zeros_like(row_slots)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        kept.apply(batch)
+        kept.advance(slot_ids, first)
+        kernels.draft_slots(kept.tensors, slot_ids, limits, drafts, matches)
+        given = DraftRows(offsets, drafts.view(-1).index_select(0, reads))
+        rows = kernels.gather_slots(kept.tensors, row_slots, given, 2, 8)
+        kernels.sample_slots(logits, kept.tensors, row_slots, ids, True, given)
+        kept.replace_last(slot_ids[:1], first[:1])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert drafts.tolist() == [[7, NO_DRAFT_TOKEN], [1, 2]] and matches.tolist() == [2, 4]
+    assert rows.token_ids.tolist()[1:3] == [7, 0] and rows.positions.tolist() == [6, 7, 6, 5, 6, 7, 0]
+    tokens, lengths = kept.tensors.tokens, kept.tensors.lengths.tolist()
+    assert tokens is not None and lengths == [9, 1, 8, 1]
+    assert tokens[0, :9].tolist() == [*texts[0], 6, 7, 6]
+    assert tokens[2, :8].tolist() == [*texts[2], 2, 1, 3]

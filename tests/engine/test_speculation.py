@@ -62,12 +62,14 @@ class Oracle:
         self._rng = random.Random(right)
 
     def __call__(self, sequence: Sequence, speculator: Speculator, limit: int) -> Draft:
-        full, length = self._full[sequence.request.id, sequence.choice], len(sequence.tokens)
-        assert sequence.tokens == full[:length], sequence
+        return Draft(tuple(self.continuation(sequence, sequence.tokens, limit)), MAX_DRAFTS)
+
+    def continuation(self, sequence: Sequence, tokens: list[int], limit: int) -> list[int]:
+        """Return drafts after some tokens of a sequence."""
+        full, length = self._full[sequence.request.id, sequence.choice], len(tokens)
+        assert tokens == full[:length] or len(full) < length, sequence
         text = [*full[length : length + limit], *[0] * limit][:limit]  # a text that ends has wrong drafts after it
-        return Draft(
-            tuple(t if self._rng.random() < self._right else self._rng.randrange(100) for t in text), MAX_DRAFTS
-        )
+        return [t if self._rng.random() < self._right else self._rng.randrange(100) for t in text]
 
 
 @pytest.fixture(autouse=True)
@@ -122,8 +124,9 @@ def drafting(model: Path, submitted: list[Request], texts: Texts, right: float |
 def use_drafts(engine: Engine, submitted: list[Request], texts: Texts, right: float | None) -> None:
     """Let an engine draft, as if rows took no time."""
     oracle = None if right is LOOKUP else Oracle(submitted, texts, right)
-    scheduler, page_size = engine.scheduler, engine.config.tokens_per_page
-    scheduler.speculation = Speculation(scheduler.policy, scheduler.counters, page_size, oracle)
+    scheduler, page_size, runner = engine.scheduler, engine.config.tokens_per_page, engine._runner
+    ahead = {"max_rows": runner.max_draft_rows, "runs_ahead": runner.runs_ahead}
+    scheduler.speculation = Speculation(scheduler.policy, scheduler.counters, page_size, oracle, **ahead)
     scheduler.speculation._model = StepTimeModel(Costs(1e9, 1e9, decode_seconds=1.0))
 
 

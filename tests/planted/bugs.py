@@ -82,8 +82,15 @@ BUGS = (
     Bug(
         "drafts-published-page",
         "engine/scheduling/speculation.py",
-        "publish(sequence, sequence.page_table, sequence.num_computed)",
-        "publish(sequence, sequence.page_table, sequence.num_tokens)",
+        "publish(sequence, sequence.page_table, len(sequence.tokens))",
+        "publish(sequence, sequence.page_table, len(sequence.tokens) + 1)",
+        SPECULATION,
+    ),
+    Bug(
+        "drafts-pages-ahead",
+        "engine/scheduling/speculation.py",
+        "sequence.num_tokens - sequence.drafts_in_flight",
+        "sequence.num_tokens",
         SPECULATION,
     ),
     Bug(
@@ -118,7 +125,7 @@ BUGS = (
         "drafts-in-text",
         "engine/scheduling/speculation.py",
         "                yield sequence, sampled\n",
-        "                yield sequence, Sampled(chunk.drafts[0])\n",
+        "                yield sequence, Sampled(1 + sampled.token_id)\n",
         SPECULATION,
     ),
     Bug(

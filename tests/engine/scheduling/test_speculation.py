@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from engine.drafting.lookup import NO_DRAFT, Draft, Lookup
-from engine.drafting.note import DraftNote
+from engine.drafting.note import LOOKUP, PREDICTION, DraftNote
 from engine.drafting.speculator import MAX_DRAFTS, Speculator
 from engine.scheduling.batch import Batch, StepOutcome
 from engine.scheduling.sequence import Sequence
@@ -21,20 +21,28 @@ from tests.engine.scheduling.history import PAGE_SIZE, History
 from tests.fakes import next_token
 from tests.profiles import examples
 
-CASES, BLOCKS = examples(2000), 10
+CASES, BLOCKS = examples(4000), 10
 
 
 class Oracle:
-    """Drafter that knows the text of the fake model, and is wrong now and then. right: probability of each token."""
+    """Drafter that knows the text of the fake model, and is wrong now and then.
 
-    def __init__(self, rng: random.Random, right: float) -> None:
+    right: probability of each token. sources: of drafts, at random.
+    """
+
+    def __init__(self, rng: random.Random, right: float, sources: tuple[str, ...] = (LOOKUP,)) -> None:
         self._rng = rng
         self._right = right
+        self._sources = sources
 
     def __call__(self, sequence: Sequence, speculator: Speculator, limit: int) -> Draft:
-        tokens, drafts = list(sequence.tokens), []
-        for _ in range(limit):
-            token = next_token(tokens, sequence.choice, 1000)
+        return self.look_up(sequence.tokens, sequence.choice, limit)._replace(source=self._rng.choice(self._sources))
+
+    def look_up(self, text: list[int], choice: int, limit: int) -> Draft:
+        """Return a draft, which may be shorter if it has wrong tokens."""
+        tokens, drafts = list(text), list[int]()
+        for _ in range(limit if self._right == 1.0 else self._rng.randint(0, limit)):
+            token = next_token(tokens, choice, 1000)
             tokens.append(token)
             drafts.append(token if self._rng.random() < self._right else self._rng.randrange(1000))
         return Draft(tuple(drafts), MAX_DRAFTS)
@@ -42,8 +50,12 @@ class Oracle:
 
 def use(history: History, drafter: Drafter | None) -> None:
     """Let a history draft, by lookup without a drafter."""
-    scheduler = history.scheduler
-    scheduler.speculation = Speculation(scheduler.policy, scheduler.counters, PAGE_SIZE, drafter)
+    scheduler, runner = history.scheduler, history.engine._runner
+    scheduler.speculation = Speculation(
+        scheduler.policy, scheduler.counters, PAGE_SIZE, drafter, runs_ahead=runner.runs_ahead
+    )
+    if isinstance(drafter, Oracle):
+        runner.look_up = drafter.look_up  # type: ignore[attr-defined]
 
 
 @pytest.fixture(autouse=True)
@@ -53,10 +65,16 @@ def all_drafts_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("block", range(BLOCKS))
 @pytest.mark.parametrize("right", [1.0, 0.7, 0.0])
-def test_random_histories_have_the_same_texts_with_any_drafts(block: int, right: float) -> None:
-    """Right, wrong and mixed drafts, with preemptions of all kinds, aborts, stop tokens, sessions and a small pool."""
+@pytest.mark.parametrize("sources", [None, (LOOKUP,), (PREDICTION,), (LOOKUP, PREDICTION)])
+def test_random_histories_have_the_same_texts_with_any_drafts(
+    block: int, right: float, sources: tuple[str, ...] | None
+) -> None:
+    """Right, wrong and mixed drafts, with preemptions of all kinds, aborts, stop tokens, sessions and a small pool.
+
+    sources: of drafts for steps that are launched before the outcome of the last one is known.
+    """
     accepted = drafted = 0
-    for case in range(CASES // BLOCKS // 3):
+    for case in range(CASES // BLOCKS // 12):
         rng = random.Random(block * 1_000_000 + case)
         history = History(
             slots=rng.randint(1, 4),
@@ -64,8 +82,9 @@ def test_random_histories_have_the_same_texts_with_any_drafts(block: int, right:
             host=rng.choice([0, 6, 30]),
             swap_speed=rng.choice([1.0, 1e9]),
             nan_tokens=rng.sample(range(1000), rng.choice([0, 0, 20])),
+            runs_ahead=sources is not None,
         )
-        use(history, Oracle(rng, right))
+        use(history, Oracle(rng, right, sources or (LOOKUP,)))
         for _ in range(rng.randint(10, 50)):
             match rng.choice(["arrive", "arrive", "step", "step", "step", "pause", "abort"]):
                 case "arrive":
@@ -101,6 +120,57 @@ def test_right_drafts_save_steps() -> None:
         history.end()
         steps.append(history.engine.load().counters.steps)
     assert steps[1] <= steps[0] - 10
+
+
+@pytest.mark.parametrize("source", [LOOKUP, PREDICTION])
+@pytest.mark.parametrize("others", [0, 2])
+def test_right_drafts_save_steps_that_are_launched_ahead(source: str, others: int) -> None:
+    """Drafts that are looked up need no outcome. For others a sequence leaves out steps that other sequences are in."""
+    steps = []
+    for right in (0.0, 1.0):
+        history = Watched(slots=3, pages=90, max_len=64, runs_ahead=True)
+        oracle = Oracle(random.Random(1), right, (source,))
+        use(history, lambda *call, oracle=oracle: oracle(*call) if call[0].request.id == "r1" else NO_DRAFT)
+        history.engine._runner.look_up = oracle.look_up  # type: ignore[attr-defined]
+        name = history.arrive([1, 2, 3, 4], 30)
+        for start in range(others):
+            history.arrive([start, 7, 8], 50, speculation=False)
+        while (name, 0) not in history.ends:
+            history.step()
+        steps.append(history.engine.load().counters.steps)
+        history.end()
+    assert steps[1] <= steps[0] - (10 if source == LOOKUP or not others else 3)
+
+
+def test_a_sequence_with_drafts_in_flight_is_in_the_next_step() -> None:
+    """Also with further drafts, at positions that the scheduler does not know yet."""
+    history = Watched(slots=1, pages=60, max_len=64, runs_ahead=True)
+    use(history, Oracle(random.Random(1), 0.8))
+    history.arrive([1, 2, 3, 4], 50)
+    ahead = {False: 0, True: 0}
+    while history.engine.has_work:
+        before = [sequence.drafts_in_flight for sequence in history.scheduler.running]
+        history.step()
+        if any(before):
+            batch = history.steps[-1][0]
+            ahead[bool(batch.drafted)] += 1
+    history.end()
+    assert min(ahead.values()) >= 3
+
+
+def test_a_step_with_drafts_has_no_more_rows_than_the_runner_accepts() -> None:
+    """Plain rows count too."""
+    history = Watched(slots=4, pages=90)
+    use(history, Oracle(random.Random(1), 1.0))
+    scheduler = history.scheduler
+    scheduler.speculation = Speculation(
+        scheduler.policy, scheduler.counters, PAGE_SIZE, Oracle(random.Random(1), 1.0), max_rows=6
+    )
+    for start in range(4):
+        history.arrive([start, 2, 3], 12 + 6 * start)
+    history.end()
+    rows = [batch.rows for batch, _ in history.steps if batch.drafted]
+    assert max(rows) == 6 and len({len(batch.sampled_slots) for batch, _ in history.steps if batch.drafted}) == 4
 
 
 @pytest.mark.parametrize("grammar", [None, "start: /x/"])
