@@ -17,21 +17,28 @@ EDITS = (  # commits that changed a few lines of a file
     ("1792d796", "engine/prefixes.py"),
     ("9fdeb3d5", "engine/scheduling/kept_pages.py"),
 )
+UNCHANGED = ("9a0208e2", "engine/canary.py")  # 399 tokens of SmolLM2
+WRONG_CHARACTERS = 2000  # of the licence, 397 tokens
+CHANGE = "Make the changes that we have spoken about."
 PEOPLE = "Anna is 30 and lives in Rome, Bert is 41 and lives in Oslo, Carl is 22 and lives in Bonn."
 CONTEXT_LINES = 2  # around the changed ones of a search-and-replace block
 
 
 class Case(NamedTuple):
-    """A request. answer: the text that the model is made to say; None: its own."""
+    """A request. answer: the text that the model is made to say; None: its own. prediction: of the client."""
 
     prompt: str
     answer: str | None = None
+    prediction: str = ""
 
 
 def cases() -> dict[str, list[Case]]:
     """Return requests by kind of answer. Raises `CalledProcessError` without the repository's history."""
     files = [(name, _version(f"{commit}~1", name), _version(commit, name)) for commit, name in EDITS]
     quoted = files[0][1].splitlines()
+    unchanged = _version(*UNCHANGED)
+    chats = ("Tell me about owls.", "Why is the sky blue?", "What is a good plan for a week in Rome?")
+    wrong = (ROOT / "LICENSE").read_text()[:WRONG_CHARACTERS]
     return {
         "edit, whole file": [Case(_question(name, old), f"```python\n{new}```\n") for name, old, new in files],
         "edit, search and replace": [Case(_question(name, old), _blocks(name, old, new)) for name, old, new in files],
@@ -41,11 +48,9 @@ def cases() -> dict[str, list[Case]]:
         "repeated text": [
             Case(f"Repeat this text word by word: {PEOPLE} All of them like to read books about the sea.")
         ],
-        "chat": [
-            Case("Tell me about owls."),
-            Case("Why is the sky blue?"),
-            Case("What is a good plan for a week in Rome?"),
-        ],
+        "chat": [Case(chat) for chat in chats],
+        "prediction, right": [Case(CHANGE, unchanged, unchanged)],
+        "prediction, wrong": [Case(chat, prediction=wrong) for chat in chats],
     }
 
 
@@ -55,7 +60,7 @@ def _version(commit: str, name: str) -> str:
 
 
 def _question(name: str, text: str) -> str:
-    return f"This is the file {name}:\n```python\n{text}```\nMake the changes that we have spoken about."
+    return f"This is the file {name}:\n```python\n{text}```\n{CHANGE}"
 
 
 def _changes(old: str, new: str) -> list[tuple[str, str]]:

@@ -129,7 +129,7 @@ def _read(parts: list[Part], began: float, sent: float) -> Stream:
     moments: list[float] = []
     pieces: list[str] = []
     tokens, ended = -1, 0.0
-    for moment, event in _events(parts):
+    for moment, event in events(parts):
         if "error" in event:
             raise RuntimeError(str(event["error"]))
         text = "".join(choice.get("text") or "" for choice in event["choices"])
@@ -142,7 +142,7 @@ def _read(parts: list[Part], began: float, sent: float) -> Stream:
     return Stream(moments, ended, tokens, "".join(pieces).split(), sent)
 
 
-def _events(parts: list[Part]) -> Iterator[tuple[float, dict[str, Any]]]:
+def events(parts: list[Part]) -> Iterator[tuple[float, dict[str, Any]]]:
     """Yield each event with the time at which its line was complete. HTTP chunk framing is on other lines."""
     rest = b""
     for moment, data in parts:
