@@ -28,9 +28,11 @@ from engine.scheduling.counters import CumulativeCounters
 from engine.scheduling.policy import MAX_STEP_TOKENS, Policy
 from engine.scheduling.sequence import Sequence, State
 from engine.scheduling.step_in_flight import StepInFlight
+from engine.types import ServiceClass
 
 INDEXED_TOKENS = 1024  # in a step, of all sequences
 MAX_SLOWDOWN = 0.05  # of a sequence's tokens, by the drafts of others
+MAX_BACKGROUND_SECONDS = 0.01  # that drafts of lower classes add to a step, in which a person may arrive
 MIN_GAIN = 1.1  # of tokens for a time, over those that the step brings in the same time without the row
 SURE_MATCH = 8  # tokens in a sequence's own text, from which earlier answers are not asked
 FIRST_CONTEXT = 2  # tokens of a prompt that are kept with its answer, so that the first one can be guessed
@@ -231,6 +233,8 @@ class Speculation:
         # Waiting longer for a token than without drafts has to be worth it for each sequence, even without one now.
         least = min([self._expected_gain(sequence, gains.get(sequence)) for sequence in peers])
         most = ((1.0 + MAX_SLOWDOWN) * (1.0 + least) - 1.0) * seconds
+        if peers[0].service_class is not ServiceClass.INTERACTIVE:
+            most = min(most, MAX_BACKGROUND_SECONDS)
         rows: dict[Sequence, int] = {}
         for number, sequence in enumerate(order, 1):
             if number * row_seconds > most:

@@ -396,6 +396,18 @@ def test_a_sequence_that_often_has_drafts_waits_for_those_of_others(has_often: b
     assert bool(beside) == has_often
 
 
+@pytest.mark.parametrize("service_class", ServiceClass)
+def test_drafts_of_lower_classes_lengthen_a_step_by_a_bounded_time(service_class: ServiceClass) -> None:
+    """A person who arrives meanwhile waits for the step."""
+    history = Watched(slots=2, pages=80, max_len=64, row_seconds=0.004)
+    use(history, Oracle(random.Random(1), 1.0))
+    for start in (1, 4):
+        history.arrive([start, 2, 3], 50, service_class=service_class)
+    history.end()
+    most = max(batch.num_drafts for batch, _ in history.steps)
+    assert most == 2 if service_class is not ServiceClass.INTERACTIVE else most > 2
+
+
 def test_a_page_with_a_wrong_draft_is_not_reused() -> None:
     """The last position of a page holds one while its token is known and not computed."""
     history = Watched(slots=1, pages=24)
