@@ -112,10 +112,10 @@ def guess(sequence: Sequence, speculator: Speculator, limit: int) -> Draft:
 
 def forget_answers(engine: Engine, *, is_random: bool) -> None:
     """Let an engine draft anew. Requests are repeated here, and earlier answers would be the best drafts of all."""
-    scheduler, page_size = engine.scheduler, engine.config.tokens_per_page
+    scheduler = engine.scheduler
     if scheduler.speculation is not None:
         drafter = guess if is_random else None
-        scheduler.speculation = Speculation(scheduler.policy, scheduler.counters, page_size, drafter)
+        scheduler.speculation = Speculation(scheduler.policy, scheduler.counters, scheduler.kv_manager, drafter)
 
 
 def measure(
@@ -147,7 +147,7 @@ def measure_cost(engine: Engine, text: TextModel, some: list[Case], streams: int
     Answers of earlier rounds are kept, so that each source of drafts is asked. The first round is left out.
     """
     scheduler = engine.scheduler
-    speculation = MeasuredSpeculation(scheduler.policy, scheduler.counters, engine.config.tokens_per_page)
+    speculation = MeasuredSpeculation(scheduler.policy, scheduler.counters, scheduler.kv_manager)
     scheduler.speculation = speculation
     found: list[dict[str, Any]] = []
     for number in range(-1, rounds):

@@ -123,7 +123,7 @@ class Engine:
             scheduler.speculation = Speculation(
                 scheduler.policy,
                 scheduler.counters,
-                config.tokens_per_page,
+                scheduler.kv_manager,
                 max_rows=runner.max_draft_rows,
                 runs_ahead=runner.runs_ahead,
             )

@@ -113,6 +113,16 @@ class KVManager:
         return self.pool.total
 
     @property
+    def page_size(self) -> int:
+        """Return the number of tokens of a page."""
+        return self._size
+
+    @property
+    def spare_pages(self) -> int:
+        """Return the number of device pages that can be taken without a loss for any sequence or conversation."""
+        return self.pool.spare
+
+    @property
     def host_pages_available(self) -> int:
         """Return the number of host pages to which preempted sequences can be swapped."""
         return self.host.available
@@ -289,6 +299,10 @@ class KVManager:
         self._batch_builder.grow(sequence.slot, len(sequence.page_table), page)
         sequence.page_table.append(page)
         return True
+
+    def has_joined(self, sequence: Sequence) -> bool:
+        """Return whether `sequence` joins in the step that is being scheduled, with the pages that it has."""
+        return sequence.slot in self._batch_builder.joined_slots
 
     def publish(self, sequence: Sequence, computed: int) -> None:
         """Publish the full pages among the first `computed` tokens to the prefix cache."""

@@ -64,6 +64,11 @@ class PagePool:
         """Return the number of pages that `allocate` can provide: free pages, then cached pages."""
         return len(self._free) + self.cached
 
+    @property
+    def spare(self) -> int:
+        """Return the number of pages that `allocate` provides before it evicts one of a conversation's."""
+        return len(self._free) + len(self._cached[Rank.FLEX]) + len(self._cached[Rank.STANDARD])
+
     def is_mark(self, page: int) -> bool:
         """Return whether the digest of `page` is a mark."""
         return page in self._marked

@@ -7,7 +7,7 @@ differs is the answer's own. Drafts change no text, only the number of steps.
 A draft is worth the probability that it and all before it are right, learnt for each sequence by source, position and
 length of the match. Rows are added by falling worth, as long as they bring more tokens a second than the step would
 have without them. They vanish by themselves in full batches, on processors where rows are dear, and in prose. Drafts
-come last: none is in a step with prompts, or for a lower class beside a higher one; none takes a page.
+come last: none is in a step with prompts, or for a lower class beside a higher one. They take spare pages only.
 
 If steps are launched before the outcome of the last one is known, the runner looks up drafts itself, in the text that
 the device has; the choice how many is made with the text that the host knows. Other drafts need the latest token, so
@@ -25,6 +25,7 @@ from engine.drafting.note import ANSWERS, LOOKUP
 from engine.drafting.speculator import MAX_DRAFTS, Speculator
 from engine.scheduling.batch import Chunk, Sampled, StepOutcome
 from engine.scheduling.counters import CumulativeCounters
+from engine.scheduling.kv_manager import KVManager
 from engine.scheduling.policy import MAX_STEP_TOKENS, Policy
 from engine.scheduling.sequence import Sequence, State
 from engine.scheduling.step_in_flight import StepInFlight
@@ -50,7 +51,7 @@ class Speculation:
         self,
         policy: Policy,
         counters: CumulativeCounters,
-        page_size: int,
+        kv_manager: KVManager,
         draft: Drafter | None = None,
         *,
         max_rows: int = MAX_STEP_TOKENS,
@@ -63,7 +64,8 @@ class Speculation:
         self._policy = policy
         self._counters = counters
         self._model = policy.step_time_model
-        self._page_size = page_size
+        self._kv_manager = kv_manager
+        self._spare_pages = 0  # for drafts, beside one for each sequence that decodes
         self._draft = draft or self._look_up
         self._answers = RecentAnswers()
         self._max_rows = max_rows
@@ -93,18 +95,21 @@ class Speculation:
                 self._following.clear()
             return decodes, chunks
         self._left_to_index = INDEXED_TOKENS
+        self._spare_pages = self._kv_manager.spare_pages - len(decodes)
         highest = min([sequence.service_class for sequence in decodes])
         peers = [sequence for sequence in decodes if sequence.service_class is highest]
         drafts = {sequence: draft for sequence in peers if (draft := self._draft_of(sequence)).tokens}
         rows = self._rows(len(decodes), peers, drafts)
         if not rows:
             return decodes, chunks
-        drafted = []
-        for sequence, number in rows.items():
-            assert sequence.slot is not None and sequence.speculator is not None
-            tokens = () if self._is_looked_up(sequence) else drafts[sequence].tokens[:number]
-            drafted.append(Chunk(sequence.slot, sequence.num_computed, 1 + number, 1 + number, None, tokens))
-        return [sequence for sequence in decodes if sequence not in rows], drafted
+        drafted = {}
+        for sequence, wanted in rows.items():
+            assert sequence.slot is not None
+            if number := min(wanted, self._make_space(sequence, wanted)):
+                tokens = () if self._is_looked_up(sequence) else drafts[sequence].tokens[:number]
+                chunk = Chunk(sequence.slot, sequence.num_computed, 1 + number, 1 + number, None, tokens)
+                drafted[sequence] = chunk
+        return [sequence for sequence in decodes if sequence not in drafted], list(drafted.values())
 
     def _can_pay(self, decodes: int) -> bool:
         """Return whether a draft that is surely right brings more than it costs; if not, none is looked for."""
@@ -170,18 +175,34 @@ class Speculation:
         """
         self._following = {sequence for sequence in self._following if sequence.state is State.RUNNING}
         left_out = {sequence for sequence in self._following if sequence.has_token_in_flight}
+        self._spare_pages = self._kv_manager.spare_pages - len(running)
         for step in steps:
-            left_out.update([sequence for _, sequence, _ in step.with_drafts if self._space(sequence) < 0])
+            for _, sequence, _ in step.with_drafts:
+                if sequence.state is State.RUNNING and self._make_space(sequence, 0) < 0:
+                    left_out.add(sequence)
         return [sequence for sequence in running if sequence not in left_out] if left_out else running
 
     def _space(self, sequence: Sequence) -> int:
         """Return the free positions in the pages of a sequence, if the drafts in flight are right."""
-        return len(sequence.page_table) * self._page_size - sequence.num_tokens - sequence.drafts_in_flight
+        positions = len(sequence.page_table) * self._kv_manager.page_size
+        return positions - sequence.num_tokens - sequence.drafts_in_flight
+
+    def _make_space(self, sequence: Sequence, positions: int) -> int:
+        """Return `_space`, after taking a spare page if it is less than `positions`."""
+        if self._space(sequence) < positions and self._can_grow(sequence) and self._kv_manager.grow(sequence):
+            self._spare_pages -= 1
+        return self._space(sequence)
+
+    def _can_grow(self, sequence: Sequence) -> bool:
+        return self._spare_pages > 0 and not self._kv_manager.has_joined(sequence)
 
     def _room(self, sequence: Sequence) -> int:
-        """Return how many drafts fit into the last page, and into what the sequence may still generate."""
+        """Return how many drafts fit into the pages, and into what the sequence may still generate."""
         length = sequence.num_tokens + sequence.drafts_in_flight
-        return min(MAX_DRAFTS, self._space(sequence), sequence.max_len - length - 1)
+        space = self._space(sequence)
+        if self._can_grow(sequence):
+            space += self._kv_manager.page_size
+        return min(MAX_DRAFTS, space, sequence.max_len - length - 1)
 
     def _look_up(self, sequence: Sequence, speculator: Speculator, limit: int) -> Draft:
         """Return a draft of the client's prediction, of the sequence's own text or of earlier answers like this one."""

@@ -88,7 +88,7 @@ def test_the_time_of_a_further_token_is_without_its_caller_and_its_publication(m
 def test_steps_count_while_all_streams_decode(text, engine):
     """The longer answer goes on alone."""
     scheduler = engine.scheduler
-    scheduler.speculation = MeasuredSpeculation(scheduler.policy, scheduler.counters, engine.config.tokens_per_page)
+    scheduler.speculation = MeasuredSpeculation(scheduler.policy, scheduler.counters, scheduler.kv_manager)
     before = engine.load().counters.steps
     costs = StepCosts.measure(engine, [endless_answer(text, 10), endless_answer(text, LONG)])
     assert 0 < costs.steps < 12 < engine.load().counters.steps - before

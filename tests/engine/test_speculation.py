@@ -124,9 +124,9 @@ def drafting(model: Path, submitted: list[Request], texts: Texts, right: float |
 def use_drafts(engine: Engine, submitted: list[Request], texts: Texts, right: float | None) -> None:
     """Let an engine draft, as if rows took no time."""
     oracle = None if right is LOOKUP else Oracle(submitted, texts, right)
-    scheduler, page_size, runner = engine.scheduler, engine.config.tokens_per_page, engine._runner
+    scheduler, runner = engine.scheduler, engine._runner
     ahead = {"max_rows": runner.max_draft_rows, "runs_ahead": runner.runs_ahead}
-    scheduler.speculation = Speculation(scheduler.policy, scheduler.counters, page_size, oracle, **ahead)
+    scheduler.speculation = Speculation(scheduler.policy, scheduler.counters, scheduler.kv_manager, oracle, **ahead)
     scheduler.speculation._model = StepTimeModel(Costs(1e9, 1e9, decode_seconds=1.0))
 
 

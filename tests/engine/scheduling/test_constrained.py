@@ -11,7 +11,7 @@ from engine.scheduling.constraint import ConstraintFailure
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.speculation import Speculation
 from engine.types import Phase, Request, WaitReason
-from tests.engine.scheduling.history import PAGE_SIZE, STEP_SECONDS, History
+from tests.engine.scheduling.history import STEP_SECONDS, History
 from tests.fakes import FakeConstraint
 
 
@@ -140,7 +140,7 @@ def test_masks_after_drafts_are_divided_among_sequences(sequences: int):
     """A step waits for masks only a short time, so all of them together have a limit."""
     history = Constrained(slots=sequences, pages=4 * sequences, prefill_chunk=1000)
     scheduler, limits = history.scheduler, list[int]()
-    scheduler.speculation = Speculation(scheduler.policy, scheduler.counters, PAGE_SIZE)
+    scheduler.speculation = Speculation(scheduler.policy, scheduler.counters, scheduler.kv_manager)
     for _ in range(sequences):
         history.constraint = NotingConstraint(limits)
         history.arrive([5, 6], 12)

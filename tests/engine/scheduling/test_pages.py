@@ -128,6 +128,20 @@ def test_the_least_recently_released_page_is_evicted_first():
     assert pool.lookup([bytes([pages[0]]), bytes([pages[1]]), bytes([pages[2]])]) == pages[:2]
 
 
+def test_spare_pages_are_those_that_are_evicted_before_conversations():
+    """Free ones, and cached ones of the two lowest ranks."""
+    pool = PagePool(len(Rank) + 2)
+    held = [pool.allocate() for _ in range(len(Rank) + 1)]
+    for page, rank in zip(held, Rank, strict=False):
+        pool.publish(page, bytes([page]))
+        pool.release([page], rank)
+    assert pool.spare == 3 and pool.available == len(Rank) + 1
+    kept = [bytes([page]) for page, rank in zip(held, Rank, strict=False) if rank >= Rank.SESSION]
+    while pool.spare:
+        pool.allocate()
+    assert all(digest in pool for digest in kept)
+
+
 def test_digests_depend_on_salt_prefix_and_tokens():
     """Equal tokens after another prefix, or with another salt, are other pages."""
     a, b = chain_start("a"), chain_start("b")

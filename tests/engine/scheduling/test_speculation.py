@@ -13,6 +13,7 @@ from engine.drafting.lookup import NO_DRAFT, Draft, Lookup
 from engine.drafting.note import LOOKUP, PREDICTION, DraftNote
 from engine.drafting.speculator import MAX_DRAFTS, Speculator
 from engine.scheduling.batch import Batch, StepOutcome
+from engine.scheduling.kv_manager import KVManager
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.speculation import MAX_SLOWDOWN, MIN_ROW_SHARE, Drafter, Speculation
 from engine.snapshot import snapshot
@@ -52,7 +53,7 @@ def use(history: History, drafter: Drafter | None) -> None:
     """Let a history draft, by lookup without a drafter."""
     scheduler, runner = history.scheduler, history.engine._runner
     scheduler.speculation = Speculation(
-        scheduler.policy, scheduler.counters, PAGE_SIZE, drafter, runs_ahead=runner.runs_ahead
+        scheduler.policy, scheduler.counters, scheduler.kv_manager, drafter, runs_ahead=runner.runs_ahead
     )
     if isinstance(drafter, Oracle):
         runner.look_up = drafter.look_up  # type: ignore[attr-defined]
@@ -164,7 +165,7 @@ def test_a_step_with_drafts_has_no_more_rows_than_the_runner_accepts() -> None:
     use(history, Oracle(random.Random(1), 1.0))
     scheduler = history.scheduler
     scheduler.speculation = Speculation(
-        scheduler.policy, scheduler.counters, PAGE_SIZE, Oracle(random.Random(1), 1.0), max_rows=6
+        scheduler.policy, scheduler.counters, scheduler.kv_manager, Oracle(random.Random(1), 1.0), max_rows=6
     )
     for start in range(4):
         history.arrive([start, 2, 3], 12 + 6 * start)
@@ -299,7 +300,7 @@ def test_drafts_come_after_prompts_and_higher_classes(right: float) -> None:
     assert drafted_steps > 100 and beside > 10
 
 
-def test_drafts_are_rows_after_the_last_known_token_within_its_page() -> None:
+def test_drafts_are_rows_after_the_last_known_token_within_its_pages() -> None:
     """Their positions have pages already, and none is after the end of the answer."""
     for seed in range(20):
         for batch, running in random_history(random.Random(seed), 0.7).steps:
@@ -312,8 +313,9 @@ def test_drafts_are_rows_after_the_last_known_token_within_its_page() -> None:
 
 
 @pytest.mark.parametrize("right", [1.0, 0.7, 0.0])
-def test_drafts_take_no_page(right: float) -> None:
+def test_drafts_take_no_page_that_is_not_spare(right: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sequence of some length has as many pages as without drafts."""
+    monkeypatch.setattr(KVManager, "spare_pages", 1)  # for the next token
 
     def pages(history: Watched) -> dict[tuple[str, int], set[int]]:
         held: dict[tuple[str, int], set[int]] = {}
@@ -325,7 +327,17 @@ def test_drafts_take_no_page(right: float) -> None:
     with_drafts, without = (pages(run_alone(use_drafts)) for use_drafts in (right, None))
     assert with_drafts.keys() <= without.keys() and len(without) > 40
     assert all(held == without[key] for key, held in with_drafts.items())
-    assert (len(with_drafts) < 0.7 * len(without)) == (right > 0.0)
+    assert (len(with_drafts) < 0.8 * len(without)) == (right > 0.0)
+
+
+def test_drafts_take_the_spare_pages_that_they_fill() -> None:
+    """At most those of seven drafts, so that a step at the end of a page has about as many as others."""
+    steps = run_alone(1.0).steps
+    for _, running in steps:
+        for seen in running.values():
+            assert seen.pages <= -(-(seen.length + MAX_DRAFTS) // PAGE_SIZE)
+    numbers = [chunk.num_drafts for batch, _ in steps for chunk in batch.drafted]
+    assert max(numbers) == MAX_DRAFTS and sum(numbers) > 5 * len(numbers)
 
 
 def run_alone(right: float | None) -> Watched:
@@ -375,7 +387,7 @@ def test_drafts_hardly_slow_sequences_without_any(row_seconds: float) -> None:
             if has_other and len(batch.sampled_slots) > 1:
                 seconds = model.step_seconds(2)
                 assert rows * max(row_seconds, MIN_ROW_SHARE * seconds) <= MAX_SLOWDOWN * seconds
-    assert most[False] == PAGE_SIZE - 1 > most[True]
+    assert most[False] >= PAGE_SIZE - 1 > most[True]
 
 
 @pytest.mark.parametrize("has_often", [False, True])
