@@ -23,7 +23,7 @@ PROMPT = [1, 2, 3, 4]
 TOKENS = 24
 RIGHT = text_alone(PROMPT, 0, TOKENS)
 IDS = {"right": RIGHT, "partly right": [*RIGHT[:3], *[1] * TOKENS], "unrelated": [1] * TOKENS}
-COUNTS = {"partly right": (2, 1), "unrelated": (0, 0), "": (0, 0)}
+COUNTS = {"partly right": (2, 5), "unrelated": (0, 0), "": (0, 0)}
 Complete = Callable[..., dict[str, Any]]
 
 
@@ -33,7 +33,7 @@ def all_drafts_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         Speculation,
         "_rows",
-        lambda speculation, decodes, drafts, is_for_all: {each: len(draft.tokens) for each, draft in drafts.items()},
+        lambda speculation, decodes, peers, drafts: {each: len(draft.tokens) for each, draft in drafts.items()},
     )
 
 
@@ -88,7 +88,7 @@ def test_the_counts_of_all_choices_are_summed(monkeypatch: pytest.MonkeyPatch):
     same = text_alone(PROMPT, 1, TOKENS)
     monkeypatch.setitem(IDS, "second", [*same[:3], *[1] * TOKENS])
     monkeypatch.setitem(IDS, "both", [*RIGHT[:3], *[1] * TOKENS, 9, *same[:3], *[1] * TOKENS])
-    for name, counts in (("partly right", (2, 1)), ("second", (2, 1)), ("both", (3, 2))):
+    for name, counts in (("partly right", (2, 5)), ("second", (2, 5)), ("both", (3, 10))):
         with make(monkeypatch) as client:  # without earlier answers, whose drafts replace short matches
             ready(client)
             assert details(client, name, n=3) == counted(*counts)
@@ -133,7 +133,7 @@ def test_the_timeline_has_the_drafts_of_each_choice(monkeypatch: pytest.MonkeyPa
         body = {"prompt": PROMPT, "max_tokens": TOKENS, "ignore_eos": True, "n": 2, "prediction": prediction}
         answer = client.post("/v1/completions", json=body)
         first, second = client.get(f"/v1/requests/{answer.headers['x-request-id']}").json()["choices"]
-    assert first["drafts"]["drafted"]["prediction"] == 3 and first["drafts"]["accepted"]["prediction"] == 2
+    assert first["drafts"]["drafted"]["prediction"] == 7 and first["drafts"]["accepted"]["prediction"] == 2
     assert first["drafts"]["tokens"] == TOKENS
     assert first["drafts"]["steps"] == TOKENS - sum(first["drafts"]["accepted"].values())
     assert second["drafts"] is None or second["drafts"]["tokens"] == TOKENS

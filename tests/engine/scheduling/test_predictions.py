@@ -8,10 +8,10 @@ import pytest
 
 from engine.drafting.lookup import Draft, Lookup
 from engine.drafting.note import LOOKUP, PREDICTION, DraftNote
-from engine.drafting.speculator import MAX_PAUSE, Speculator
+from engine.drafting.speculator import MAX_DRAFTS, MAX_PAUSE, Speculator
 from engine.scheduling.speculation import INDEXED_TOKENS
 from engine.types import Phase, PreemptionMode, Request, SamplingParams, StatusEvent, TokenEvent
-from tests.engine.scheduling.history import PAGE_SIZE, History
+from tests.engine.scheduling.history import History
 from tests.engine.scheduling.test_speculation import Watched
 from tests.fakes import text_alone
 from tests.profiles import examples
@@ -66,7 +66,7 @@ def test_an_unrelated_prediction_is_not_tried() -> None:
 def test_a_wrong_draft_is_counted_and_not_accepted() -> None:
     """One that begins right and goes on wrong costs no further step."""
     steps, note = run((*RIGHT[:3], *OTHER))
-    assert note == DraftNote(TOKENS - 2, {PREDICTION: 3}, {PREDICTION: 2})
+    assert note == DraftNote(TOKENS - 2, {PREDICTION: MAX_DRAFTS}, {PREDICTION: 2})
     assert steps == run(())[0] - 2
 
 
@@ -78,13 +78,13 @@ def test_without_speculation_a_prediction_has_no_effect() -> None:
 def test_tokens_after_a_stop_token_are_not_accepted() -> None:
     """They were tried in the same step, were right and are in no answer."""
     rejected = set()
-    for at in range(2, 2 + PAGE_SIZE):
+    for at in range(2, 10):
         history = History(slots=1, pages=40)
         _, note = run(RIGHT, history=history, stop=(RIGHT[at],))
         computed = history.engine.load().counters.accepted_tokens
         assert note is not None and note.accepted.get(PREDICTION, 0) == at + 1 - note.steps
         rejected.add(computed - note.accepted.get(PREDICTION, 0))
-    assert rejected == set(range(PAGE_SIZE))
+    assert rejected == set(range(MAX_DRAFTS + 1))
 
 
 def test_each_choice_has_its_own_note() -> None:
@@ -101,7 +101,7 @@ def test_a_lookup_drafts_where_the_prediction_does_not(monkeypatch: pytest.Monke
     """Each has its counts."""
     monkeypatch.setattr(Lookup, "draft", lambda lookup, limit: Draft((1,), 2))
     _, note = run((*RIGHT[:3], *OTHER))
-    assert note is not None and note.drafted[PREDICTION] == 3 and note.drafted[LOOKUP] > 3
+    assert note is not None and note.drafted[PREDICTION] == MAX_DRAFTS and note.drafted[LOOKUP] > 3
     assert note.accepted == {PREDICTION: 2}
 
 
@@ -165,7 +165,7 @@ def test_notes_count_the_drafts_of_all_steps(block: int) -> None:
         tried = dict.fromkeys(history.statuses, 0)
         for batch, running in history.steps:
             for chunk in batch.drafted:
-                assert len(chunk.drafts) < PAGE_SIZE
+                assert len(chunk.drafts) <= MAX_DRAFTS
                 tried[running[chunk.slot].sequence.request.id] += len(chunk.drafts)
         for name, count in tried.items():
             found = [note for note in notes(history, name) if note is not None]
