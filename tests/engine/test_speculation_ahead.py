@@ -82,7 +82,7 @@ def test_steps_with_drafts_are_launched_ahead(
     assert run(engine, submitted, preempting(engine, list(PreemptionMode), share), VALUES) == texts
     counters = engine.load().counters
     assert counters.accepted_tokens > (0 if right is LOOKUP else 0.3 * right**3 * counters.drafted_tokens)
-    assert sum(shape.drafts for shape in replays) > (3 if right is LOOKUP else 20)
+    assert sum(shape.drafts for shape in replays) > (3 if right is LOOKUP else 10)
 
 
 def test_alone_with_drafts_ahead(
