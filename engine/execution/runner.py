@@ -76,11 +76,15 @@ class ModelRunner:
         self._last_results: HostCopy | None = None  # results of the last launch
         self._was_idle = True
         # On a CPU a row's bits may depend on the other rows: see `kernels.linear`, and `--batch-invariant`.
-        has_drafts = has_drafts and model.is_native and (self.runs_ahead or model.dtype == torch.float32)
+        self._has_drafts = has_drafts and model.is_native and (self.runs_ahead or model.dtype == torch.float32)
         if capture is not None:
             # Drafts on a device are looked up there, since its next step is launched before the host reads a token.
-            slots_on_device = DeviceSlots(self._slots, self._last_tokens, has_tokens=self.runs_ahead and has_drafts)
-            self._graphs = StepGraphs(model, cache, kernels, slots_on_device, max_len, capture, has_drafts=has_drafts)
+            slots_on_device = DeviceSlots(
+                self._slots, self._last_tokens, has_tokens=self.runs_ahead and self._has_drafts
+            )
+            self._graphs = StepGraphs(
+                model, cache, kernels, slots_on_device, max_len, capture, has_drafts=self._has_drafts
+            )
         else:
             state = StepState(self._slots, self._last_tokens, cache.layers)
             self._fused_step = model.prepare_step(state, kernels)
@@ -105,8 +109,7 @@ class ModelRunner:
         """See `engine.engine.Runner`. The slots that a GPU has advanced are known in recorded steps only."""
         if self.runs_ahead:
             return self._graphs.max_draft_rows if self._graphs else 0
-        is_exact = self._fused_step is not None or (self._model.is_native and self._model.dtype == torch.float32)
-        return MAX_DRAFT_ROWS if is_exact else 0
+        return MAX_DRAFT_ROWS if self._fused_step is not None or self._has_drafts else 0
 
     @property
     def recorded_tokens(self) -> int:

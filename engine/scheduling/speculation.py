@@ -177,7 +177,7 @@ class Speculation:
         left_out = {sequence for sequence in self._following if sequence.has_token_in_flight}
         self._spare_pages = self._kv_manager.spare_pages - len(running)
         for step in steps:
-            for _, sequence, _ in step.with_drafts:
+            for _, sequence, _ in step.drafted_sequences:
                 if sequence.state is State.RUNNING and self._make_space(sequence, 0) < 0:
                     left_out.add(sequence)
         return [sequence for sequence in running if sequence not in left_out] if left_out else running
@@ -224,8 +224,8 @@ class Speculation:
         return draft if draft.tokens and speculator.may_use(draft, length) else NO_DRAFT
 
     def count_drafts(self, flight: StepInFlight, outcome: StepOutcome) -> None:
-        """Count the drafts of a step before its tokens are committed, which may end their sequences."""
-        for index, sequence, chunk in flight.with_drafts:
+        """Count and learn from the drafts of a step before its tokens are committed, which may end their sequences."""
+        for index, sequence, chunk in flight.drafted_sequences:
             sequence.drafts_in_flight -= chunk.num_drafts
             drafts, right = chunk.num_drafts, len(outcome.further.get(index, ()))
             if (draft := outcome.looked_up.get(index)) is not None:
@@ -234,6 +234,8 @@ class Speculation:
                 if draft is not None and draft.tokens:
                     speculator.draft = draft
                 speculator.count_drafted(drafts)
+                # The runner has found none where the host expected one: as if that had been wrong.
+                speculator.learn(max(1, drafts), right, len(sequence.tokens) + 1 + right)
             if drafts:
                 self._counters.count_draft(drafts, right)
 
@@ -244,13 +246,17 @@ class Speculation:
             self._answers.add(sequence.speculator.answers_key, answer)
 
     def _rows(self, decodes: int, peers: list[Sequence], drafts: dict[Sequence, Draft]) -> dict[Sequence, int]:
-        """Return how many drafts of each sequence are worth their time. peers: sequences that may have drafts."""
+        """Return how many drafts of each sequence are worth their time. peers: of the class that may have some."""
+        if not drafts:
+            for sequence in peers:
+                self._expected_gain(sequence, None)
+            return {}
         seconds, row_seconds = self._costs(decodes)
         worths = {s: s.speculator.worths(draft) for s, draft in drafts.items() if s.speculator is not None}
         for sequence, values in worths.items():
             if values[0] * seconds <= MIN_GAIN * decodes * row_seconds and sequence.speculator is not None:
                 sequence.speculator.decline(sequence.num_tokens)
-        order, gains = self._worthwhile(decodes, worths)
+        order, gains = self._worthwhile(decodes, worths, seconds, row_seconds)
         # Waiting longer for a token than without drafts has to be worth it for each sequence, even without one now.
         least = min([self._expected_gain(sequence, gains.get(sequence)) for sequence in peers])
         most = ((1.0 + MAX_SLOWDOWN) * (1.0 + least) - 1.0) * seconds
@@ -267,10 +273,12 @@ class Speculation:
         return rows
 
     def _worthwhile(
-        self, decodes: int, worths: dict[Sequence, list[float]]
+        self, decodes: int, worths: dict[Sequence, list[float]], seconds: float, row_seconds: float
     ) -> tuple[list[Sequence], dict[Sequence, float]]:
-        """Return the sequences whose next drafts are worth their time, in falling order, and the tokens each gains."""
-        seconds, row_seconds = self._costs(decodes)
+        """Return the sequences whose next drafts are worth their time, in falling order, and the tokens each gains.
+
+        seconds: of the step without drafts. row_seconds: of each draft.
+        """
         tokens, order, gains = float(decodes), list[Sequence](), dict[Sequence, float]()
         rows = dict.fromkeys(worths, 0)
         heap = [(-values[0], at, sequence) for at, (sequence, values) in enumerate(worths.items())]
@@ -308,13 +316,8 @@ class Speculation:
         Iterated while the caller commits the tokens, those of the first rows before. publish: called when one more
         token of a sequence is computed. outgrown: gets the sequences that need a further page for their next token.
         """
-        for index, sequence, chunk in flight.with_drafts:
+        for index, sequence, _ in flight.drafted_sequences:
             right = outcome.further.get(index, ())
-            if sequence.speculator is not None:
-                draft = outcome.looked_up.get(index)
-                drafts = chunk.num_drafts if draft is None else len(draft.tokens)
-                # The runner has found none where the host expected one: as if that had been wrong.
-                sequence.speculator.learn(max(1, drafts), len(right), len(sequence.tokens) + len(right))
             for position, sampled in enumerate(right):
                 if sequence.state is State.FINISHED:
                     break

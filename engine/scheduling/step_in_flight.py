@@ -24,7 +24,7 @@ class StepInFlight:
     new_phases: list[Sequence]  # sequences that decode from then on, or have been swapped in
 
     @property
-    def with_drafts(self) -> list[tuple[int, Sequence, Chunk]]:
+    def drafted_sequences(self) -> list[tuple[int, Sequence, Chunk]]:
         """Return the sequences with drafts, with their index in `sampled`."""
         first = len(self.sampled) - len(self.drafted)
         return [(index, self.sampled[index], chunk) for index, chunk in enumerate(self.drafted, first)]
