@@ -127,11 +127,11 @@ def test_a_server_without_a_successor_refuses_new_requests_while_it_drains():
         end(server)
 
 
-def resumable(url: str, max_tokens: int, events: int) -> tuple[str, list[str]]:
+def resumable(client: httpx.Client, max_tokens: int, events: int) -> tuple[str, list[str]]:
     """Return the stream of a resumable answer and its first events, after which its reader leaves."""
     headers = {"X-Carousel-Resume": "300"}
     body = {**LONG, "max_tokens": max_tokens, "temperature": 0.0}
-    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, headers=headers, timeout=120) as response:
+    with client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as response:
         lines = (line[6:] for line in response.iter_lines() if line.startswith("data: "))
         return response.headers["X-Carousel-Stream"], [next(lines) for _ in range(events)]
 
@@ -148,19 +148,23 @@ def test_the_next_server_takes_over_the_store_when_the_first_one_ends(tmp_path: 
     options = (*OPTIONS, "--kernels", "torch", "--reuse-port", "--store", str(tmp_path / "store.db"))
     first = Server.start(*options)
     url, begun = first.url, threading.Barrier(2)
-    finished, first_events = resumable(url, 5, 8)
+    with httpx.Client(base_url=url, timeout=120) as client:
+        finished, first_events = resumable(client, 5, 8)
     assert first_events[-1] == "[DONE]"
     second = None
     try:
-        with ThreadPoolExecutor(1) as client:
-            drained = client.submit(stream, url, begun)
+        connected_to_first = httpx.Client(base_url=url, timeout=120, limits=httpx.Limits(keepalive_expiry=60))
+        with ThreadPoolExecutor(1) as clients, connected_to_first:
+            assert connected_to_first.post("/v1/chat/completions", json=SHORT).status_code == 200
+            drained = clients.submit(stream, url, begun)
             begun.wait(60)
-            unfinished, _ = resumable(url, 700, 3)
             second = Server.start(*options, "--port", url.rpartition(":")[2])
             assert httpx.get(f"{url}/health").json() == {"status": "ready", "store": "waiting"}
             assert httpx.get(f"{url}/v1/streams/{finished}").status_code == 503
             assert httpx.post(f"{url}/v1/chat/completions", json=SHORT, timeout=120).status_code == 200
-            kept, _ = resumable(url, 5, 8)
+            with httpx.Client(base_url=url, timeout=120) as client:
+                kept, _ = resumable(client, 5, 8)
+            unfinished, _ = resumable(connected_to_first, 1500, 3)
             first.process.send_signal(signal.SIGTERM)
             assert drained.result() == 400
             assert first.process.wait(60) in (0, -signal.SIGTERM)
