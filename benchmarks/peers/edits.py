@@ -39,7 +39,7 @@ from benchmarks.sse_client import Part, receive, run
 
 HOME = Path.home() / ".cache/carousel/peers"
 EDITS = "edit, whole file"
-STREAMS = (1, 4, 16)
+ROUNDS = {1: 3, 4: 3, 16: 1}  # by the number of streams; one with 16 takes a quarter of an hour
 PROMPT = 1280  # tokens, at most
 TOKENS = 400  # of an answer, at most
 REST = 0.5  # seconds between thawing a server and measuring it
@@ -129,7 +129,7 @@ def llama(model: Path, log: Path, options: str, streams: int, tokens: int) -> Pe
 
 
 def start(name: str, model: Path, streams: int, tokens: int) -> Peer:
-    """Start a server. streams, tokens: the most streams, and tokens of an answer."""
+    """Start a server for a number of streams. tokens: of an answer, at most."""
     print(f"starting {name}", flush=True)
     log = HOME / "logs" / f"edits_{name.replace(', ', '_').replace(' ', '_')}.log"
     if name in OURS:
@@ -222,6 +222,33 @@ def measure(peer: Peer, text: TextModel, requested: list[Edit], tokens: int, nam
     return figures(found, lengths) | {"tokens": sum(lengths), "other_cores": others} | drafts
 
 
+def measure_rounds(
+    names: list[str], model: Path, text: TextModel, some: list[Case], streams: int, rounds: int, tokens: int
+) -> list[dict[str, Any]]:
+    """Return a row for each server and round, of servers that are started for this number of streams.
+
+    Each answer of llama-server becomes slower by the tokens that earlier ones have left in other slots.
+    """
+    peers: dict[str, Peer] = {}
+    rows: list[dict[str, Any]] = []
+    try:
+        for name in names:
+            peers[name] = start(name, model, streams, tokens)
+            peers[name].server.wait()
+            peers[name].server.process.freeze()
+        for number in range(rounds):
+            requested = edits(text, some, streams, number)
+            for name, peer in peers.items():
+                row = measure(peer, text, requested, tokens, f"r{streams}x{number}x")
+                rows.append({"peer": name, "streams": streams, "round": number, **row})
+                speed, others = row["tokens_per_s"], row["other_cores"]
+                print(f"{streams} streams, round {number}: {name} {speed:.1f}, others {others:.1f} cores", flush=True)
+    finally:
+        for peer in peers.values():
+            peer.server.process.stop()
+    return rows
+
+
 def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return by number of streams the speed of each server, and that of `carousel` over it in the same rounds."""
     summary: dict[str, Any] = {}
@@ -242,39 +269,22 @@ def main() -> None:
     names = [*OURS, *LLAMA]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=DEFAULT_MODEL.file, help="GGUF file of both servers")
-    parser.add_argument("--streams", type=int, nargs="+", default=STREAMS)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--streams", type=int, nargs="+", default=list(ROUNDS))
+    parser.add_argument("--rounds", type=int, help=f"default, by the number of streams: {ROUNDS}, else 1")
     parser.add_argument("--tokens", type=int, default=TOKENS, help="of an answer, at most (default: %(default)s)")
     parser.add_argument("--peers", nargs="+", choices=names, default=names)
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that SIGTERM stops the servers too
     versions = setup_llama(HOME) if set(options.peers) & set(LLAMA) else {}
     text, some = TextModel.load(options.model), cases()[EDITS]
-    peers: dict[str, Peer] = {}
     rows: list[dict[str, Any]] = []
-    try:
-        for name in options.peers:
-            peers[name] = start(name, options.model, max(options.streams), options.tokens)
-            peers[name].server.wait()
-            peers[name].server.process.freeze()
-        for streams in options.streams:
-            for number in range(options.rounds):
-                requested = edits(text, some, streams, number)
-                for name, peer in peers.items():
-                    row = measure(peer, text, requested, options.tokens, f"r{streams}x{number}x")
-                    rows.append({"peer": name, "streams": streams, "round": number, **row})
-                    speed, others = row["tokens_per_s"], row["other_cores"]
-                    print(
-                        f"{streams} streams, round {number}: {name} {speed:.1f}, others {others:.1f} cores", flush=True
-                    )
-    finally:
-        for peer in peers.values():
-            peer.server.process.stop()
+    for streams in options.streams:
+        rounds = options.rounds or ROUNDS.get(streams, 1)
+        rows += measure_rounds(options.peers, options.model, text, some, streams, rounds, options.tokens)
     summary = summarise(rows)
     print(json.dumps(summary, indent=1))
     settings = {
         "model": options.model.name,
-        "rounds": options.rounds,
         "tokens": options.tokens,
         "llama-server": LLAMA,
         "versions": versions,
