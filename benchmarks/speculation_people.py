@@ -1,6 +1,7 @@
 """Times between tokens of one person beside streams that speculate, with drafts over those without.
 
     make model && python -m benchmarks.speculation_people
+    python -m benchmarks.speculation_people --plain-person    # only the streams have drafts
     python -m benchmarks.speculation_people --classes batch --rounds 1 --questions 3   # a short trial
 
 A person of the interactive class asks, reads the answer, thinks and asks again. Beside that, 8 streams make edits of
@@ -149,11 +150,16 @@ def endless(submitted: list[Request], service_class: ServiceClass) -> Iterator[R
         yield replace(request, id=f"{request.id}-{number}", service_class=service_class)
 
 
-def questions(text: TextModel, chats: list[Case], number: int, first: int) -> list[Request]:
-    """Return questions of a person. Each begins with its number, from `first` on, so that no cache has its prompt."""
+def questions(
+    text: TextModel, chats: list[Case], number: int, first: int, *, speculation: bool = True
+) -> list[Request]:
+    """Return questions of a person. Each begins with its number, from `first` on, so that no cache has its prompt.
+
+    speculation: whether the answers may have drafts.
+    """
     asked = [case._replace(prompt=f"Question {first + at}: {case.prompt}") for at, case in enumerate(chats * number)]
     found = requests(text, asked[:number], number, ANSWER_TOKENS)
-    return [replace(request, service_class=ServiceClass.INTERACTIVE) for request in found]
+    return [replace(request, service_class=ServiceClass.INTERACTIVE, speculation=speculation) for request in found]
 
 
 def play(engine: Engine, edits: Iterator[Request], streams: int, asked: list[Request], seed: int) -> dict[str, Any]:
@@ -184,9 +190,18 @@ def play(engine: Engine, edits: Iterator[Request], streams: int, asked: list[Req
 
 
 def measure(
-    engines: Mapping[Mode, Engine], text: TextModel, service_class: ServiceClass, rounds: int, number: int
+    engines: Mapping[Mode, Engine],
+    text: TextModel,
+    service_class: ServiceClass,
+    rounds: int,
+    number: int,
+    *,
+    is_plain: bool,
 ) -> list[dict[str, Any]]:
-    """Return a row for each round and mode. The first round, which fills the prefix cache, is left out."""
+    """Return a row for each round and mode. The first round, which fills the prefix cache, is left out.
+
+    service_class: of the streams. number: of questions. is_plain: the person's answers have no drafts.
+    """
     edits = requests(text, cases()[EDITS], STREAMS)
     chats = cases()[CHATS]
     rows: list[dict[str, Any]] = []
@@ -194,7 +209,7 @@ def measure(
         texts = []
         for mode in MODES if at % 2 else reversed(MODES):
             forget_answers(engines[mode], is_random=False)
-            asked = questions(text, chats, number, (at + 1) * number)
+            asked = questions(text, chats, number, (at + 1) * number, speculation=not is_plain)
             row = play(engines[mode], endless(edits, service_class), STREAMS, asked, at)
             texts.append(row.pop("texts"))
             rows.append({"class": service_class.label, "round": at, "mode": mode, **row})
@@ -236,6 +251,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=DEFAULT_MODEL.file)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--questions", type=int, default=QUESTIONS, help="in a round (default: %(default)s)")
+    parser.add_argument("--plain-person", action="store_true", help="no drafts of the person's own answers")
     labels = [one.label for one in ServiceClass]
     parser.add_argument("--classes", nargs="+", choices=labels, default=CLASSES, help="of the streams")
     options = parser.parse_args()
@@ -244,7 +260,8 @@ def main() -> None:
     print(origin()["processor"])
     rows, summary = [], {}
     for label in options.classes:
-        own = measure(engines, text, ServiceClass[label.upper()], options.rounds, options.questions)
+        service_class, is_plain = ServiceClass[label.upper()], options.plain_person
+        own = measure(engines, text, service_class, options.rounds, options.questions, is_plain=is_plain)
         rows += own
         summary[label] = summarise(own)
         print(f"beside {STREAMS} streams of the class {label}:", json.dumps(summary[label], indent=1), flush=True)
@@ -252,11 +269,13 @@ def main() -> None:
         "model": options.model.name,
         "rounds": options.rounds,
         "questions": options.questions,
+        "plain_person": options.plain_person,
         "streams": STREAMS,
         "answer_tokens": ANSWER_TOKENS,
         "think_seconds": THINK_SECONDS,
     }
-    print("Saved to", save("speculation_people", settings, rows, summary))
+    name = "speculation_plain_person" if options.plain_person else "speculation_people"
+    print("Saved to", save(name, settings, rows, summary))
 
 
 if __name__ == "__main__":
