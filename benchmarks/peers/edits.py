@@ -1,13 +1,17 @@
 """Edits of files on this server and llama-server, with several tokens a step and with one.
 
     make model && python -m benchmarks.peers.edits              # builds llama-server first
+    python -m benchmarks.peers.edits --own-text                 # a text that the model repeats by itself
     python -m benchmarks.peers.edits --streams 1 --rounds 1     # a short trial
 
 Both serve the same GGUF file and get the same tokens over HTTP: a file as the prompt, and as the answer the file after
 a commit, of which they say the first --tokens. A grammar that allows one text makes the model say it, in Lark's syntax
 and in GBNF; on this server no draft comes from the grammar. Servers that are not being measured are frozen. Drafts come
-from the own text alone: prefix caches are off, each grammar has another name so that no earlier answer is asked, and of
-llama-server's kinds of speculation those are measured that remember no other request (`ngram-mod` does).
+from the own text alone: prefix caches are off, each grammar or cache salt is a new one so that no earlier answer is
+asked, and of llama-server's kinds of speculation those are measured that remember no other request (`ngram-mod` does).
+
+A grammar makes llama-server slow, as it looks at the whole vocabulary for each token that the model would not have
+said. With --own-text the model repeats a text of its prompt, and no server has a grammar.
 
 Tokens are those of the texts in the model's tokenizer. They count from the moment at which all streams have begun to
 answer until the last one ends. llama-server needs the machine for itself: beside other work its threads wait for each
@@ -39,6 +43,7 @@ from benchmarks.sse_client import Part, receive, run
 
 HOME = Path.home() / ".cache/carousel/peers"
 EDITS = "edit, whole file"
+REPEATED = "repeated text"
 ROUNDS = {1: 3, 4: 3, 16: 1}  # by the number of streams; one with 16 takes a quarter of an hour
 PROMPT = 1280  # tokens, at most
 TOKENS = 400  # of an answer, at most
@@ -52,23 +57,23 @@ LLAMA = {  # options of llama-server
     "llama-server, ngram-simple of 7": f"--spec-type ngram-simple {SHORT}",
     "llama-server, ngram-map-k": "--spec-type ngram-map-k",
 }
-Grammar = Callable[[str, str], dict[str, Any]]
+Fields = Callable[[str | None, str], dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Edit:
-    """A request: tokens of the prompt, and the text that the model is made to say."""
+    """A request: tokens of the prompt, and the text that the model is made to say; None: its own."""
 
     prompt: list[int]
-    answer: str
+    answer: str | None
 
 
 @dataclass(frozen=True)
 class Peer:
-    """Running server. grammar: the fields of a request that allow one text, of an answer and a name of its own."""
+    """Running server. fields: of a request, for a text that is allowed alone and a name of its own."""
 
     server: Server
-    grammar: Grammar
+    fields: Fields
 
 
 @dataclass(frozen=True)
@@ -78,8 +83,10 @@ class Reply:
     pieces: list[tuple[float, str]]
     last: dict[str, Any]
 
-    def is_of(self, answer: str) -> bool:
+    def is_of(self, answer: str | None) -> bool:
         """Return whether the text is the answer, or its beginning if it ended at the limit of its tokens."""
+        if answer is None:
+            return True
         is_cut = self.last["choices"][0]["finish_reason"] == "length"
         return answer.startswith(self.text) if is_cut else answer == self.text
 
@@ -93,14 +100,18 @@ class Reply:
         return sum(len(piece) for at, piece in self.pieces if at > moment) / len(self.text)
 
 
-def lark(answer: str, name: str) -> dict[str, Any]:
+def lark(answer: str | None, name: str) -> dict[str, Any]:
     """Return the fields of a request to this server. The recommended penalty would change how the text is divided."""
+    if answer is None:
+        return {"repetition_penalty": 1.0, "cache_salt": name}
     grammar = f"start: {name}\n{name}: {json.dumps(answer)}"
     return {"structured_outputs": {"grammar": grammar}, "repetition_penalty": 1.0}
 
 
-def gbnf(answer: str, name: str) -> dict[str, Any]:
+def gbnf(answer: str | None, name: str) -> dict[str, Any]:
     """Return the fields of a request to llama-server."""
+    if answer is None:
+        return {"cache_prompt": False}
     return {"grammar": f"root ::= {name}\n{name} ::= {json.dumps(answer)}", "cache_prompt": False}
 
 
@@ -142,7 +153,6 @@ def edits(text: TextModel, some: list[Case], streams: int, first: int) -> list[E
     found = []
     for number in range(streams):
         case = some[(first + number) % len(some)]
-        assert case.answer is not None
         chat = text.render_chat([{"role": "user", "content": case.prompt}])
         found.append(Edit(text.encode(chat, add_special_tokens=False), case.answer))
     return found
@@ -152,7 +162,7 @@ def replies(peer: Peer, requested: list[Edit], tokens: int, name: str) -> list[R
     """Return the answers to simultaneous requests. Raises `RuntimeError` for a text that was not asked for."""
     shared = {"model": "model", "max_tokens": tokens, "temperature": 0, "stream": True}
     bodies = [
-        {"prompt": edit.prompt, **shared, **peer.grammar(edit.answer, f"{name}{number}")}
+        {"prompt": edit.prompt, **shared, **peer.fields(edit.answer, f"{name}{number}")}
         for number, edit in enumerate(requested)
     ]
 
@@ -272,11 +282,12 @@ def main() -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=list(ROUNDS))
     parser.add_argument("--rounds", type=int, help=f"default, by the number of streams: {ROUNDS}, else 1")
     parser.add_argument("--tokens", type=int, default=TOKENS, help="of an answer, at most (default: %(default)s)")
+    parser.add_argument("--own-text", action="store_true", help="a text that the model repeats by itself")
     parser.add_argument("--peers", nargs="+", choices=names, default=names)
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that SIGTERM stops the servers too
     versions = setup_llama(HOME) if set(options.peers) & set(LLAMA) else {}
-    text, some = TextModel.load(options.model), cases()[EDITS]
+    text, some = TextModel.load(options.model), cases()[REPEATED if options.own_text else EDITS]
     rows: list[dict[str, Any]] = []
     for streams in options.streams:
         rounds = options.rounds or ROUNDS.get(streams, 1)
@@ -289,7 +300,8 @@ def main() -> None:
         "llama-server": LLAMA,
         "versions": versions,
     }
-    print("Saved to", save("peers_edits", settings, rows, summary))
+    name = "peers_own_text" if options.own_text else "peers_edits"
+    print("Saved to", save(name, settings, rows, summary))
 
 
 if __name__ == "__main__":
