@@ -7,8 +7,8 @@
 Both serve the same GGUF file and get the same tokens over HTTP: a file as the prompt, and as the answer the file after
 a commit, of which they say the first --tokens. A grammar that allows one text makes the model say it, in Lark's syntax
 and in GBNF; on this server no draft comes from the grammar. Servers that are not being measured are frozen. Drafts come
-from the own text alone: prefix caches are off, each grammar or cache salt is a new one so that no earlier answer is
-asked, and of llama-server's kinds of speculation those are measured that remember no other request (`ngram-mod` does).
+from the own text alone: prefix caches are off, no earlier answer is asked (`unforced.py`), and of the kinds of
+speculation that llama-server has those are measured that remember no other request (`ngram-mod` does).
 
 A grammar makes llama-server slow, as it looks at the whole vocabulary for each token that the model would not have
 said. With --own-text the model repeats a text of its prompt, and no server has a grammar.
@@ -103,7 +103,7 @@ class Reply:
 def lark(answer: str | None, name: str) -> dict[str, Any]:
     """Return the fields of a request to this server. The recommended penalty would change how the text is divided."""
     if answer is None:
-        return {"repetition_penalty": 1.0, "cache_salt": name}
+        return {"repetition_penalty": 1.0}
     grammar = f"start: {name}\n{name}: {json.dumps(answer)}"
     return {"structured_outputs": {"grammar": grammar}, "repetition_penalty": 1.0}
 

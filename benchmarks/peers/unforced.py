@@ -1,6 +1,6 @@
-"""Server whose grammars draft no tokens: `python -m benchmarks.peers.unforced serve MODEL ...`. Part of edits.py.
+"""Server whose drafts come from the own text: `python -m benchmarks.peers.unforced serve MODEL ...`. Part of edits.py.
 
-A grammar that allows one text would draft all of it.
+A grammar that allows one text would draft all of it, and so would an earlier answer to the same request.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 from engine import worker
 from engine.constraints import forced
+from engine.drafting.answers import RecentAnswers
 
 WORKER = "worker"  # argument of the engine process, before those of `engine.worker`
 
@@ -36,6 +37,7 @@ def main() -> int:
         return serve()
     sys.argv.pop(1)
     forced.MAX_ALLOWED = 0
+    RecentAnswers.add = lambda *_: None  # type: ignore[method-assign]
     worker.main()
     return 0
 
