@@ -73,13 +73,14 @@ class Speculation:
         self._following: set[Sequence] = set()  # sequences that leave out steps, so that their last token is known
         self._left_to_index = 0
         self._pays = True  # drafts in the last step without prompts
+        self._highest = max(ServiceClass)  # class in that step, which alone had drafts
 
     def propose(self, sequence: Sequence, most: int) -> tuple[tuple[int, ...], int]:
         """Return a draft of a sequence with a constraint, and how many drafts are worth their masks, `most` at most.
 
         Called before the mask of its next token is computed.
         """
-        if not self._pays or not self._can_have_drafts(sequence):
+        if not self._pays or sequence.service_class > self._highest or not self._can_have_drafts(sequence):
             return (), 0
         speculator = self._speculator(sequence)
         limit = max(0, min(speculator.max_masked, self._room(sequence), most))
@@ -90,14 +91,14 @@ class Speculation:
         """Return the sequences that decode without drafts, and the chunks with those that have drafts last."""
         if not chunks and decodes:
             self._pays = self._can_pay(len(decodes))
+            self._highest = min([sequence.service_class for sequence in decodes])
         if chunks or not decodes or not self._pays:
             if chunks or not self._pays:
                 self._following.clear()
             return decodes, chunks
         self._left_to_index = INDEXED_TOKENS
         self._spare_pages = self._kv_manager.spare_pages - len(decodes)
-        highest = min([sequence.service_class for sequence in decodes])
-        peers = [sequence for sequence in decodes if sequence.service_class is highest]
+        peers = [sequence for sequence in decodes if sequence.service_class is self._highest]
         drafts = {sequence: draft for sequence in peers if (draft := self._draft_of(sequence)).tokens}
         rows = self._rows(len(decodes), peers, drafts)
         if not rows:

@@ -10,7 +10,7 @@ from engine.scheduling.constrained import MAX_DRAFT_MASKS
 from engine.scheduling.constraint import ConstraintFailure
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.speculation import Speculation
-from engine.types import Phase, Request, WaitReason
+from engine.types import Phase, Request, ServiceClass, WaitReason
 from tests.engine.scheduling.history import STEP_SECONDS, History
 from tests.fakes import FakeConstraint
 
@@ -151,3 +151,27 @@ def test_masks_after_drafts_are_divided_among_sequences(sequences: int):
         if len(limits) == sequences:
             most = max(most, *limits)
     assert sequences * most <= MAX_DRAFT_MASKS and (most > 0) == (sequences <= MAX_DRAFT_MASKS)
+
+
+def test_masks_after_drafts_are_those_of_the_highest_class():
+    """Beside a person other classes have no drafts, and masks after them would only delay the step."""
+    history = Constrained(slots=2, pages=16, prefill_chunk=1000)
+    scheduler, limits = history.scheduler, list[int]()
+    scheduler.speculation = Speculation(scheduler.policy, scheduler.counters, scheduler.kv_manager)
+    history.constraint = NotingConstraint(limits)
+    history.arrive([5, 6], 20, service_class=ServiceClass.BATCH)
+    for _ in range(4):
+        history.step()
+    assert limits[-1] > 0
+    history.constraint = None
+    history.arrive([7, 8], 6, service_class=ServiceClass.INTERACTIVE)
+    history.step()
+    history.step()
+    limits.clear()
+    for _ in range(3):
+        history.step()
+    assert limits == [0, 0, 0]
+    while len(history.scheduler.running) > 1:
+        history.step()
+    history.step()
+    assert limits[-1] > 0
