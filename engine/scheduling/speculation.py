@@ -74,13 +74,17 @@ class Speculation:
         self._left_to_index = 0
         self._pays = True  # drafts in the last step without prompts
         self._highest = max(ServiceClass)  # class in that step, which alone had drafts
+        self._had_prompts = False  # in the last step
 
     def propose(self, sequence: Sequence, most: int) -> tuple[tuple[int, ...], int]:
         """Return a draft of a sequence with a constraint, and how many drafts are worth their masks, `most` at most.
 
-        Called before the mask of its next token is computed.
+        Called before the mask of its next token is computed. The next step is taken to be like the last one, which had
+        no drafts beside prompts, and otherwise those of one class.
         """
-        if not self._pays or sequence.service_class > self._highest or not self._can_have_drafts(sequence):
+        if self._had_prompts or not self._pays or sequence.service_class > self._highest:
+            return (), 0
+        if not self._can_have_drafts(sequence):
             return (), 0
         speculator = self._speculator(sequence)
         limit = max(0, min(speculator.max_masked, self._room(sequence), most))
@@ -89,6 +93,7 @@ class Speculation:
 
     def divide(self, decodes: list[Sequence], chunks: list[Chunk]) -> tuple[list[Sequence], list[Chunk]]:
         """Return the sequences that decode without drafts, and the chunks with those that have drafts last."""
+        self._had_prompts = bool(chunks)
         if not chunks and decodes:
             self._pays = self._can_pay(len(decodes))
             self._highest = min([sequence.service_class for sequence in decodes])
