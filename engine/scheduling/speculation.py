@@ -72,19 +72,15 @@ class Speculation:
         self._runs_ahead = runs_ahead
         self._following: set[Sequence] = set()  # sequences that leave out steps, so that their last token is known
         self._left_to_index = 0
-        self._pays = True  # drafts in the last step without prompts
-        self._highest = max(ServiceClass)  # class in that step, which alone had drafts
-        self._had_prompts = False  # in the last step
+        self._drafting: ServiceClass | None = None  # class that could have drafts in the last step, if one could
 
     def propose(self, sequence: Sequence, most: int) -> tuple[tuple[int, ...], int]:
         """Return a draft of a sequence with a constraint, and how many drafts are worth their masks, `most` at most.
 
-        Called before the mask of its next token is computed. The next step is taken to be like the last one, which had
-        no drafts beside prompts, and otherwise those of one class.
+        Called before the mask of its next token is computed. The next step is taken to be like the last one, in
+        which one class could have drafts, or none.
         """
-        if self._had_prompts or not self._pays or sequence.service_class > self._highest:
-            return (), 0
-        if not self._can_have_drafts(sequence):
+        if self._drafting is None or sequence.service_class > self._drafting or not self._can_have_drafts(sequence):
             return (), 0
         speculator = self._speculator(sequence)
         limit = max(0, min(speculator.max_masked, self._room(sequence), most))
@@ -93,17 +89,16 @@ class Speculation:
 
     def divide(self, decodes: list[Sequence], chunks: list[Chunk]) -> tuple[list[Sequence], list[Chunk]]:
         """Return the sequences that decode without drafts, and the chunks with those that have drafts last."""
-        self._had_prompts = bool(chunks)
-        if not chunks and decodes:
-            self._pays = self._can_pay(len(decodes))
-            self._highest = min([sequence.service_class for sequence in decodes])
-        if chunks or not decodes or not self._pays:
-            if chunks or not self._pays:
-                self._following.clear()
+        if not decodes and not chunks:  # each sequence waits for the outcome of a step
             return decodes, chunks
+        if chunks or not self._can_pay(len(decodes)):
+            self._drafting = None
+            self._following.clear()
+            return decodes, chunks
+        self._drafting = min([sequence.service_class for sequence in decodes])
         self._left_to_index = INDEXED_TOKENS
         self._spare_pages = self._kv_manager.spare_pages - len(decodes)
-        peers = [sequence for sequence in decodes if sequence.service_class is self._highest]
+        peers = [sequence for sequence in decodes if sequence.service_class is self._drafting]
         drafts = {sequence: draft for sequence in peers if (draft := self._draft_of(sequence)).tokens}
         rows = self._rows(len(decodes), peers, drafts)
         if not rows:
