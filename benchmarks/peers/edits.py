@@ -57,7 +57,7 @@ LLAMA = {  # options of llama-server
     "llama-server, ngram-simple of 7": f"--spec-type ngram-simple {SHORT}",
     "llama-server, ngram-map-k": "--spec-type ngram-map-k",
 }
-Fields = Callable[[str | None, str], dict[str, Any]]
+Fields = Callable[[str | None], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class Peer:
-    """Running server. fields: of a request, for a text that is allowed alone and a name of its own."""
+    """Running server. fields: of a request, for the only text that is allowed, if one is given."""
 
     server: Server
     fields: Fields
@@ -100,19 +100,18 @@ class Reply:
         return sum(len(piece) for at, piece in self.pieces if at > moment) / len(self.text)
 
 
-def lark(answer: str | None, name: str) -> dict[str, Any]:
+def lark(answer: str | None) -> dict[str, Any]:
     """Return the fields of a request to this server. The recommended penalty would change how the text is divided."""
     if answer is None:
         return {"repetition_penalty": 1.0}
-    grammar = f"start: {name}\n{name}: {json.dumps(answer)}"
-    return {"structured_outputs": {"grammar": grammar}, "repetition_penalty": 1.0}
+    return {"structured_outputs": {"grammar": f"start: {json.dumps(answer)}"}, "repetition_penalty": 1.0}
 
 
-def gbnf(answer: str | None, name: str) -> dict[str, Any]:
+def gbnf(answer: str | None) -> dict[str, Any]:
     """Return the fields of a request to llama-server."""
     if answer is None:
         return {"cache_prompt": False}
-    return {"grammar": f"root ::= {name}\n{name} ::= {json.dumps(answer)}", "cache_prompt": False}
+    return {"grammar": f"root ::= {json.dumps(answer)}", "cache_prompt": False}
 
 
 def carousel(model: Path, log: Path, speculation: str, streams: int) -> Peer:
@@ -158,13 +157,10 @@ def edits(text: TextModel, some: list[Case], streams: int, first: int) -> list[E
     return found
 
 
-def replies(peer: Peer, requested: list[Edit], tokens: int, name: str) -> list[Reply]:
+def replies(peer: Peer, requested: list[Edit], tokens: int) -> list[Reply]:
     """Return the answers to simultaneous requests. Raises `RuntimeError` for a text that was not asked for."""
     shared = {"model": "model", "max_tokens": tokens, "temperature": 0, "stream": True}
-    bodies = [
-        {"prompt": edit.prompt, **shared, **peer.fields(edit.answer, f"{name}{number}")}
-        for number, edit in enumerate(requested)
-    ]
+    bodies = [{"prompt": edit.prompt, **shared, **peer.fields(edit.answer)} for edit in requested]
 
     async def all_of_them() -> list[list[Part]]:
         received: list[list[Part]] = [[] for _ in bodies]
@@ -212,17 +208,17 @@ def figures(found: list[Reply], tokens: list[int]) -> dict[str, float]:
     }
 
 
-def measure(peer: Peer, text: TextModel, requested: list[Edit], tokens: int, name: str) -> dict[str, Any]:
+def measure(peer: Peer, text: TextModel, requested: list[Edit], tokens: int) -> dict[str, Any]:
     """Return the figures of a server, what others used of the cores meanwhile, and llama-server's counts of drafts.
 
-    tokens: of an answer, at most. name: of the grammars.
+    tokens: of an answer, at most.
     """
     process = peer.server.process
     process.thaw()
     time.sleep(REST)
     watch = Watch(process)
     try:
-        found = replies(peer, requested, tokens, name)
+        found = replies(peer, requested, tokens)
         others = watch.others()
     finally:
         process.freeze()
@@ -249,7 +245,7 @@ def measure_rounds(
         for number in range(rounds):
             requested = edits(text, some, streams, number)
             for name, peer in peers.items():
-                row = measure(peer, text, requested, tokens, f"r{streams}x{number}x")
+                row = measure(peer, text, requested, tokens)
                 rows.append({"peer": name, "streams": streams, "round": number, **row})
                 speed, others = row["tokens_per_s"], row["other_cores"]
                 print(f"{streams} streams, round {number}: {name} {speed:.1f}, others {others:.1f} cores", flush=True)
