@@ -67,7 +67,8 @@ def fake_engine(
     return Engine(config, info, scheduler, runner)
 
 
-CONFIG = EngineConfig(model="fake", max_num_seqs=4, page_size=4)
+# An answer takes a step a token, however often it was given before: tests act while it is generated.
+CONFIG = EngineConfig(model="fake", max_num_seqs=4, page_size=4, speculation="off")
 
 
 @pytest.fixture

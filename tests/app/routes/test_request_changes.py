@@ -255,9 +255,9 @@ def test_a_waiting_request_leaves_the_queue_and_returns_only_if_that_has_room(ht
 
 
 def test_a_waiting_request_has_its_place_in_line_and_the_time_until_its_start(http: TestClient):
-    """The time is known once others have started, and a running request has neither."""
+    """The time is known once others have started after a second of waiting, and a running request has neither."""
     slots = CONFIG.max_num_seqs
-    answers = [Running(http, ANNA) for _ in range(3 * slots + 1)]
+    answers = [Running(http, ANNA, max_tokens=2 * TOKENS) for _ in range(3 * slots + 1)]
     last = answers[-1]
     found: list[dict[str, object]] = []
 
