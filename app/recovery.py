@@ -74,9 +74,9 @@ async def recover(service: Service, journal: Journal, found: Sequence[Saved], el
         continued += is_continued
     if found:
         kept = len(found) - continued - dropped
-        log.warning("%d answers of an earlier process are kept, and %d continue", kept, continued)
+        log.warning("answers of an earlier process: %d are kept, %d continue", kept, continued)
     if dropped:
-        log.warning("%d answers of an earlier process go on in other API processes", dropped)
+        log.warning("answers of an earlier process: %d continue in other API processes", dropped)
 
 
 class _Reclaimed:

@@ -124,7 +124,7 @@ def test_an_answer_that_was_adopted_is_the_adopter_s_when_its_process_is_back(st
     after = follow(service, stream, before[-1][0])
     assert events_of([data for _, data in before] + after) == events_of(expected)
     wait_until(lambda: len(processes(service, "supervised_api")) == 2)
-    wait_until(lambda: any("go on in other API processes" in line for line in service.log))
+    wait_until(lambda: any("continue in other API processes" in line for line in service.log))
     replays = []
     for index in (0, 1):
         wait_until_known(service, f"/v1/requests/{stream}")
@@ -149,7 +149,7 @@ def test_a_process_that_is_started_again_goes_on_with_its_answers(start, tmp_pat
         two = client.post(RESPONSES, json=STORY | {"previous_response_id": one, "background": True}).json()["id"]
     stream, before = begin_at(service, 1, path, body, len(expected) // 4)
     victim.kill()
-    wait_until(lambda: any("answers of an earlier process are kept" in line for line in service.log))
+    wait_until(lambda: any(" are kept, " in line for line in service.log))
     wait_until_known(service, f"/v1/requests/{stream}")
     after = follow(service, stream, before[-1][0])
     assert events_of([data for _, data in before] + after) == events_of(expected)
