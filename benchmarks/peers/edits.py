@@ -1,14 +1,16 @@
-"""Edits of files on this server and llama-server, with several tokens a step and with one.
+"""Edits of files on this server and llama-server or vLLM, with several tokens a step and with one.
 
     make model && python -m benchmarks.peers.edits              # builds llama-server first
     python -m benchmarks.peers.edits --own-text                 # a text that the model repeats by itself
+    python -m benchmarks.peers.edits --vllm                     # beside vLLM in place of llama-server
     python -m benchmarks.peers.edits --streams 1 --rounds 1     # a short trial
 
-Both serve the same GGUF file and get the same tokens over HTTP: a file as the prompt, and as the answer the file after
-a commit, of which they say the first --tokens. A grammar that allows one text makes the model say it, in Lark's syntax
-and in GBNF; on this server no draft comes from the grammar. Servers that are not being measured are frozen. Drafts come
-from the own text alone: prefix caches are off, no earlier answer is asked (`unforced.py`), and of the kinds of
-speculation that llama-server has those are measured that remember no other request (`ngram-mod` does).
+Both serve the same GGUF file, or with --vllm its weights in bfloat16, and get the same tokens over HTTP: a file as the
+prompt, and as the answer the file after a commit, of which they say the first --tokens. A grammar that allows one text
+makes the model say it, in Lark's syntax and in GBNF, and for vLLM it is the only choice; on this server no draft comes
+from the grammar. Servers that are not being measured are frozen. Drafts come from the own text alone: prefix caches are
+off, no earlier answer is asked (`unforced.py`), and of the kinds of speculation that the others have those are measured
+that remember no other request (`ngram-mod` does).
 
 A grammar makes llama-server slow, as it looks at the whole vocabulary for each token that the model would not have
 said. With --own-text the model repeats a text of its prompt, and no server has a grammar.
@@ -34,9 +36,11 @@ from typing import Any
 
 from app.text.packaged_model import DEFAULT_MODEL
 from app.text.text_model import TextModel
-from benchmarks.peers.environments import setup_llama
+from benchmarks.peers.environments import setup_llama, setup_vllm
 from benchmarks.peers.load import events
 from benchmarks.peers.servers import Server, Watch
+from benchmarks.peers.servers import vllm as vllm_server
+from benchmarks.peers.unpacked import unpack
 from benchmarks.results import save, spread
 from benchmarks.speculation_texts import Case, cases
 from benchmarks.sse_client import Part, receive, run
@@ -56,6 +60,12 @@ LLAMA = {  # options of llama-server
     "llama-server, ngram-simple": "--spec-type ngram-simple",
     "llama-server, ngram-simple of 7": f"--spec-type ngram-simple {SHORT}",
     "llama-server, ngram-map-k": "--spec-type ngram-map-k",
+}
+NGRAMS = {"method": "ngram", "prompt_lookup_min": 2}
+VLLM = {  # values of --speculative-config of vLLM; None: none
+    "vllm, one token a step": None,
+    "vllm, ngram of 7": NGRAMS | {"prompt_lookup_max": 5, "num_speculative_tokens": 7},
+    "vllm, ngram of 3": NGRAMS | {"prompt_lookup_max": 5, "num_speculative_tokens": 3},
 }
 Fields = Callable[[str | None], dict[str, Any]]
 
@@ -138,12 +148,26 @@ def llama(model: Path, log: Path, options: str, streams: int, tokens: int) -> Pe
     return Peer(Server([*command, "--cache-ram", "0", *options.split()], {}, log, lambda prompt, length: {}), gbnf)
 
 
+def choice(answer: str | None) -> dict[str, Any]:
+    """Return the fields of a request to vLLM, which knows the recommended penalty too."""
+    fields: dict[str, Any] = {} if answer is None else {"structured_outputs": {"choice": [answer]}}
+    return fields | {"repetition_penalty": 1.0}
+
+
+def vllm(model: Path, log: Path, speculation: dict[str, Any] | None, tokens: int) -> Peer:
+    """Start vLLM. speculation: None for one token a step."""
+    options = [] if speculation is None else ["--speculative-config", json.dumps(speculation)]
+    return Peer(vllm_server(HOME, model, log, PROMPT + tokens, options), choice)
+
+
 def start(name: str, model: Path, streams: int, tokens: int) -> Peer:
     """Start a server for a number of streams. tokens: of an answer, at most."""
     print(f"starting {name}", flush=True)
     log = HOME / "logs" / f"edits_{name.replace(', ', '_').replace(' ', '_')}.log"
     if name in OURS:
         return carousel(model, log, OURS[name], streams)
+    if name in VLLM:
+        return vllm(model, log, VLLM[name], tokens)
     return llama(model, log, LLAMA[name], streams, tokens)
 
 
@@ -271,32 +295,41 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Set up llama-server, measure, print and save."""
-    names = [*OURS, *LLAMA]
+    """Set up the other servers, measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=DEFAULT_MODEL.file, help="GGUF file of both servers")
     parser.add_argument("--streams", type=int, nargs="+", default=list(ROUNDS))
     parser.add_argument("--rounds", type=int, help=f"default, by the number of streams: {ROUNDS}, else 1")
     parser.add_argument("--tokens", type=int, default=TOKENS, help="of an answer, at most (default: %(default)s)")
     parser.add_argument("--own-text", action="store_true", help="a text that the model repeats by itself")
-    parser.add_argument("--peers", nargs="+", choices=names, default=names)
+    parser.add_argument("--vllm", action="store_true", help="vLLM in place of llama-server")
+    parser.add_argument("--peers", nargs="+", help="names of servers (default: all)")
     options = parser.parse_args()
+    theirs: dict[str, Any] = VLLM if options.vllm else LLAMA
+    names = options.peers or [*OURS, *theirs]
+    if unknown := set(names) - OURS.keys() - theirs.keys():
+        parser.error(f"--peers: must be of {[*OURS, *theirs]}, got {sorted(unknown)}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that SIGTERM stops the servers too
-    versions = setup_llama(HOME) if set(options.peers) & set(LLAMA) else {}
+    versions, model = {}, options.model
+    if options.vllm:
+        model = HOME / f"{options.model.stem}-bf16"
+        unpack(options.model, model)
+    if theirs.keys() & names:
+        versions = (setup_vllm if options.vllm else setup_llama)(HOME)
     text, some = TextModel.load(options.model), cases()[REPEATED if options.own_text else EDITS]
     rows: list[dict[str, Any]] = []
     for streams in options.streams:
         rounds = options.rounds or ROUNDS.get(streams, 1)
-        rows += measure_rounds(options.peers, options.model, text, some, streams, rounds, options.tokens)
+        rows += measure_rounds(names, model, text, some, streams, rounds, options.tokens)
     summary = summarise(rows)
     print(json.dumps(summary, indent=1))
     settings = {
-        "model": options.model.name,
+        "model": model.name,
         "tokens": options.tokens,
-        "llama-server": LLAMA,
+        "peers": theirs,
         "versions": versions,
     }
-    name = "peers_own_text" if options.own_text else "peers_edits"
+    name = ("peers_own_text" if options.own_text else "peers_edits") + ("_vllm" if options.vllm else "")
     print("Saved to", save(name, settings, rows, summary))
 
 

@@ -245,7 +245,7 @@ def carousel(home: Path, model: Path, log: Path, tokens: int, extra: list[str]) 
     return Server(command, {}, log, _by_tokens)
 
 
-def vllm(home: Path, model: Path, log: Path, tokens: int, extra: list[str]) -> Peer:
+def vllm(home: Path, model: Path, log: Path, tokens: int, extra: list[str]) -> Server:
     """Start vLLM's CPU back end in bfloat16, compiled by inductor, its default.
 
     Uses a thread on every core: with its defaults it was a third slower here, as it seems to reserve a core for its
