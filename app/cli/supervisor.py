@@ -19,7 +19,7 @@ import time
 from asyncio.subprocess import Process
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -44,6 +44,9 @@ ORPHAN_GRACE_SECONDS = 30.0  # for which requests of an API process that died go
 EXIT_SECONDS = 5.0  # in which an engine without API processes ends
 HEARTBEAT_POLL_SECONDS = 0.25
 LOOPBACK = "127.0.0.1"
+
+# How a process ended: its exit status, negative for a signal, or why it could not be started.
+End = int | OSError | RuntimeError
 
 
 class Supervisor:
@@ -151,27 +154,20 @@ class Supervisor:
         policy, name = RestartPolicy(), f"engine {index}"
         while not self._is_stopping():
             began = time.monotonic()
-            heartbeat = Heartbeat()
-            process = await self._start_engine(index, name, heartbeat)
-            watching = asyncio.create_task(self._watch(process, heartbeat, name))
-            status = await process.wait()
-            watching.cancel()
-            heartbeat.close()
+            end = await self._run_engine(index, name)
             if self._is_stopping():
                 return
             if self._info is None:
-                self._stop(1)  # the engine has written why it cannot be built
+                self._stop_at_start(name, end, 1)
                 return
             seconds = time.monotonic() - began
             is_healthy = seconds > MIN_HEALTHY_SECONDS
             policy.record_end(made_progress=is_healthy, had_work=True, had_culprit=False, seconds=seconds)
-            log.error("%s ended %s; another one is started", name, _ending(status))
+            log.error("%s %s; another one is started", name, _described(end))
             pause = policy.backoff_seconds
             if policy.is_exhausted:
                 if self._settings.restart_interval is None:
-                    reason = f"{MAX_FAILED_STARTS} engines in a row failed"
-                    self._logs.write_plain(f"carousel: stopping with status 1, because {reason}")
-                    self._stop(1)
+                    self._stop_because(f"{MAX_FAILED_STARTS} engines in a row failed")
                     return
                 pause = self._settings.restart_interval
             await self._pause(pause)
@@ -182,31 +178,53 @@ class Supervisor:
         has_been_ready = False
         while not self._is_stopping():
             began = time.monotonic()
-            process = await self._start_api(index, name, replaces=has_been_ready)
-            status = await process.wait()
+            end = await self._run_api(index, name, replaces=has_been_ready)
             has_been_ready = has_been_ready or index in self._apis_ready
             if self._is_stopping():
                 return
-            if (
-                status == 0 or not has_been_ready
-            ):  # drained by a request or SIGUSR1, or it has written why it cannot start
-                self._stop(status if status >= 0 else 1)
+            if end == 0 or not has_been_ready:  # 0: drained by a request or SIGUSR1
+                self._stop_at_start(name, end, end if isinstance(end, int) and end >= 0 else 1)
                 return
             seconds = time.monotonic() - began
             policy.record_end(
                 made_progress=seconds > MIN_HEALTHY_SECONDS, had_work=True, had_culprit=False, seconds=seconds
             )
-            log.error("%s ended %s; another one is started", name, _ending(status))
+            log.error("%s %s; another one is started", name, _described(end))
             if policy.is_exhausted:
-                reason = f"{MAX_FAILED_STARTS} API processes in a row failed"
-                self._logs.write_plain(f"carousel: stopping with status 1, because {reason}")
-                self._stop(1)
+                self._stop_because(f"{MAX_FAILED_STARTS} API processes in a row failed")
                 return
             await self._pause(policy.backoff_seconds)
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._until(lambda: False), seconds)
+
+    def _stop_at_start(self, name: str, end: End, status: int) -> None:
+        """Stop because of a first process. One that was started has written its reason."""
+        if not isinstance(end, int):
+            self._stop_because(f"{name} {_described(end)}")
+        self._stop(status)
+
+    def _stop_because(self, reason: str) -> None:
+        self._logs.write_plain(f"carousel: stopping with status 1, because {reason}")
+        self._stop(1)
+
+    async def _run_engine(self, index: int, name: str) -> End:
+        """Start an engine, watch it, and return its end."""
+        try:
+            heartbeat = Heartbeat()
+        except OSError as error:
+            return error
+        try:
+            process = await self._start_engine(index, name, heartbeat)
+        except (OSError, RuntimeError) as error:
+            heartbeat.close()
+            return error
+        watching = asyncio.create_task(self._watch(process, heartbeat, name))
+        status = await process.wait()
+        watching.cancel()
+        heartbeat.close()
+        return status
 
     async def _start_engine(self, index: int, name: str, heartbeat: Heartbeat) -> Process:
         settings, share = self._settings, self._shares[index]
@@ -234,6 +252,14 @@ class Supervisor:
                 name, "app.cli.supervised_engine", describe_child, (listen, heartbeat.fileno()), module_environment()
             )
 
+    async def _run_api(self, index: int, name: str, *, replaces: bool) -> End:
+        """Start an API process and return its end."""
+        try:
+            process = await self._start_api(index, name, replaces=replaces)
+        except (OSError, RuntimeError) as error:
+            return error
+        return await process.wait()
+
     async def _start_api(self, index: int, name: str, *, replaces: bool) -> Process:
         listen, internal = self._listener.sock.fileno(), self._api_sockets[index].fileno()
 
@@ -258,35 +284,45 @@ class Supervisor:
     async def _start(
         self, name: str, module: str, describe_child: Any, descriptors: tuple[int, ...], environment: dict[str, str]
     ) -> Process:
-        """Start a process with its description, and follow its reports."""
+        """Start a process with its description, and follow its reports. Raises `OSError` and `RuntimeError`,
+        if no process, thread or file descriptor is available.
+        """
         ours, theirs = os.pipe()
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            module,
-            stdin=asyncio.subprocess.PIPE,
-            pass_fds=(*descriptors, theirs),
-            env=environment,
-            start_new_session=True,  # Ctrl-C in the terminal is handled by this process
-        )
+        try:
+            await self._begin_to_follow(name, os.fdopen(ours, "rb"))
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                module,
+                stdin=asyncio.subprocess.PIPE,
+                pass_fds=(*descriptors, theirs),
+                env=environment,
+                start_new_session=True,  # Ctrl-C in the terminal is handled by this process
+            )
+        finally:
+            os.close(theirs)  # reports end with the process, or now if it was not started
         self._processes[name] = process
         assert process.stdin is not None
         with contextlib.suppress(ConnectionError):
             process.stdin.write(msgspec.msgpack.encode(describe_child(theirs)))
             await process.stdin.drain()
         process.stdin.close()
-        os.close(theirs)
+        if self._is_stopping():  # the signal came before the process
+            process.terminate()
+        return process
+
+    async def _begin_to_follow(self, name: str, pipe: BinaryIO) -> None:
         reader = asyncio.StreamReader()
-        pipe = os.fdopen(ours, "rb")
         loop = asyncio.get_running_loop()
-        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+        try:
+            await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+        except BaseException:
+            pipe.close()
+            raise
         following = asyncio.create_task(self._follow(name, reader))
         self._following.add(following)
         following.add_done_callback(self._following.discard)
         following.add_done_callback(lambda _: pipe.close())
-        if self._is_stopping():  # the signal came before the process
-            process.terminate()
-        return process
 
     async def _follow(self, name: str, reader: asyncio.StreamReader) -> None:
         async for line in reader:
@@ -329,9 +365,12 @@ def _loopback_socket() -> socket.socket:
     return sock
 
 
-def _ending(status: int) -> str:
+def _described(end: End) -> str:
+    """Return what has happened to a process, as the rest of a sentence."""
+    if not isinstance(end, int):
+        return f"could not be started: {end}"
     names = {one.value: one.name for one in signal.Signals}
-    return f"with status {status}" if status >= 0 else f"by {names.get(-status, f'signal {-status}')}"
+    return f"ended with status {end}" if end >= 0 else f"ended by {names.get(-end, f'signal {-end}')}"
 
 
 def supervise(settings: Settings, flags: Mapping[str, Any], logs: LogHandler) -> int:

@@ -155,6 +155,44 @@ def test_answers_continue_when_the_engine_is_killed(service: Server):
     wait_for_line(service.log, "engine 0 ended by SIGKILL; another one is started")
 
 
+@contextmanager
+def no_descriptors(service: Server) -> Iterator[None]:
+    """Leave a supervisor no file descriptor for another process meanwhile."""
+    supervisor = psutil.Process(service.process.pid)
+    limits = supervisor.rlimit(psutil.RLIMIT_NOFILE)
+    supervisor.rlimit(psutil.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        yield
+    finally:
+        supervisor.rlimit(psutil.RLIMIT_NOFILE, limits)
+
+
+NO_DESCRIPTORS = "could not be started: [Errno 24] Too many open files; another one is started"
+
+
+def test_answers_wait_while_no_engine_can_be_started(service: Server):
+    """The supervisor tries again, and they go on."""
+    expected = whole(service, CHAT, BODY)
+    [engine] = processes(service, "supervised_engine")
+    stream, before = begin_answer(service, CHAT, BODY, len(expected) // 3)
+    with no_descriptors(service):
+        engine.kill()
+        wait_for_line(service.log, f"engine 0 {NO_DESCRIPTORS}")
+    after = follow(service, stream, before[-1][0])
+    assert events_of([data for _, data in before] + after) == events_of(expected)
+
+
+def test_an_api_process_is_started_once_it_can_be(service: Server):
+    """Meanwhile the other one serves."""
+    victim = processes(service, "supervised_api")[0]
+    with no_descriptors(service):
+        victim.kill()
+        wait_until(lambda: any("API process" in line and NO_DESCRIPTORS in line for line in service.log))
+        assert httpx.get(f"{service.url}/livez", timeout=HANG_SECONDS).status_code == 200
+    wait_until(lambda: len(processes(service, "supervised_api")) == 2)
+    wait_until(lambda: httpx.get(f"{service.url}/health", timeout=HANG_SECONDS).status_code == 200)
+
+
 def test_a_signal_lets_answers_finish_and_leaves_no_process():
     """New requests are refused meanwhile."""
     server = Server.start(*OPTIONS)
@@ -213,6 +251,27 @@ def test_a_model_that_cannot_be_loaded_ends_the_command(tmp_path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
     assert done.returncode == 1, done.stderr
     assert sum(line.startswith("carousel: ") for line in done.stderr.splitlines()) == 1, done.stderr
+
+
+NO_PROCESSES = """
+import asyncio, errno, os, runpy, sys
+async def fail(*arguments, **options):
+    raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+asyncio.create_subprocess_exec = fail
+sys.argv = ["carousel", *sys.argv[1:]]
+runpy.run_module("app", run_name="__main__")
+"""
+
+
+def test_a_service_that_can_start_no_process_ends_with_its_reason():
+    """Once, and at once."""
+    command = [sys.executable, "-c", NO_PROCESSES, "serve", "demo", "--port", "0", *OPTIONS, "--store", "none"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
+    assert done.returncode == 1, done.stderr
+    [line] = [line for line in done.stderr.splitlines() if line.startswith("carousel: ")]
+    assert line.startswith("carousel: stopping with status 1, because ") and line.endswith(
+        " could not be started: [Errno 11] Resource temporarily unavailable"
+    )
 
 
 COLLECTING = """
