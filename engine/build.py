@@ -18,6 +18,7 @@ from engine.disk_store import open_store
 from engine.engine import Engine
 from engine.errors import ConfigError
 from engine.execution.cache import KVCache
+from engine.execution.device_slots import DeviceSlots
 from engine.execution.graphs import Capture, CudaCapture
 from engine.execution.logit_edits import LogitEdits
 from engine.execution.models import load_model
@@ -298,6 +299,8 @@ def _size_cache(config: EngineConfig, model: Model, dtype: torch.dtype, max_len:
         free, total = torch.cuda.mem_get_info(model.device)
         reserved = LogitEdits.table_bytes(config.max_num_seqs, model.vocab_size)
         reserved += STAGING_BYTES if config.swap_space else 0
+        if config.speculation == "auto" and _is_recorded(config, model.device):
+            reserved += DeviceSlots.token_bytes(config.max_num_seqs, max_len)
         pages = min(max_pages, int(free - reserved - (1.0 - config.memory_fraction) * total) // page_bytes)
     else:
         # Half of the free memory: the other half is for untouched weights, activations and other processes.
@@ -359,9 +362,13 @@ def _check_free_memory(config: EngineConfig, device: torch.device) -> None:
 
 
 def _capture(config: EngineConfig, device: torch.device) -> Capture | None:
-    """Return how steps are recorded: on a GPU as CUDA graphs, unless disabled.
+    """Return how steps are recorded: on a GPU as CUDA graphs, unless disabled."""
+    return CudaCapture(device) if _is_recorded(config, device) else None
+
+
+def _is_recorded(config: EngineConfig, device: torch.device) -> bool:
+    """Return whether steps are recorded.
 
     Torch's reference kernels read lengths from the device in the middle of a step, which cannot be recorded.
     """
-    is_recorded = device.type == "cuda" and config.kernels != "torch" and not config.enforce_eager
-    return CudaCapture(device) if is_recorded else None
+    return device.type == "cuda" and config.kernels != "torch" and not config.enforce_eager

@@ -6,6 +6,8 @@ step that only decodes therefore needs nothing from the host except the list of 
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -19,6 +21,11 @@ from kernels.reference.accept import CountedRows, append_tokens, store_tokens
 from kernels.slots import DraftRows, PromptRows, SlotTensors, as_bytes
 
 ROW_ALIGN_TOKENS = 16  # of a row of tokens, so that kernels load several at once
+
+
+def _token_table(slots: int, length: int) -> tuple[int, int]:
+    """Return the shape of a table of tokens, with a padding row."""
+    return slots + 1, -(-length // ROW_ALIGN_TOKENS) * ROW_ALIGN_TOKENS
 
 
 class DeviceSlots:
@@ -40,6 +47,11 @@ class DeviceSlots:
         )
         self.padding_slot = self.tensors.padding_slot
 
+    @staticmethod
+    def token_bytes(slots: int, max_len: int) -> int:
+        """Return the bytes of the tokens that are kept for drafts."""
+        return math.prod(_token_table(slots, max_len + 1)) * torch.int32.itemsize
+
     def _rows(self, array: np.ndarray) -> Tensor:
         """Return zeros for all slots and the padding row."""
         dtype = torch.from_numpy(array[:0]).dtype
@@ -47,9 +59,7 @@ class DeviceSlots:
 
     def _token_rows(self) -> Tensor:
         """Return zeros for the tokens of all slots and the padding row."""
-        slots, length = self._slots.tokens.shape
-        length = -(-length // ROW_ALIGN_TOKENS) * ROW_ALIGN_TOKENS
-        return torch.zeros((slots + 1, length), dtype=torch.int32, device=self._device)
+        return torch.zeros(_token_table(*self._slots.tokens.shape), dtype=torch.int32, device=self._device)
 
     def apply(self, batch: Batch) -> None:
         """Apply the batch's new pages and joins, after `SlotState.apply`."""

@@ -97,7 +97,10 @@ def test_an_unsupported_device_is_refused_by_name(name: str, monkeypatch: pytest
         _device(name)
 
 
-def test_memory_freed_after_loading_on_a_gpu_becomes_pages(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(("speculation", "expected"), [("off", 40), ("auto", 39)])
+def test_memory_freed_after_loading_on_a_gpu_becomes_pages(
+    monkeypatch: pytest.MonkeyPatch, speculation: str, expected: int
+):
     """Memory that torch's allocator caches counts as free after it is released."""
     free, total = 20 << 20, 100 << 20
 
@@ -109,9 +112,11 @@ def test_memory_freed_after_loading_on_a_gpu_becomes_pages(monkeypatch: pytest.M
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, total))
     spec = CacheSpec.uniform(layers=1, heads=1, head_dim=256)
     model = SimpleNamespace(device=torch.device("cuda", 0), cache_spec=lambda: spec, vocab_size=1 << 20)
-    config = EngineConfig(model="", page_size=1024, memory_fraction=0.9, swap_space=0.0, max_num_seqs=1)
+    sizes = {"page_size": 1024, "memory_fraction": 0.9, "swap_space": 0.0, "max_num_seqs": 1}
+    config = EngineConfig(model="", speculation=speculation, **sizes)
     pages, _ = _size_cache(config, model, torch.bfloat16, max_len=100_000)
-    assert pages == 40  # of 1 MiB each: 60 free, less a tenth of 100, less 10 for the tables of logit edits
+    # Of 1 MiB each: 60 free, less a tenth of 100, 10 for the tables of logit edits and 0.8 for the tokens of drafts.
+    assert pages == expected
 
 
 class Recording:
