@@ -46,6 +46,15 @@ class SampledRows:
         """Return some of the rows, all or none of each slot."""
         return SampledRows(self.slots[rows], self.offsets[rows], self.reads[rows], self.lookups[rows])
 
+    def without_drafts_from(self, rows: Ints) -> SampledRows:
+        """Return the rows without the drafts that rows[N] and those after them in their slots read."""
+        if not len(rows):
+            return self
+        slots, offsets = self.slots[rows], self.offsets[rows]
+        is_same = self.slots == slots[:, None]
+        is_cut = (is_same & (self.offsets >= np.maximum(offsets, 1)[:, None])).any(axis=0)
+        return replace(self, reads=np.where(is_cut, NO_DRAFT_TOKEN, self.reads))
+
     def drafts_before(self, rows: Ints) -> tuple[Ints, Ints]:
         """Return the drafts before each of rows[N]: pairs of an index in `rows` and a token."""
         index = np.repeat(np.arange(len(rows)), self.offsets[rows])

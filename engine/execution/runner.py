@@ -216,19 +216,19 @@ class ModelRunner:
             sampled[row] = token
 
     def _full_sampler_rows(
-        self, slots: list[int], masks: StepMasks | None, offsets: Ints | None = None
+        self, slots: list[int], masks: StepMasks | None, offsets: Ints | None = None, *, whole_slots: bool = True
     ) -> tuple[Ints, RowMasks | None]:
         """Return the rows of slots[R] that need the full sampler, and the masks of other rows.
 
-        offsets[R]: drafts before each row, if there are any. The full sampler reports rows without an allowed token; it
-        then samples all rows of their slots.
+        offsets[R]: drafts before each row, if there are any. The full sampler reports rows without an allowed token.
+        whole_slots: it then samples all rows of their slots.
         """
         rows = self._slots.needs_full_sampler(slots)
         if masks is None:
             return rows, None
         row_masks, empty = masks.row_masks(np.array(slots, np.int64), offsets)
         rows = np.union1d(rows, empty)
-        if len(empty) and offsets is not None:
+        if len(empty) and offsets is not None and whole_slots:
             slot_ids = np.array(slots, np.int64)
             rows = np.flatnonzero(np.isin(slot_ids, slot_ids[rows]))
         if len(rows):
@@ -325,9 +325,16 @@ class ModelRunner:
             shape = self._find_recording(graphs, sampled, prompts, drafted)
         if shape is None:
             return batch, None
-        rows, row_masks = self._full_sampler_rows(slots, masks, drafted.offsets if drafted is not None else None)
-        replayed = graphs.run(shape, sampled, prompts, row_masks, drafted)
-        tokens = replayed.tokens
+        if drafted is None:
+            rows, row_masks = self._full_sampler_rows(slots, masks)
+            replayed = graphs.run(shape, sampled, prompts, row_masks)
+            tokens = replayed.tokens
+        else:  # drafts end where no token is allowed, so that their slots advance by those that are
+            needed, row_masks = self._full_sampler_rows(slots, masks, drafted.offsets, whole_slots=False)
+            drafted = drafted.without_drafts_from(needed)
+            replayed = graphs.run(shape, sampled, prompts, row_masks, drafted)
+            rows, behind = needed[drafted.offsets[needed] == 0], needed[drafted.offsets[needed] > 0]
+            tokens = replayed.tokens.without(behind)
         if len(rows):
             (row_index,) = to_device((rows,), self._model.device)
             logits = self._model.compute_logits(replayed.hidden[row_index])

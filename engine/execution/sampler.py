@@ -7,7 +7,7 @@ own output (vLLM's `raw_logprobs`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from engine.execution.slots import Ints, SlotState
 from engine.execution.token_masks import AllowedTokens
 from engine.execution.transfer import to_device
 from engine.scheduling.batch import Join, Sampled
+from engine.scheduling.constraint import NO_TOKEN_ALLOWED
 from engine.types import Alternative
 from kernels.interface import Kernels
 from kernels.reference.accept import CountedRows, count_rows
@@ -134,6 +135,13 @@ class SampledTokens:
         return SampledTokens(
             self.slots, ids, other.log_probs, tuple((int(rows[row]), count) for row, count in other.logprob_rows)
         )
+
+    def without(self, rows: Ints) -> SampledTokens:
+        """Return a copy with `NO_TOKEN_ALLOWED` in rows[N]."""
+        if not len(rows):
+            return self
+        (row_index,) = to_device((rows,), self.token_ids.device)
+        return replace(self, token_ids=self.token_ids.index_fill(0, row_index, NO_TOKEN_ALLOWED))
 
     def read(self, tensors: Sequence[Tensor]) -> tuple[Sampled, ...]:
         """Return the tokens, given `tensors` copied to the host."""

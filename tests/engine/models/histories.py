@@ -55,7 +55,7 @@ class Slot:
 
 
 class RandomMask:
-    """Constraint of the next tokens: a random set for each, that of the first one sometimes empty."""
+    """Constraint of the next tokens: a random set for each, sometimes empty."""
 
     is_active, is_ready, failure, drafts = True, True, None, NO_DRAFTS
 
@@ -72,7 +72,7 @@ class RandomMask:
     def later(self, count: int) -> RandomMask:
         """Return the constraint after `count` tokens."""
         while len(self._masks) <= count:
-            self._masks.append(self._mask(self._rng.choice((0.3, 0.5, 1.0))))
+            self._masks.append(self._mask(self._rng.choice((0.0, 0.3, 0.5, 1.0))))
         other = copy.copy(self)
         other._masks = self._masks[count:]
         return other

@@ -137,10 +137,10 @@ def decode(runner: ModelRunner, slot: int, mask: RandomMask | None = None, count
 
 
 def guess(rng: random.Random, text: list[int], count: int) -> tuple[int, ...]:
-    """Return drafts that are right, wrong, or right with a probability of 0.9; none has a row with NaN."""
+    """Return drafts that are right, wrong, or right with a probability of 0.9; none fails or has a row with NaN."""
     share = rng.choice((0.0, 0.9, 1.0, 1.0))
     right = [*text, *[-1] * count][:count]
-    is_wrong = [token in (-1, NAN_TOKEN) or rng.random() >= share for token in right]
+    is_wrong = [token < 0 or token == NAN_TOKEN or rng.random() >= share for token in right]
     return tuple(rng.choice(WRONG_TOKENS) if wrong else token for token, wrong in zip(right, is_wrong, strict=True))
 
 
@@ -348,6 +348,28 @@ def test_a_row_of_a_draft_without_an_allowed_token_does_not_count(checkpoints, m
     assert outcome.sampled == (Sampled(text[1]),) and not outcome.further
     assert int(runner._slots.lengths[0]) == 12 and int(runner._last_tokens[0]) == text[1]
     assert decode(runner, 0, mask, 1).token_id == NO_TOKEN_ALLOWED
+
+
+@pytest.mark.parametrize("empty", [0, 1, 2])
+def test_drafts_of_a_recorded_step_end_where_no_token_is_allowed(checkpoints, empty: int):
+    """On the device as for the host. The rows before have their masks."""
+    model = checkpoints["llama"].load()
+    text = text_of(make_runner(model, ReferenceKernels(), torch.float32), 4)
+    runner = make_runner(model, ReferenceKernels(), torch.float32, lambda step: step)
+    runner.record(lambda *_: None)
+    mask = RandomMask(random.Random(0))
+    only = [np.zeros_like(mask.words) for _ in range(4)]
+    for words, token in zip(only, text[1:], strict=False):
+        words.view(np.uint32)[token // 32] = 1 << token % 32
+    mask._masks = [np.zeros_like(words) if index == empty else words for index, words in enumerate(only)]
+    runner.launch(START)()
+    outcome = runner.launch(with_drafts(tuple(text[1:4]), constraints=((0, mask),)))()
+    tokens = [token.token_id for token in (*outcome.sampled, *outcome.further.get(0, ()))]
+    assert tokens == (text[1 : 1 + empty] or [NO_TOKEN_ALLOWED])
+    assert int(runner._slots.lengths[0]) == int(runner._graphs.slots.tensors.lengths[0]) == 11 + len(tokens)
+    assert int(runner._last_tokens[0]) == max(0, tokens[-1])
+    if empty:
+        assert decode(runner, 0, mask, empty).token_id == NO_TOKEN_ALLOWED
 
 
 @PATHS
