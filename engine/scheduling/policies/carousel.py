@@ -269,8 +269,10 @@ class Carousel(StepSharing):
                 state.guaranteed_tokens_left -= 1
 
     def host_time_spent(self, sequence: Sequence, seconds: float) -> None:
-        """Charge the tokens that a step of one row would have generated in that time."""
-        if self.step_time_model.single_row_seconds:
+        """Charge the tokens that a step of one row would have generated in that time. A sequence that was never queued
+        has no account yet.
+        """
+        if sequence.policy_state is not None and self.step_time_model.single_row_seconds:
             tokens = seconds / self.step_time_model.single_row_seconds
             state_of(sequence).account.charge(OUTPUT_WEIGHT * tokens)
 

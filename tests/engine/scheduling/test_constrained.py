@@ -111,6 +111,35 @@ def test_masks_count_as_service_of_their_tenant(history: Constrained):
     history.end()
 
 
+class EachConstrained(Constrained):
+    """A history in which each choice has a constraint, whose masks have taken some time."""
+
+    def constraints(self, request: Request) -> dict[int, FakeConstraint]:
+        constraints = {choice: FakeConstraint() for choice in range(request.n)}
+        for constraint in constraints.values():
+            constraint.seconds = STEP_SECONDS
+        return constraints
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+@pytest.mark.parametrize("is_submitted_paused", [False, True])
+def test_a_choice_that_was_never_queued_can_end(steps: int, is_submitted_paused: bool):
+    """It waits for the prompt, or its request is paused before that is computed."""
+    history = EachConstrained(slots=4, pages=32)
+    other = history.arrive([7, 8], 9)
+    history.step()
+    name = history.arrive([5, 6], 9, n=3, is_paused=is_submitted_paused)
+    history.may_be_truncated.add((name, 1))
+    history.engine.abort(name, 1)
+    if not is_submitted_paused:
+        history.engine.change(name, is_paused=True, service_class=ServiceClass.STANDARD)
+    for _ in range(steps):
+        history.step()
+    history.abort(name)
+    history.end()
+    assert len(history.texts[other, 0]) == 9
+
+
 def test_the_failure_of_a_constraint_ends_its_request_with_its_code(history: Constrained):
     """The row has no allowed token, so the runner reports none."""
     name, constraint = arrive_constrained(history)
