@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 MAX_LEADING_BYTES = 256  # of white space before a reasoning block
 MAX_DRAFT_SECONDS = 0.001  # processor time for the masks after drafts; one more than that ends them
+FIRST_PAUSE = 256  # masks of a grammar without drafts after a dear one; doubled after each further one
 
 
 class _Mask(enum.Enum):
@@ -32,13 +33,28 @@ class _Mask(enum.Enum):
 
 
 class Grammar:
-    """Compiled grammar, and whether masks of its texts have taken long lately."""
+    """Compiled grammar, and whether masks of its texts have taken long lately.
+
+    A text may never enter the part of a grammar that is dear, so that only masks after drafts take long, which end no
+    answer: their number is bounded for all texts of the grammar.
+    """
 
     def __init__(self, matcher: LLMatcher, tokenizer: GrammarTokenizer) -> None:
         """matcher: at the beginning; it is never advanced."""
         self.matcher = matcher
         self.tokenizer = tokenizer
         self.is_slow = False
+        self._next_pause = FIRST_PAUSE
+        self._pause = 0  # masks until the next drafts
+
+    def can_draft(self) -> bool:
+        """Return whether drafts may follow a mask, which is counted."""
+        self._pause = max(0, self._pause - 1)
+        return not self._pause
+
+    def pause_drafts(self) -> None:
+        """Pause after drafts whose masks have taken long, each time twice as long."""
+        self._pause, self._next_pause = self._next_pause, 2 * self._next_pause
 
 
 class GrammarConstraint:
@@ -132,10 +148,11 @@ class GrammarConstraint:
         self._drafts = NO_DRAFTS
         if self._failure is not None:
             self._words[:] = 0
-        elif self._limit and self._can_draft and not self.is_slow:
+        elif self._limit and self._can_draft and not self.is_slow and self._grammar.can_draft():
             began = time.thread_time()
             self._draft(began + MAX_DRAFT_SECONDS)
-            self._costs.add_drafts(time.thread_time() - began)
+            if self._costs.add_drafts(time.thread_time() - began, MAX_DRAFT_SECONDS):
+                self._grammar.pause_drafts()
         self._state = _Mask.READY
 
     def write_masks(self, address: int, size: int, count: int = 1) -> None:

@@ -64,9 +64,14 @@ class MaskCosts:
         self._peaks += seconds > self._limits.peak_seconds
         self._unread += seconds
 
-    def add_drafts(self, seconds: float) -> None:
-        """Count the masks after drafts, which are charged for, and no reason to end the answer."""
+    def add_drafts(self, seconds: float, most: float) -> bool:
+        """Count the masks after drafts, which are charged for, and no reason to end the answer.
+
+        most: seconds after which no further one was begun. Returns whether the last one must have taken longer than the
+        mean may be.
+        """
         self._unread += seconds
+        return seconds > most + self._limits.mean_seconds
 
     @property
     def is_slow(self) -> bool:

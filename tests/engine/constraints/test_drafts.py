@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.constraints import constraint as constraint_module
-from engine.constraints.constraint import Grammar, GrammarConstraint, ReasoningConstraint
+from engine.constraints.constraint import FIRST_PAUSE, Grammar, GrammarConstraint, ReasoningConstraint
 from engine.constraints.forced import forced_token
 from engine.constraints.grammars import GrammarTokenizer
 from engine.constraints.mask_threads import MaskThreads
@@ -92,6 +92,46 @@ def test_masks_after_drafts_are_those_of_the_text(grammar: str, rng: random.Rand
         plain.consume(chosen)
         drafted.consume(chosen)
     assert drafted.failure == plain.failure
+
+
+class ThreadClock:
+    """Processor time of masks after drafts, each of which takes 50 ms; others take none."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        compute = GrammarConstraint._compute_mask
+
+        def compute_slowly(constraint: GrammarConstraint, index: int) -> None:
+            compute(constraint, index)
+            self.now += 0.05 if index else 0.0
+
+        monkeypatch.setattr(GrammarConstraint, "_compute_mask", compute_slowly)
+        monkeypatch.setattr(constraint_module, "time", self)
+
+    def thread_time(self) -> float:
+        return self.now
+
+
+def test_dear_masks_after_drafts_pause_the_drafts_of_their_grammar(monkeypatch: pytest.MonkeyPatch):
+    """For all texts of it, each time twice as long. No text ends because of them."""
+    ThreadClock(monkeypatch)
+    grammar = Grammar(TOKENIZER.compile("start: /[a-z]*/"), TOKENIZER)
+
+    def has_drafts() -> bool:
+        constraint = GrammarConstraint(grammar, THREADS)
+        constraint.prepare_mask((1 + ord("a"),), 1)
+        wait(constraint)
+        assert constraint.failure is None
+        return bool(constraint.drafts.tokens)
+
+    def masks_until_drafts() -> int:
+        masks = 1
+        while not has_drafts():
+            masks += 1
+        return masks
+
+    assert has_drafts()
+    assert [masks_until_drafts() for _ in range(2)] == [FIRST_PAUSE, 2 * FIRST_PAUSE]
 
 
 def test_forced_texts_are_drafted_without_a_proposal():
