@@ -41,6 +41,8 @@ MAX_GRAMMAR_CHARACTERS = 1 << 20  # some 500,000 of a schema
 MAX_CACHED_SCHEMA_CHARACTERS = 1 << 17  # of an answer whose grammar is kept
 # Per token of the context, in the longest text that /tokenize accepts, and in a prediction, of which the rest is cut.
 CHARACTERS_PER_TOKEN = 16
+# Of a prediction, tokenized at once: its tokens, up to four for each, are created with the interpreter lock held.
+PREDICTION_CHARACTERS = 1 << 15
 MAX_TRUNCATIONS = 16  # attempts to make a conversation fit
 ANSWER_SHARE = 8  # one part in so many of the context is left for the answer to a truncated conversation, or max_tokens
 CPU_SHARE = min(0.5, 0.05 * num_cores())  # share of a core for large bodies, and for texts of /tokenize and /detokenize
@@ -126,10 +128,21 @@ class Prompts:
         prompt = await self._prepare_prompt(request, caller)
         if not request.prediction:
             return prompt
-        most = self.model().max_model_len
-        text = request.prediction[: CHARACTERS_PER_TOKEN * most]
-        ids = await self.tokenize_queue.encode(text, caller, add_special_tokens=False)
-        return replace(prompt, prediction=tuple(ids[:most]))
+        return replace(prompt, prediction=await self._encode_prediction(request.prediction, caller))
+
+    async def _encode_prediction(self, text: str, caller: Caller) -> tuple[int, ...]:
+        """Return the first tokens of a prediction, as many as the context has.
+
+        Between two parts a token may differ from that of the whole text, which is a wrong draft.
+        """
+        most, ids = self.model().max_model_len, list[int]()
+        text = text[: CHARACTERS_PER_TOKEN * most]
+        for begin in range(0, len(text), PREDICTION_CHARACTERS):
+            part = text[begin : begin + PREDICTION_CHARACTERS]
+            ids += await self.tokenize_queue.encode(part, caller, add_special_tokens=False)
+            if len(ids) >= most:
+                break
+        return tuple(ids[:most])
 
     async def _prepare_prompt(self, request: GenerationRequest, caller: Caller) -> PreparedPrompt:
         prompt = request.prompt

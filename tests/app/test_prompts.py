@@ -10,7 +10,7 @@ from app.admission.thread_queue import NO_CALLER
 from app.errors import ApiError
 from app.generation.request import ChatPrompt, GenerationRequest
 from app.http.json_body import MAX_INLINE_BYTES
-from app.prompts import CHARACTERS_PER_TOKEN, Prompts, opens_reasoning
+from app.prompts import CHARACTERS_PER_TOKEN, PREDICTION_CHARACTERS, Prompts, opens_reasoning
 from app.text.text_model import TextModel
 from app.text.tools.definitions import Tool, ToolUse
 from app.text.tools.formats import format_by_name
@@ -131,3 +131,17 @@ async def test_a_prediction_is_cut_to_the_context_and_no_part_of_the_prompt(prom
         prepared = await prompts.prepare(request, NO_CALLER)
         assert prepared.prediction == tuple(ids) and prepared.ids == plain.ids
     assert max(map(len, encoded)) == CHARACTERS_PER_TOKEN * 100
+
+
+async def test_a_long_prediction_is_tokenized_in_parts_until_the_context_is_full():
+    """Each part has few tokens, and a text of long tokens ends early, too."""
+    text = byte_level()
+    size = 2 * PREDICTION_CHARACTERS + 5
+    prompts, encoded = Prompts(text, lambda: model_info(size, 1, 1, max_model_len=size)), []
+    encode = text.encode
+    text.encode = lambda read, **more: encoded.append(len(read)) or encode(read, **more)
+    for prediction, parts in (("é" * size, 2), ("e" * 2 * size, 3), ("abc", 1)):
+        encoded.clear()
+        request = GenerationRequest(prompt=[1, 2], sampling={}, prediction=prediction)
+        assert (await prompts.prepare(request, NO_CALLER)).prediction == tuple(encode(prediction)[:size])
+        assert len(encoded) == parts and max(encoded) <= PREDICTION_CHARACTERS
